@@ -1,0 +1,54 @@
+"""jaxfl: federated learning as pure functions, and what its messages give away."""
+
+from jaxfl.clients import ClientData, one_client, stack_clients
+from jaxfl.evaluation import Evaluation, evaluate
+from jaxfl.federated import Federated, Record, Server, ServerState, honest_server, isolating_server, simulate
+from jaxfl.models import (
+    Model,
+    binary_cross_entropy,
+    cross_entropy,
+    from_flax,
+    lenet,
+    linear,
+    logistic,
+    mean_loss,
+    mlp,
+    squared_error,
+    trunk_cnn,
+)
+from jaxfl.training import LocalTraining, local_update
+from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregates",
+    "AnonymousMessages",
+    "ClientData",
+    "Evaluation",
+    "Federated",
+    "LocalTraining",
+    "Messages",
+    "Model",
+    "Record",
+    "Server",
+    "ServerState",
+    "Transcript",
+    "binary_cross_entropy",
+    "cross_entropy",
+    "evaluate",
+    "from_flax",
+    "honest_server",
+    "isolating_server",
+    "lenet",
+    "linear",
+    "local_update",
+    "logistic",
+    "mean_loss",
+    "mlp",
+    "one_client",
+    "simulate",
+    "squared_error",
+    "stack_clients",
+    "trunk_cnn",
+]

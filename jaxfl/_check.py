@@ -1,0 +1,78 @@
+"""Validation at the public boundary: each check raises one line naming the argument, its value and the mend.
+
+Traced arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data, not an exception.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def is_traced(*arrays: Any) -> bool:
+    """True if any leaf of `arrays` is a tracer, so that its value cannot be looked at."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays))
+
+
+def positive_integer(**named: Any) -> None:
+    """Raise `ValueError` unless every named value is an integer of at least 1."""
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+
+
+def one_of(options: Sequence[str], **named: Any) -> None:
+    """Raise `ValueError` unless every named value is among `options`."""
+    for name, value in named.items():
+        if value not in options:
+            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, options))}")
+
+
+def shape(expected: tuple[int | None, ...], **named: Any) -> None:
+    """Raise `ValueError` unless every named array has the expected shape (None: any length)."""
+    for name, array in named.items():
+        actual = np.shape(array)
+        if len(actual) != len(expected) or any(e is not None and e != a for e, a in zip(expected, actual, strict=True)):
+            wanted = "(" + ", ".join("any" if e is None else str(e) for e in expected) + ")"
+            raise ValueError(f"{name} has shape {actual}; it must have shape {wanted}")
+
+
+def finite(where: Any = None, **named: Any) -> None:
+    """Raise `ValueError` if a named array holds NaN or infinity (in the rows that `where` selects)."""
+    for name, array in named.items():
+        if is_traced(array, where):
+            continue
+        values = np.asarray(array)
+        bad = ~np.isfinite(values)
+        if where is not None:
+            bad &= np.asarray(where).reshape(np.shape(where) + (1,) * (values.ndim - np.ndim(where)))
+        if bad.any():
+            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"{name} holds {int(bad.sum())} values that are not finite (the first, {values[place]}, at {place}); "
+                "remove or impute them"
+            )
+
+
+def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
+    """Raise `ValueError` if an integer label lies outside `0..classes-1` (in the rows that `where` selects)."""
+    if is_traced(y, where):
+        return
+    values = np.asarray(y)
+    bad = (values < 0) | (values >= classes)
+    if where is not None:
+        bad &= np.asarray(where)
+    if bad.any():
+        raise ValueError(f"{name} holds the label {values[bad][0]}; labels must lie in 0..{classes - 1}")
+
+
+def distribution(length: int, **named: Any) -> None:
+    """Raise `ValueError` unless every named array is a probability vector of that length."""
+    for name, array in named.items():
+        shape((length,), **{name: array})
+        if is_traced(array):
+            continue
+        values = np.asarray(array, np.float64)
+        if not np.isfinite(values).all() or (values < 0).any() or abs(values.sum() - 1) > 1e-4:
+            raise ValueError(f"{name}={values.tolist()} must be non-negative and sum to 1; it sums to {values.sum():g}")

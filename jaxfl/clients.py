@@ -1,0 +1,131 @@
+"""The data of clients: stacked arrays with a mask, so that ragged clients run in one compiled program."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import _check
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClientData:
+    """Records of one client, or of several with a leading axis on every field.
+
+    Attributes:
+      x: inputs `[clients, records, ...]`.
+      y: labels `[clients, records, ...]`, integers for classification.
+      mask: `[clients, records]`, False for padding. Padding rows may hold anything, NaN included.
+      id: `[clients]` integers. A client's randomness is derived from its id, so its results do not depend on its place
+        in the arrays nor on who runs beside it.
+    """
+
+    x: Array
+    y: Array
+    mask: Array
+    id: Array
+
+    @property
+    def sizes(self) -> Array:
+        """Number of records per client `[clients]` (padding not counted)."""
+        return self.mask.sum(-1)
+
+    def client(self, index: int) -> "ClientData":
+        """The client at place `index`, without the leading axis."""
+        return jax.tree.map(lambda a: a[index], self)
+
+    def take(self, indices: Any) -> "ClientData":
+        """The clients at the places `indices`, an integer array `[n]` (may be traced)."""
+        return jax.tree.map(lambda a: a[indices], self)
+
+
+def one_client(x: Any, y: Any, id: int = 0) -> ClientData:  # noqa: A002 - the field's name
+    """`ClientData` without client axis from arrays `x [records, ...]` and `y [records, ...]`.
+
+    Raises:
+      ValueError: if the lengths differ, there is no record, or an input is not finite.
+    """
+    x, y = _features(x), jnp.asarray(y)
+    _check_records("x", "y", x, y)
+    return ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(id))
+
+
+def stack_clients(records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None = None) -> ClientData:
+    """Stack clients of any sizes, padding with zeros to the largest.
+
+    Args:
+      records: one `(x [records, ...], y [records, ...])` per client.
+      ids: one integer per client, distinct; by default 0, 1, 2, ...
+
+    Returns:
+      `ClientData` with a leading client axis.
+
+    Raises:
+      ValueError: if there is no client, a client is empty, lengths or record shapes differ, an input is not finite, or
+        ids repeat.
+    """
+    if not records:
+        raise ValueError("records=[] has no client; give at least one (x, y) pair")
+    ids = range(len(records)) if ids is None else ids
+    if len(set(ids)) != len(records):
+        raise ValueError(f"ids={list(ids)} must be {len(records)} distinct integers, one per client")
+    pairs = [(np.asarray(_features(x)), np.asarray(y)) for x, y in records]
+    for c, (x, y) in enumerate(pairs):
+        _check_records(f"records[{c}][0]", f"records[{c}][1]", x, y)
+        if x.shape[1:] != pairs[0][0].shape[1:]:
+            raise ValueError(f"records[{c}][0] has records of shape {x.shape[1:]}; client 0 has {pairs[0][0].shape[1:]}")
+    longest = max(len(x) for x, _ in pairs)
+
+    def pad(a: np.ndarray) -> np.ndarray:
+        return np.pad(a, [(0, longest - len(a))] + [(0, 0)] * (a.ndim - 1))
+
+    return ClientData(
+        jnp.stack([pad(x) for x, _ in pairs]),
+        jnp.stack([pad(y) for _, y in pairs]),
+        jnp.stack([np.arange(longest) < len(x) for x, _ in pairs]),
+        jnp.asarray(list(ids)),
+    )
+
+
+def _features(x: Any) -> Any:
+    """Inputs as floats: integers would silently lose the relaxed values that attacks write."""
+    return x if isinstance(x, jax.core.Tracer) or jnp.issubdtype(np.asarray(x).dtype, jnp.floating) else np.asarray(x, np.float32)
+
+
+def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
+    if x.ndim < 1 or len(x) == 0:
+        raise ValueError(f"{x_name} has shape {x.shape}, no records; a client needs at least one (drop empty clients)")
+    if y.ndim < 1 or len(y) != len(x):
+        raise ValueError(f"{y_name} has shape {y.shape}; it needs one label for each of the {len(x)} records of {x_name}")
+    _check.finite(**{x_name: x})
+
+
+def check_clients(clients: ClientData, classes: int | None, batch_size: int | None) -> None:
+    """Raise `ValueError` on clients that cannot be trained: wrong shapes, empty clients, inputs that are not finite,
+    labels outside the classes, or a batch larger than the largest client. Traced values pass unseen."""
+    count = np.shape(clients.mask)
+    if len(count) != 2:
+        raise ValueError(f"clients.mask has shape {count}; it must be [clients, records] (see stack_clients)")
+    for name in ("x", "y"):
+        if np.shape(getattr(clients, name))[:2] != count:
+            raise ValueError(f"clients.{name} has shape {np.shape(getattr(clients, name))}; it must begin with {count}, as mask does")
+    _check.shape(count[:1], **{"clients.id": clients.id})
+    if _check.is_traced(clients):
+        return
+    sizes = np.asarray(clients.sizes)
+    if (sizes == 0).any():
+        raise ValueError(f"clients.mask leaves client {int(np.argmin(sizes))} without records; drop empty clients")
+    if batch_size is not None and batch_size > sizes.max():
+        raise ValueError(
+            f"batch_size={batch_size} is larger than every client (largest: {sizes.max()} records); "
+            "use batch_size=None for full batches"
+        )
+    _check.finite(where=clients.mask, **{"clients.x": clients.x})
+    if classes is not None and np.ndim(clients.y) == 2:
+        _check.labels(clients.y, classes, where=clients.mask, name="clients.y")

@@ -1,0 +1,42 @@
+"""Loss and accuracy of a model on a set of records."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.clients import ClientData
+from jaxfl.models import Model, zero_rows
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Attributes:
+    loss: mean loss over the records.
+    accuracy: fraction of records classified correctly; NaN for regression.
+    """
+
+    loss: Array
+    accuracy: Array
+
+
+def evaluate(model: Model, params: Any, data: ClientData) -> Evaluation:
+    """Loss and accuracy of one model on one client's (or any) records; `vmap` it over models or clients.
+
+    Args:
+      model: the model (static).
+      params: its parameters.
+      data: `x [records, ...]`, `y [records]`, `mask [records]`.
+    """
+    count = jnp.maximum(data.mask.sum(), 1)
+    x, y = zero_rows(data.x, data.mask), zero_rows(data.y, data.mask)
+    outputs = model.apply(params, x, mask=data.mask)
+    loss = jnp.where(data.mask, model.loss(outputs, y), 0).sum() / count
+    if model.classes is None:
+        return Evaluation(loss, jnp.full_like(loss, jnp.nan))
+    predicted = outputs.argmax(-1) if outputs.shape[-1] > 1 else outputs[..., 0] > 0
+    return Evaluation(loss, (data.mask & (predicted == y)).sum() / count)

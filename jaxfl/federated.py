@@ -1,0 +1,328 @@
+"""FedAvg as one compiled program: a scan over rounds, clients in parallel inside it, any server around it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl import _check
+from jaxfl.clients import ClientData, check_clients
+from jaxfl.evaluation import Evaluation, evaluate
+from jaxfl.models import Model
+from jaxfl.training import LocalTraining, local_update
+from jaxfl.transcript import Transcript
+
+Array = jax.Array
+Strategy = Literal["vmap", "map"] | int
+
+
+class ServerState(NamedTuple):
+    """Attributes:
+    params: the global model.
+    optimizer: state of the server's optimiser.
+    private: whatever else this server remembers.
+    """
+
+    params: Any
+    optimizer: Any
+    private: Any = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What the server does in a round. An active adversary is a server of one's own.
+
+    Attributes:
+      init: `init(params) -> ServerState`.
+      send: `send(state, client_id) -> params`, the model that this client receives.
+      receive: `receive(state, returned [participants, ...], sizes [participants], ids [participants]) -> ServerState`.
+      personal: True if clients may receive different models; then transcripts keep what each of them received.
+    """
+
+    init: Callable[[Any], ServerState]
+    send: Callable[[ServerState, Array], Any]
+    receive: Callable[[ServerState, Any, Array, Array], ServerState]
+    personal: bool = False
+
+
+@functools.cache
+def honest_server(
+    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd, learning_rate: float = 1.0, by_size: bool = True
+) -> Server:
+    """FedAvg (McMahan et al. 2017): everyone receives the global model, the server steps along the mean pseudo-gradient.
+
+    Args:
+      optimizer: `optimizer(learning_rate)` is the server's optax transformation; SGD with rate 1 is plain FedAvg.
+      learning_rate: the server's step size.
+      by_size: weight clients by their number of records; otherwise equally.
+    """
+    transformation = optimizer(learning_rate)
+
+    def init(params: Any) -> ServerState:
+        return ServerState(params, transformation.init(params))
+
+    def send(state: ServerState, client_id: Array) -> Any:
+        return state.params
+
+    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        weights = sizes.astype(jnp.float32) if by_size else (sizes > 0).astype(jnp.float32)
+        total = weights.sum()
+
+        def pseudo_gradient(received: Array, models: Array) -> Array:
+            mean = jnp.tensordot(weights.astype(models.dtype), models, 1) / jnp.maximum(total, 1e-12).astype(models.dtype)
+            return jnp.where(total > 0, received - mean, 0)
+
+        updates, optimizer_state = transformation.update(
+            jax.tree.map(pseudo_gradient, state.params, returned), state.optimizer, state.params
+        )
+        return ServerState(optax.apply_updates(state.params, updates), optimizer_state, state.private)
+
+    return Server(init, send, receive)
+
+
+@functools.cache
+def isolating_server(victim: int, server: Server | None = None) -> Server:
+    """An active adversary that trains the victim apart: it gets its own model back in every round, the others run FedAvg
+    among themselves (paper 000, section 3.1, "isolate").
+
+    Args:
+      victim: id of the isolated client.
+      server: how the others are aggregated; `honest_server()` by default.
+    """
+    others = server or honest_server()
+
+    def init(params: Any) -> ServerState:
+        return others.init(params)._replace(private=params)
+
+    def send(state: ServerState, client_id: Array) -> Any:
+        return jax.tree.map(lambda own, shared: jnp.where(client_id == victim, own, shared), state.private, state.params)
+
+    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        is_victim = ids == victim
+        own = jax.tree.map(
+            lambda models, kept: jnp.where(is_victim.any(), models[jnp.argmax(is_victim)], kept), returned, state.private
+        )
+        return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(private=own)
+
+    return Server(init, send, receive, personal=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a transcript keeps; nothing else is held in memory (static).
+
+    Attributes:
+      clients: ids of the clients whose messages are kept, or "all".
+      rounds: the rounds kept (0-based), or None for all.
+      sums: keep the sum of the participants' pseudo-gradients, all that secure aggregation shows.
+    """
+
+    clients: tuple[int, ...] | Literal["all"] = "all"
+    rounds: tuple[int, ...] | None = None
+    sums: bool = False
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Federated:
+    """Settings of a federated run.
+
+    Attributes:
+      rounds: communication rounds (static).
+      training: what a client does in a round; its numbers are traced.
+      clients_per_round: participants drawn without replacement in each round, or None for all (static).
+      strategy: how clients run (static): "vmap" at once, "map" one after the other, an integer in chunks of that many;
+        None picks "map" on CPU, where batching per-client weights costs time, and "vmap" on accelerators. It changes
+        nothing but speed and memory. For several devices, place the clients' arrays sharded along their first axis.
+      record: what the transcript keeps (static).
+    """
+
+    rounds: int = dataclasses.field(default=1, metadata={"static": True})
+    training: LocalTraining = LocalTraining()
+    clients_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
+    strategy: Strategy | None = dataclasses.field(default=None, metadata={"static": True})
+    record: Record = dataclasses.field(default=Record(), metadata={"static": True})
+
+    def check(self, clients: ClientData) -> None:
+        """Raise `ValueError` on settings that these clients cannot run."""
+        _check.positive_integer(rounds=self.rounds)
+        self.training.check()
+        count = len(clients.mask)
+        if self.clients_per_round is not None:
+            _check.positive_integer(clients_per_round=self.clients_per_round)
+            if self.clients_per_round > count:
+                raise ValueError(f"clients_per_round={self.clients_per_round} exceeds the {count} clients")
+        if self.strategy not in (None, "vmap", "map"):
+            _check.positive_integer(strategy=self.strategy)
+        outside = [t for t in self.record.rounds or () if not 0 <= t < self.rounds]
+        if outside:
+            raise ValueError(f"record.rounds={self.record.rounds} names round {outside[0]}; rounds run from 0 to {self.rounds - 1}")
+        if self.record.clients != "all" and not _check.is_traced(clients.id):
+            unknown = set(self.record.clients) - set(np.asarray(clients.id).tolist())
+            if unknown:
+                raise ValueError(f"record.clients={self.record.clients} names client {unknown.pop()}, which is not among the clients")
+
+
+def simulate(
+    model: Model,
+    params: Any,
+    clients: ClientData,
+    key: Array,
+    federated: Federated,
+    *,
+    server: Server | None = None,
+    test: ClientData | None = None,
+) -> Transcript:
+    """Run federated training.
+
+    Differentiable in every traced argument; each round is a `jax.checkpoint`, so the memory of a gradient grows by one
+    set of parameters per round, not by the activations.
+
+    Args:
+      model: the model (static).
+      params: the initial global model.
+      clients: data with a leading client axis.
+      key: client c draws from `fold_in(round_key, id of c)`: its stream does not depend on the other clients.
+      federated: settings; see `Federated`.
+      server: see `Server` (static); `honest_server()` by default.
+      test: records without client axis on which the global model is evaluated after every round.
+
+    Returns:
+      A `Transcript` with what `federated.record` asked for.
+
+    Raises:
+      ValueError: on bad shapes, values or settings, naming the argument. Traced values are not looked at.
+    """
+    federated.check(clients)
+    check_clients(clients, model.classes, federated.training.batch_size)
+    strategy = federated.strategy or ("map" if jax.default_backend() == "cpu" else "vmap")
+    # Arrays of one dtype: a Python float and an array would compile twice.
+    training = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), federated.training)
+    federated = dataclasses.replace(federated, strategy=strategy, training=training)
+    return _simulate(model, server or honest_server(), params, clients, key, federated, test)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "server"))
+def _simulate(
+    model: Model, server: Server, params: Any, clients: ClientData, key: Array, federated: Federated, test: ClientData | None
+) -> Transcript:
+    record = federated.record
+    kept_ids = clients.id if record.clients == "all" else jnp.asarray(record.clients)
+    kept_rounds = tuple(range(federated.rounds)) if record.rounds is None else record.rounds
+
+    @jax.checkpoint
+    def round_(state: ServerState, t: Array) -> tuple[ServerState, Any, Any]:
+        client_key, selection_key = jax.random.split(jax.random.fold_in(key, t))
+        present, cohort = _participants(selection_key, clients, federated.clients_per_round)
+        received, returned = _train(model, server, state, cohort, client_key, federated)
+        sums = _sums(received, returned, server.personal) if record.sums else None
+        message = (*_messages(server, state, returned, cohort.id, kept_ids), sums)
+        state = server.receive(state, returned, cohort.sizes, cohort.id)
+        return state, message, (present, None if test is None else evaluate(model, state.params, test))
+
+    state, messages, (participation, evaluation) = _scan_rounds(round_, server.init(params), federated.rounds, kept_rounds)
+    received, returned, sums = messages
+    return Transcript(
+        params=state.params,
+        received=received,
+        returned=returned,
+        clients=kept_ids,
+        ids=clients.id,
+        participation=participation,
+        sums=sums,
+        evaluation=evaluation,
+        rounds=kept_rounds,
+        personal=server.personal,
+        cohort=federated.clients_per_round,
+    )
+
+
+def _participants(key: Array, clients: ClientData, count: int | None) -> tuple[Array, ClientData]:
+    """Who takes part `[clients]`, and their data `[participants, ...]`: the `count` smallest of one draw per client id."""
+    if count is None:
+        return jnp.ones(len(clients.mask), bool), clients
+    draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(clients.id)
+    places = jnp.sort(jax.lax.top_k(-draws, count)[1])
+    return jnp.zeros(len(draws), bool).at[places].set(True), clients.take(places)
+
+
+def _train(
+    model: Model, server: Server, state: ServerState, cohort: ClientData, key: Array, federated: Federated
+) -> tuple[Any, Any]:
+    """What the participants received (`[participants, ...]` if personal, else without axis) and returned."""
+
+    def client(data: ClientData) -> Any:
+        received = server.send(state, data.id)
+        update_key = jax.random.fold_in(key, data.id)
+        return received, local_update(model, received, data, update_key, federated.training)
+
+    received, returned = map_clients(client, cohort, federated.strategy)
+    return (received if server.personal else server.send(state, cohort.id[0])), returned
+
+
+def map_clients(function: Callable[[Any], Any], arguments: Any, strategy: Strategy | None) -> Any:
+    """`function` over the first axis of `arguments`: all at once ("vmap"), one by one ("map"), or in chunks (an integer)."""
+    if strategy == "vmap":
+        return jax.vmap(function)(arguments)
+    return jax.lax.map(function, arguments, batch_size=None if strategy == "map" else strategy)
+
+
+def _messages(server: Server, state: ServerState, returned: Any, ids: Array, kept: Array) -> tuple[Any, Any]:
+    """What the kept clients received and returned; an absent one returns what it would have received."""
+    match = kept[:, None] == ids[None, :]
+    place, present = match.argmax(1), match.any(1)
+    sent = jax.vmap(lambda i: server.send(state, i))(kept)
+
+    def pick(models: Array, unchanged: Array) -> Array:
+        return jnp.where(present.reshape(-1, *[1] * (models.ndim - 1)), models[place], unchanged)
+
+    received = sent if server.personal else server.send(state, ids[0])
+    return received, jax.tree.map(pick, returned, sent)
+
+
+def _sums(received: Any, returned: Any, personal: bool) -> Any:
+    """Sum of the participants' pseudo-gradients."""
+    return jax.tree.map(lambda w, v: ((w if personal else w[None]) - v).sum(0), received, returned)
+
+
+def _scan_rounds(round_: Callable[..., Any], state: ServerState, rounds: int, kept: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Scan over rounds, holding the messages of the kept rounds alone."""
+    if kept == tuple(range(rounds)):
+
+        def keep_all(state: ServerState, t: Array) -> tuple[ServerState, Any]:
+            state, message, log = round_(state, t)
+            return state, (message, log)
+
+        state, (messages, logs) = jax.lax.scan(keep_all, state, jnp.arange(rounds))
+        return state, messages, logs
+
+    places = np.full(rounds, len(kept))  # one past the end: writes there are dropped
+    places[list(kept)] = np.arange(len(kept))
+    shapes = jax.eval_shape(round_, state, jnp.asarray(0))[1]
+    store = jax.tree.map(lambda s: jnp.zeros((len(kept), *s.shape), s.dtype), shapes)
+
+    def keep_some(carry: tuple[ServerState, Any], step: tuple[Array, Array]) -> tuple[tuple[ServerState, Any], Any]:
+        (state, store), (t, place) = carry, step
+        state, message, log = round_(state, t)
+        return (state, jax.tree.map(lambda s, m: s.at[place].set(m, mode="drop"), store, message)), log
+
+    (state, store), logs = jax.lax.scan(keep_some, (state, store), (jnp.arange(rounds), jnp.asarray(places)))
+    return state, store, logs
+
+
+__all__ = [
+    "Evaluation",
+    "Federated",
+    "Record",
+    "Server",
+    "ServerState",
+    "honest_server",
+    "isolating_server",
+    "map_clients",
+    "simulate",
+]

@@ -1,0 +1,244 @@
+"""Models as three pure functions, so that a simulation and an attack can differentiate through them.
+
+`Model(init, apply, loss)` is the whole contract: any JAX library's model enters by giving the three functions, and Flax
+modules through `from_flax`. Constructors are cached, so equal arguments return the same `Model` and `jit` compiles once.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as pure functions.
+
+    Attributes:
+      init: `init(key) -> params`, any pytree of floating arrays.
+      apply: `apply(params, x [batch, ...], *, key=None, mask=None) -> outputs [batch, ...]`. `key=None` turns dropout
+        off. Normalisation uses the statistics of the rows of this batch where `mask [batch]` is True and keeps no
+        running averages, so that nothing private is stored.
+      loss: `loss(outputs, y) -> [batch]`, one value per record.
+      classes: number of classes for integer labels; None for regression.
+    """
+
+    init: Callable[[Array], Any]
+    apply: Callable[..., Array]
+    loss: Callable[[Array, Array], Array]
+    classes: int | None = None
+
+
+def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | None = None, mask: Array | None = None) -> Array:
+    """Mean of the per-record loss over the rows where `mask` is True (all rows if None).
+
+    Args:
+      model: the model (static).
+      params: its parameters.
+      x: inputs `[batch, ...]`; rows where `mask` is False may hold anything, NaN included.
+      y: labels `[batch, ...]`.
+      key: randomness of dropout; None turns it off.
+      mask: boolean `[batch]`.
+
+    Returns:
+      A scalar; 0 if no row is selected.
+    """
+    if mask is None:
+        return model.loss(model.apply(params, x, key=key), y).mean()
+    # Zeroing the inputs, and not only the loss, keeps NaN out of the gradient (0 * NaN is NaN).
+    x, y = zero_rows(x, mask), zero_rows(y, mask)
+    losses = model.loss(model.apply(params, x, key=key, mask=mask), y)
+    return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def zero_rows(array: Array, mask: Array) -> Array:
+    """`array [batch, ...]` with the rows where `mask [batch]` is False set to zero."""
+    return jnp.where(mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim)), array, jnp.zeros((), array.dtype))
+
+
+def cross_entropy(outputs: Array, y: Array) -> Array:
+    """Softmax cross-entropy `[batch]` of logits `[batch, classes]`; `y` holds integer labels `[batch]` or class
+    probabilities `[batch, classes]` (soft labels, as needed where an adversary does not know them)."""
+    if y.ndim == outputs.ndim:
+        return optax.softmax_cross_entropy(outputs, y)
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, y.astype(jnp.int32))
+
+
+def binary_cross_entropy(outputs: Array, y: Array) -> Array:
+    """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1]."""
+    return optax.sigmoid_binary_cross_entropy(outputs[..., 0], y)
+
+
+def squared_error(outputs: Array, y: Array) -> Array:
+    """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor 1/2 (papers 001, 004)."""
+    return jnp.square(outputs[..., 0] - y)
+
+
+def from_flax(
+    module: nn.Module, record_shape: tuple[int, ...], loss: Callable[[Array, Array], Array], classes: int | None = None
+) -> Model:
+    """Wrap a Flax linen module.
+
+    Args:
+      module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask, if it takes `train` it is
+        given `key is not None`. Collections other than `params` (running statistics) start fresh at every call and
+        are dropped after it, so batch normalisation must use the statistics of the batch.
+      record_shape: shape of one record.
+      loss: per-record loss, `loss(outputs, y) -> [batch]`.
+      classes: number of classes for integer labels; None for regression.
+    """
+    accepted = inspect.signature(type(module).__call__).parameters
+
+    def variables(key: Array) -> dict[str, Any]:
+        return dict(module.init(key, jnp.zeros((1, *record_shape))))
+
+    def init(key: Array) -> Any:
+        return variables(key)["params"]
+
+    # The other collections hold constants (zeros and ones): shapes are enough to know whether there are any.
+    other = set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}
+
+    def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Array:
+        arguments: dict[str, Any] = {"mask": mask, "train": key is not None}
+        state = {name: value for name, value in variables(jax.random.key(0)).items() if name != "params"} if other else {}
+        outputs, _ = module.apply(
+            {"params": params, **state},
+            x,
+            rngs=None if key is None else {"dropout": key},
+            mutable=list(other),
+            **{name: value for name, value in arguments.items() if name in accepted},
+        )
+        return outputs
+
+    return Model(init, apply, loss, classes)
+
+
+def _symmetric_uniform(bound: float) -> Callable[..., Array]:
+    def initializer(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return initializer
+
+
+def _dense(features: int, fan_in: int) -> nn.Dense:
+    """A dense layer drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weights and bias: PyTorch's default, which the
+    papers' experiments start from."""
+    uniform = _symmetric_uniform(fan_in**-0.5)
+    return nn.Dense(features, kernel_init=uniform, bias_init=uniform)
+
+
+def _convolution(features: int, channels: int, size: int) -> nn.Conv:
+    uniform = _symmetric_uniform((channels * size * size) ** -0.5)
+    return nn.Conv(features, (size, size), padding="VALID", kernel_init=uniform, bias_init=uniform)
+
+
+class _MLP(nn.Module):
+    widths: tuple[int, ...]
+    batch_norm: bool
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
+        x = x.reshape(x.shape[0], -1)
+        for width in self.widths[:-1]:
+            x = _dense(width, x.shape[-1])(x)
+            if self.batch_norm:
+                rows = None if mask is None else mask[:, None]
+                x = nn.BatchNorm(use_running_average=False)(x, mask=rows)
+            x = nn.relu(x)
+        return _dense(self.widths[-1], x.shape[-1])(x)
+
+
+class _LeNetMNIST(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        x = nn.relu(nn.max_pool(_convolution(10, x.shape[-1], 5)(x), (2, 2), (2, 2)))
+        x = _convolution(20, 10, 5)(x)
+        x = nn.Dropout(0.5, broadcast_dims=(1, 2), deterministic=not train)(x)  # whole channels, as PyTorch's Dropout2d
+        x = nn.relu(nn.max_pool(x, (2, 2), (2, 2))).reshape(x.shape[0], -1)
+        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(_dense(50, x.shape[-1])(x)))
+        return _dense(10, 50)(x)
+
+
+class _LeNetCIFAR(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = nn.max_pool(nn.relu(_convolution(6, x.shape[-1], 5)(x)), (2, 2), (2, 2))
+        x = nn.max_pool(nn.relu(_convolution(16, 6, 5)(x)), (2, 2), (2, 2)).reshape(x.shape[0], -1)
+        for width in (120, 84):
+            x = nn.relu(_dense(width, x.shape[-1])(x))
+        return _dense(10, 84)(x)
+
+
+class _TrunkCNN(nn.Module):
+    """Convolution trunk of mGAN-AI's discriminator (paper 003, Table I) with a classification head."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for features, stride in ((32, 2), (64, 1), (128, 2), (256, 1)):
+            x = nn.leaky_relu(nn.Conv(features, (3, 3), strides=stride)(x), 0.2)
+        return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
+
+
+@functools.cache
+def linear(features: int) -> Model:
+    """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (paper 001)."""
+    return from_flax(_MLP((1,), batch_norm=False), (features,), squared_error)
+
+
+@functools.cache
+def logistic(features: int) -> Model:
+    """Binary logistic regression: `[batch, features] -> [batch, 1]` logit, labels 0 or 1."""
+    return from_flax(_MLP((1,), batch_norm=False), (features,), binary_cross_entropy, 2)
+
+
+@functools.cache
+def mlp(
+    features: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    *,
+    task: Literal["classification", "regression"] = "classification",
+    batch_norm: bool = False,
+) -> Model:
+    """A multi-layer perceptron with ReLU: `[batch, features] -> [batch, outputs]`.
+
+    Args:
+      features: inputs per record.
+      hidden: widths of the hidden layers, a tuple; papers 000 and 004 use `(128,)` and `(256, 256, 256)`.
+      outputs: classes, or 1 for regression.
+      task: "classification" (softmax cross-entropy) or "regression" (squared error).
+      batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the client; scale and
+        offset are parameters and are shared (paper 004).
+    """
+    module = _MLP((*hidden, outputs), batch_norm)
+    if task == "regression":
+        return from_flax(module, (features,), squared_error)
+    return from_flax(module, (features,), cross_entropy, outputs)
+
+
+@functools.cache
+def lenet(dataset: Literal["mnist", "cifar10"]) -> Model:
+    """PROLIN's convolutional networks (paper 002): 21,840 parameters for `[batch, 28, 28, 1]` with dropout, 62,006 for
+    `[batch, 32, 32, 3]` without."""
+    if dataset == "mnist":
+        return from_flax(_LeNetMNIST(), (28, 28, 1), cross_entropy, 10)
+    if dataset == "cifar10":
+        return from_flax(_LeNetCIFAR(), (32, 32, 3), cross_entropy, 10)
+    raise ValueError(f"dataset={dataset!r} has no LeNet; choose 'mnist' or 'cifar10'")
+
+
+@functools.cache
+def trunk_cnn(record_shape: tuple[int, int, int], classes: int) -> Model:
+    """The shared classifier of paper 003 (Table I): four 3x3 convolutions (32/s2, 64, 128/s2, 256), LeakyReLU 0.2, and a
+    dense layer; 12,544 features before it for 28x28 inputs."""
+    return from_flax(_TrunkCNN(classes), record_shape, cross_entropy, classes)

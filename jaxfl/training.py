@@ -1,0 +1,100 @@
+"""What a client does in a round: the one definition of local training, used by the simulation and by attacks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import _check
+from jaxfl.clients import ClientData
+from jaxfl.models import Model, mean_loss
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+    """Local training of one round.
+
+    Attributes:
+      learning_rate: step size (traced: sweeping it does not recompile).
+      epochs: passes over the client's records (static).
+      batch_size: records per step, or None for the whole set (static). The last batch of an epoch holds what is left,
+        and the step follows the mean loss over the records it really has.
+      optimizer: `optimizer(learning_rate) -> optax.GradientTransformation`, fresh in every round (static).
+    """
+
+    learning_rate: float | Array = 0.1
+    epochs: int = dataclasses.field(default=1, metadata={"static": True})
+    batch_size: int | None = dataclasses.field(default=None, metadata={"static": True})
+    optimizer: Callable[..., optax.GradientTransformation] = dataclasses.field(default=optax.sgd, metadata={"static": True})
+
+    def steps(self, records: int) -> int:
+        """Number of optimiser steps per round of a client with that many records."""
+        return self.epochs * (1 if self.batch_size is None else -(-records // self.batch_size))
+
+    def check(self) -> None:
+        """Raise `ValueError` on settings that make no sense."""
+        _check.positive_integer(epochs=self.epochs)
+        if self.batch_size is not None:
+            _check.positive_integer(batch_size=self.batch_size)
+        _check.finite(learning_rate=self.learning_rate)
+
+
+def local_update(model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining) -> Any:
+    """Train on one client's records and return its model.
+
+    Pure and differentiable in `params`, `data.x`, `data.y` and `training.learning_rate`; safe under `jit`, `vmap`
+    and `grad`. The result depends neither on the padding nor on its length.
+
+    Args:
+      model: the model (static).
+      params: the received model.
+      data: one client, without client axis: `x [records, ...]`, `y [records, ...]`, `mask [records]`.
+      key: draws the order of records in each epoch and dropout.
+      training: see `LocalTraining`.
+
+    Returns:
+      The returned model, a pytree like `params`. A client without records returns what it received.
+    """
+    optimizer = training.optimizer(training.learning_rate)
+    records = data.mask.shape[0]
+    batch_size = records if training.batch_size is None else min(training.batch_size, records)
+    batches = -(-records // batch_size)
+
+    def step(carry: tuple[Any, Any], batch: tuple[Array, Array, Array]) -> tuple[tuple[Any, Any], None]:
+        params, state = carry
+        rows, mask, key = batch
+        x, y = (data.x, data.y) if batches == 1 else (data.x[rows], data.y[rows])
+        gradient = jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
+        updates, new_state = optimizer.update(gradient, state, params)
+        new = optax.apply_updates(params, updates), new_state
+        # A batch of nothing but padding is no step, whatever the optimiser's momentum says.
+        return jax.tree.map(lambda a, b: jnp.where(mask.any(), a, b), new, carry), None
+
+    def epoch(carry: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], None]:
+        order_key, dropout_key = jax.random.split(key)
+        if batches == 1:  # the gradient of the whole set has no order
+            rows, mask = jnp.arange(records), data.mask
+        else:
+            rows = jnp.pad(batch_order(order_key, data.mask), (0, batches * batch_size - records))
+            mask = data.mask[rows] & (jnp.arange(len(rows)) < records)
+        keys = jax.vmap(lambda i: jax.random.fold_in(dropout_key, i))(jnp.arange(batches))
+        return jax.lax.scan(step, carry, (rows.reshape(batches, -1), mask.reshape(batches, -1), keys))
+
+    keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(jnp.arange(training.epochs))
+    (params, _), _ = jax.lax.scan(epoch, (params, optimizer.init(params)), keys)
+    return params
+
+
+def batch_order(key: Array, mask: Array) -> Array:
+    """A random order of the rows `[records]`: those where `mask` is True first, padding last.
+
+    Each row's rank is drawn from a stream that is stable under longer padding, so padding changes nothing.
+    """
+    ranks = jax.random.uniform(key, mask.shape)
+    return jnp.argsort(jnp.where(mask, ranks, jnp.inf))

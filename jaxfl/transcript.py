@@ -1,0 +1,267 @@
+"""What a federated run leaves behind, and the views of it that adversaries get."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import _check
+from jaxfl.evaluation import Evaluation
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """Messages of one client, as its server (or an eavesdropper) sees them.
+
+    Attributes:
+      received: models the client received, a pytree with leaves `[rounds, ...]`.
+      returned: models it returned, likewise.
+      rounds: their 0-based round numbers `[rounds]`, integers.
+    """
+
+    received: Any
+    returned: Any
+    rounds: Array
+
+    @property
+    def pseudo_gradient(self) -> Any:
+        """`received - returned`, positive along the gradient: for one full-batch SGD step, learning rate x gradient."""
+        return jax.tree.map(jnp.subtract, self.received, self.returned)
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    def select(self, rounds: Sequence[int]) -> "Messages":
+        """The messages of these (0-based) rounds. Raises `ValueError` if one of them is not held."""
+        held = np.asarray(self.rounds).tolist()
+        missing = [t for t in rounds if t not in held]
+        if missing:
+            raise ValueError(f"rounds={tuple(rounds)} names round {missing[0]}, which is not held; held: {held}")
+        places = jnp.asarray([held.index(t) for t in rounds])
+        return jax.tree.map(lambda a: a[places], self)
+
+    @staticmethod
+    def from_arrays(received: Any, returned: Any, rounds: Sequence[int] | None = None) -> "Messages":
+        """Messages recorded outside: pytrees of equal structure with leaves `[rounds, ...]`.
+
+        Raises:
+          ValueError: if structures or shapes differ, or a value is not finite.
+        """
+        received, returned = jax.tree.map(jnp.asarray, (received, returned))
+        if jax.tree.structure(received) != jax.tree.structure(returned):
+            raise ValueError("received and returned have different tree structures; record both from the same model")
+        leaves = list(zip(jax.tree.leaves_with_path(received), jax.tree.leaves(returned), strict=True))
+        if not leaves:
+            raise ValueError("received has no arrays; give the model's parameters, one leading entry per round")
+        count = len(leaves[0][1])
+        for (path, sent), back in leaves:
+            name = jax.tree_util.keystr(path)
+            _check.shape((count, *sent.shape[1:]), **{f"returned{name}": back, f"received{name}": sent})
+            _check.finite(**{f"received{name}": sent, f"returned{name}": back})
+        return Messages(received, returned, jnp.arange(count) if rounds is None else jnp.asarray(rounds))
+
+    def save(self, path: str | Path) -> None:
+        """Write an `.npz` file with one array per leaf, named by its path ("received/Dense_0/kernel")."""
+        np.savez(path, **_flatten({"received": self.received, "returned": self.returned, "rounds": self.rounds}))
+
+    @staticmethod
+    def load(path: str | Path) -> "Messages":
+        """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError` if parts are missing."""
+        tree = _unflatten(path)
+        if set(tree) != {"received", "returned", "rounds"}:
+            raise ValueError(f"path={str(path)!r} holds {sorted(tree)}; messages need received, returned and rounds")
+        return Messages.from_arrays(**tree)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AnonymousMessages:
+    """Messages whose senders were shuffled anew in every round.
+
+    Attributes:
+      received: what everyone received, leaves `[rounds, ...]`.
+      returned: what came back, leaves `[rounds, participants, ...]`, in random order.
+      rounds: 0-based round numbers `[rounds]`.
+      sender: the true sender's id `[rounds, participants]`. For scoring only; no attack may read it.
+    """
+
+    received: Any
+    returned: Any
+    rounds: Array
+    sender: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Aggregates:
+    """What secure aggregation shows.
+
+    Attributes:
+      received: what everyone received, leaves `[rounds, ...]`.
+      pseudo_gradient: sum over the round's participants of `received - returned`, leaves `[rounds, ...]`.
+      participation: who took part `[rounds, clients]`, boolean.
+      rounds: 0-based round numbers `[rounds]`.
+    """
+
+    received: Any
+    pseudo_gradient: Any
+    participation: Array
+    rounds: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Transcript:
+    """Everything that `simulate` was asked to keep. Attacks are given views of it, never the transcript.
+
+    Attributes:
+      params: the global model after the last round.
+      received: models sent in the kept rounds, leaves `[rounds, ...]`, or `[rounds, kept clients, ...]` if `personal`.
+      returned: models returned, leaves `[rounds, kept clients, ...]`; an absent client's equals what it would have
+        received.
+      clients: ids of the kept clients.
+      ids: ids of all clients.
+      participation: who took part, `[all rounds, clients]`, boolean.
+      sums: sums of pseudo-gradients, leaves `[rounds, ...]`, or None if not kept.
+      evaluation: of the global model after each round, fields `[all rounds]`, or None.
+      rounds: the kept rounds, 0-based (static).
+      personal: whether clients may have received different models (static).
+      cohort: participants per round, None if all took part (static).
+    """
+
+    params: Any
+    received: Any
+    returned: Any
+    clients: Array
+    ids: Array
+    participation: Array
+    sums: Any
+    evaluation: Evaluation | None
+    rounds: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    personal: bool = dataclasses.field(metadata={"static": True})
+    cohort: int | None = dataclasses.field(metadata={"static": True})
+
+    def messages(self, client: int, rounds: Sequence[int] | None = None) -> Messages:
+        """View of an honest-but-curious server or an eavesdropper on one client's channel.
+
+        Args:
+          client: the client's id.
+          rounds: 0-based rounds; by default all kept ones. Rounds in which the client was absent are left out.
+
+        Raises:
+          ValueError: if the client or a round was not kept, or the client took part in none of them.
+        """
+        place = self._place(client)
+        wanted = self.rounds if rounds is None else tuple(rounds)
+        missing = [t for t in wanted if t not in self.rounds]
+        if missing:
+            raise ValueError(f"rounds={wanted} names round {missing[0]}, which the record did not keep; kept: {self.rounds}")
+        if self.cohort is not None:
+            present = np.asarray(self.participation)[:, np.asarray(self.ids).tolist().index(client)]
+            wanted = tuple(t for t in wanted if present[t])
+            if not wanted:
+                raise ValueError(f"client={client} took part in none of the rounds asked for")
+        rows = jnp.asarray([self.rounds.index(t) for t in wanted])
+        returned = jax.tree.map(lambda a: a[rows, place], self.returned)
+        received = jax.tree.map(lambda a: a[rows, place] if self.personal else a[rows], self.received)
+        return Messages(received, returned, jnp.asarray(wanted))
+
+    def anonymous(self, key: Array) -> AnonymousMessages:
+        """View of a server whose clients hide their identity: senders shuffled per round.
+
+        Raises:
+          ValueError: if not every client's messages were kept, or the server sent personal models (which name them).
+        """
+        self._need_everyone("anonymous")
+        if self.personal:
+            raise ValueError("anonymous() needs a server that sends everyone the same model; personal models name the sender")
+        present = self.participation[jnp.asarray(self.rounds)]
+        draws = jax.random.uniform(key, present.shape)
+        order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, : self.cohort]
+        shuffled = jax.tree.map(lambda a: jax.vmap(lambda models, o: models[o])(a, order), self.returned)
+        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds), self.ids[order])
+
+    def aggregates(self) -> Aggregates:
+        """View of a server behind secure aggregation: sums of pseudo-gradients and who took part, nothing else.
+
+        Raises:
+          ValueError: if neither the sums nor every client's messages were kept, or the server sent personal models.
+        """
+        if self.personal:
+            raise ValueError("aggregates() needs a server that sends everyone the same model")
+        sums = self.sums
+        if sums is None:
+            self._need_everyone("aggregates")
+            sums = jax.tree.map(lambda w, v: (w[:, None] - v).sum(1), self.received, self.returned)
+        rows = jnp.asarray(self.rounds)
+        return Aggregates(self.received, sums, self.participation[rows], rows)
+
+    def save(self, path: str | Path) -> None:
+        """Write an `.npz` file with one array per leaf."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        evaluation = fields.pop("evaluation")
+        if evaluation is not None:
+            fields["evaluation"] = {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
+        np.savez(path, **_flatten({name: value for name, value in fields.items() if value is not None}))
+
+    @staticmethod
+    def load(path: str | Path) -> "Transcript":
+        """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError` if parts are missing."""
+        tree = _unflatten(path)
+        optional = {"sums", "evaluation", "cohort"}
+        missing = {f.name for f in dataclasses.fields(Transcript)} - optional - set(tree)
+        if missing:
+            raise ValueError(f"path={str(path)!r} lacks {sorted(missing)}; it is not a saved transcript")
+        evaluation, cohort = tree.pop("evaluation", None), tree.pop("cohort", None)
+        return Transcript(
+            **{"sums": None} | tree
+            | {
+                "rounds": tuple(tree["rounds"].tolist()),
+                "personal": bool(tree["personal"]),
+                "cohort": None if cohort is None else int(cohort),
+                "evaluation": None if evaluation is None else Evaluation(**evaluation),
+            }
+        )
+
+    def _place(self, client: int) -> Any:
+        if _check.is_traced(self.clients):
+            return jnp.argmax(self.clients == client)
+        kept = np.asarray(self.clients).tolist()
+        if client not in kept:
+            raise ValueError(f"client={client!r} was not kept; kept: {kept}")
+        return kept.index(client)
+
+    def _need_everyone(self, view: str) -> None:
+        if len(self.clients) != len(self.ids):
+            raise ValueError(f"{view}() needs Record(clients='all'); this transcript kept {len(self.clients)} of {len(self.ids)} clients")
+
+
+def _flatten(tree: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {
+        "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path): np.asarray(leaf)
+        for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, tuple) and not hasattr(node, "_fields"))
+    }
+
+
+def _unflatten(path: str | Path) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                *parents, leaf = name.split("/")
+                node = tree
+                for parent in parents:
+                    node = node.setdefault(parent, {})
+                node[leaf] = jnp.asarray(arrays[name])
+    except (ValueError, OSError, EOFError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"path={str(path)!r} is not a readable .npz file ({error})") from error
+    return tree
