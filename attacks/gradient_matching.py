@@ -1,0 +1,204 @@
+"""Gradient matching: how far the update that a guess of the data would cause is from the update that was seen.
+
+A guess enters as a *virtual update*, either one gradient at the received model (`virtual="gradient"`: exact for a client
+that takes one full-batch step) or the client's own training simulated on the guess (`virtual="unrolled"`). Both are
+differentiable in the guess.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import LocalTraining, Messages, Model, local_update, mean_loss
+from jaxfl.clients import ClientData
+from jaxfl.federated import map_clients
+
+Array = jax.Array
+
+
+def cosine_distance(virtual: Any, observed: Any) -> Array:
+    """`1 - cos` of the angle between two updates, all leaves together (paper 000, Eq. 1 and 4). A scalar in [0, 2].
+
+    The distance from a vector of length zero is 1.
+    """
+    dot, virtual_norm, observed_norm = _vdot(virtual, observed), _vdot(virtual, virtual), _vdot(observed, observed)
+    return 1 - dot * jax.lax.rsqrt(jnp.maximum(virtual_norm * observed_norm, jnp.finfo(dot.dtype).tiny))
+
+
+def squared_distance(virtual: Any, observed: Any) -> Array:
+    """Squared Euclidean distance relative to the observed update's squared length (DLG, Zhu et al. 2019). A scalar.
+
+    Dividing by the length changes no minimum of a single round and keeps rounds comparable.
+    """
+    difference = jax.tree.map(jnp.subtract, virtual, observed)
+    return _vdot(difference, difference) / jnp.maximum(_vdot(observed, observed), jnp.finfo(jnp.float32).tiny)
+
+
+def _vdot(a: Any, b: Any) -> Array:
+    return sum(map(jnp.vdot, jax.tree.leaves(a), jax.tree.leaves(b)), start=jnp.zeros(()))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Virtual:
+    """How a guess of the client's data becomes an update.
+
+    Attributes:
+      kind: "gradient", the gradient of the mean loss at the received model, times learning rate and steps; or
+        "unrolled", the client's training simulated from the received model (static).
+      training: the client's recipe, known to the server that prescribed it. The gradient needs only its scale.
+      orders: simulated runs in fresh batch orders, averaged ("unrolled" only, static).
+      rounds_per_step: rounds drawn at random for each evaluation, or None for all (static).
+    """
+
+    kind: Literal["gradient", "unrolled"] = dataclasses.field(default="gradient", metadata={"static": True})
+    training: LocalTraining = LocalTraining()
+    orders: int = dataclasses.field(default=1, metadata={"static": True})
+    rounds_per_step: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, virtual: Virtual) -> Any:
+    """The pseudo-gradient that a client with records `x [records, ...]`, `y [records, ...]` would have caused.
+
+    Args:
+      model: the model (static).
+      received: the model the client received.
+      x: guessed inputs.
+      y: guessed labels, integers or class probabilities.
+      key: draws batch orders ("unrolled" only).
+      virtual: see `Virtual`.
+
+    Returns:
+      A pytree like `received`, positive along the gradient (paper 000, Eq. 3).
+    """
+    training = virtual.training
+    if virtual.kind == "gradient":
+        scale = training.learning_rate * training.steps(len(x))
+        return jax.tree.map(lambda g: scale * g, jax.grad(lambda p: mean_loss(model, p, x, y))(received))
+
+    data = ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(0))
+
+    @jax.checkpoint
+    def run(order_key: Array) -> Any:
+        returned = local_update(model, received, data, order_key, training)
+        return jax.tree.map(jnp.subtract, received, returned)
+
+    updates = jax.lax.map(run, jax.random.split(key, virtual.orders))
+    return jax.tree.map(lambda u: u.mean(0), updates)
+
+
+def matching_objective(
+    model: Model,
+    messages: Messages,
+    x: Array,
+    y: Array,
+    key: Array,
+    virtual: Virtual,
+    distance: Callable[[Any, Any], Array] = cosine_distance,
+) -> Array:
+    """Mean over rounds of the distance between virtual and observed updates (paper 000, Algorithm 1, line 12, with
+    `1 - cos` for `cos`). A scalar, differentiable in `x` and in soft labels `y`."""
+    rounds = (messages.received, messages.pseudo_gradient)
+    round_key, order_key = jax.random.split(key)
+    count = len(messages)
+    if virtual.rounds_per_step is not None and virtual.rounds_per_step < count:
+        chosen = jax.random.choice(round_key, count, (virtual.rounds_per_step,), replace=False)
+        rounds, count = jax.tree.map(lambda a: a[chosen], rounds), virtual.rounds_per_step
+
+    def one_round(arguments: tuple[Any, Array]) -> Array:
+        (received, observed), key = arguments
+        return distance(virtual_update(model, received, x, y, key, virtual), observed)
+
+    # One round after the other on CPU: batched products of small matrices are slower there.
+    strategy: Literal["map", "vmap"] = "map" if jax.default_backend() == "cpu" else "vmap"
+    return map_clients(one_round, (rounds, jax.random.split(order_key, count)), strategy).mean()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Minimum:
+    """Attributes:
+    variables: the best iterate.
+    value: its objective.
+    trace: objective at every iteration `[steps]`.
+    gradient_norm: norm of the gradient at every iteration `[steps]`.
+    """
+
+    variables: Any
+    value: Array
+    trace: Array
+    gradient_norm: Array
+
+
+def minimize_adam(
+    objective: Callable[[Any, Array], Array], start: Any, key: Array, *, steps: int, learning_rate: float | Array
+) -> Minimum:
+    """Adam with a cosine decay to zero, keeping the best iterate.
+
+    Args:
+      objective: `objective(variables, key) -> scalar`; the key is fresh in every step.
+      start: the first iterate, a pytree.
+      key: randomness of the objective.
+      steps: iterations (static).
+      learning_rate: Adam's first step size (traced).
+    """
+    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
+
+    def step(carry: tuple[Any, Any, Any, Array], t: Array) -> tuple[tuple[Any, Any, Any, Array], tuple[Array, Array]]:
+        variables, state, best, least = carry
+        value, gradient = jax.value_and_grad(objective)(variables, jax.random.fold_in(key, t))
+        better = value < least  # False for NaN
+        best = jax.tree.map(functools.partial(jnp.where, better), variables, best)
+        updates, state = optimizer.update(gradient, state, variables)
+        carry = optax.apply_updates(variables, updates), state, best, jnp.where(better, value, least)
+        return carry, (value, optax.tree.norm(gradient))
+
+    carry = start, optimizer.init(start), start, jnp.asarray(jnp.inf)
+    (_, _, best, least), (trace, norms) = jax.lax.scan(step, carry, jnp.arange(steps))
+    return Minimum(best, least, trace, norms)
+
+
+def minimize_lbfgs(objective: Callable[[Any], Array], start: Any, *, evaluations: int, memory: int = 20) -> Minimum:
+    """L-BFGS with a zoom line search, within a budget of evaluations, keeping the best iterate.
+
+    Args:
+      objective: `objective(variables) -> scalar`, deterministic.
+      start: the first iterate, a pytree.
+      evaluations: evaluations of objective and gradient together (static). A line search that crosses the budget is
+        finished but its result is not used.
+      memory: number of past steps kept (static).
+
+    Returns:
+      `trace` and `gradient_norm` hold one entry per outer step, padded with NaN to `evaluations`.
+    """
+    search = optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
+    optimizer = optax.lbfgs(memory_size=memory, linesearch=search)
+    value_and_grad = optax.value_and_grad_from_state(objective)
+
+    def unfinished(carry: Any) -> Array:
+        _, _, _, _, used, _, _, going = carry
+        return (used < evaluations) & going
+
+    def step(carry: Any) -> Any:
+        variables, state, best, least, used, trace, norms, _ = carry
+        value, gradient = value_and_grad(variables, state=state)
+        norm = optax.tree.norm(gradient)
+        trace, norms = (a.at[used].set(b, mode="drop") for a, b in ((trace, value), (norms, norm)))
+        better = value < least
+        best = jax.tree.map(functools.partial(jnp.where, better), variables, best)
+        updates, state = optimizer.update(gradient, state, variables, value=value, grad=gradient, value_fn=objective)
+        moved = optax.apply_updates(variables, updates)
+        used = used + jnp.maximum(state[-1].info.num_linesearch_steps, 1)
+        # A search that ends where it began has reached the precision of the arithmetic.
+        going = jnp.isfinite(value) & (optax.tree.norm(updates) > 0)
+        return moved, state, best, jnp.where(better, value, least), used, trace, norms, going
+
+    empty = jnp.full(evaluations, jnp.nan)
+    carry = start, optimizer.init(start), start, jnp.asarray(jnp.inf), jnp.asarray(0), empty, empty, jnp.asarray(True)
+    _, _, best, least, _, trace, norms, _ = jax.lax.while_loop(unfinished, step, carry)
+    return Minimum(best, least, trace, norms)

@@ -1,0 +1,45 @@
+"""Data: sets that need no files, public sources, and the user's own CSV, all through `load`.
+
+>>> data = load("breast_cancer")
+>>> data.x.shape, data.classes
+((569, 30), 2)
+"""
+
+from pathlib import Path
+from typing import Any
+
+from jaxfl.datasets import partitions
+from jaxfl.datasets.csv import read_csv
+from jaxfl.datasets.dataset import Column, Dataset, Encoding, Table, encode
+from jaxfl.datasets.embedded import TABLES
+from jaxfl.datasets.sources import SOURCES
+
+
+def load(name: str, data_dir: str | Path | None = None, *, encoding: Encoding = "onehot", **options: Any) -> Dataset:
+    """Load a data set.
+
+    Args:
+      name: an embedded set ("breast_cancer", "diabetes", "digits", "leaf_synthetic", "purchase_like"), a public source
+        ("adult", "genome_hs3d", "location30", "purchase100"), or the path of a CSV file (ending in ".csv").
+      data_dir: folder with local copies of public sources; by default the environment's `JAXFL_DATA`. What is not there
+        is downloaded; prepared sets are kept under `JAXFL_CACHE` (`~/.cache/jaxfl`).
+      encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see `encode`).
+      **options: of the generators (`leaf_synthetic`, `purchase_like`) or of `read_csv` (`target`, ...).
+
+    Raises:
+      ValueError: on an unknown name, an unusable `data_dir`, or a truncated or altered file.
+      ConnectionError: if a public source is neither at hand nor to be downloaded.
+    """
+    if name.endswith(".csv"):
+        return encode(read_csv(name, **options), encoding)
+    if name in TABLES:
+        return encode(TABLES[name](**options), encoding)
+    if name in SOURCES:
+        from jaxfl.datasets.builders import prepared  # TensorFlow Datasets is slow to import
+
+        return encode(prepared(name, data_dir), encoding)
+    known = ", ".join(sorted((*TABLES, *SOURCES)))
+    raise ValueError(f"name={name!r} is no data set; choose one of {known}, or the path of a .csv file")
+
+
+__all__ = ["Column", "Dataset", "Encoding", "Table", "encode", "load", "partitions", "read_csv"]

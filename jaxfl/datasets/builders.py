@@ -1,0 +1,110 @@
+"""TensorFlow Datasets builders of our own: prepared once as array_record, read without TensorFlow."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from jaxfl.datasets.dataset import Table
+from jaxfl.datasets.sources import SOURCES, Source, SourceFile, content
+
+
+def cache_dir() -> Path:
+    """Where prepared sets are kept: `JAXFL_CACHE`, by default `~/.cache/jaxfl`."""
+    return Path(os.environ.get("JAXFL_CACHE") or Path.home() / ".cache" / "jaxfl")
+
+
+def prepared(name: str, data_dir: str | Path | None) -> Table:
+    """The table of a public source, prepared on first use.
+
+    Args:
+      name: a key of `SOURCES`.
+      data_dir: folder with local copies, `<data_dir>/<name>/<file>` or `<data_dir>/<file>`, gzipped or not; by default
+        `JAXFL_DATA`. Files that are not there are downloaded.
+
+    Raises:
+      ValueError: if `data_dir` does not exist, or a file is truncated or altered.
+      ConnectionError: if a file is neither there nor to be downloaded.
+    """
+    folder = data_dir or os.environ.get("JAXFL_DATA")
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"data_dir={str(folder)!r} is not a folder; give the folder that holds the sources' files")
+    source = SOURCES[name]
+    local = {file.name: path for file in source.files if folder and (path := _find(Path(folder), name, file))}
+    # A present local copy is always read and checked, so that a bad one is never hidden by what was prepared before.
+    contents = {file.name: content(file, local[file.name]) for file in source.files if file.name in local}
+    builder = _builder(name, source)(data_dir=str(cache_dir()), contents=contents, file_format="array_record")
+    tfds.disable_progress_bar()
+    with contextlib.redirect_stdout(sys.stderr):  # TFDS prints what it prepares
+        builder.download_and_prepare()
+    return _read(builder)
+
+
+def _find(folder: Path, name: str, file: SourceFile) -> Path | None:
+    candidates = (parent / (file.name + suffix) for parent in (folder / name, folder) for suffix in ("", ".gz"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+DESCRIPTION = ("names", "categories", "classes", "codes", "note")
+"""Fields of a table that describe its columns; they are kept as the prepared set's metadata."""
+
+
+def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedBuilder]:
+    """A builder class for one source: a record is one row of the files, as bytes, under its number."""
+
+    # Unregistered: the class depends on its source, and TFDS would refuse a second one.
+    with tfds.core.registered.skip_registration():
+
+        class Builder(tfds.core.GeneratorBasedBuilder):
+            name = source_name
+            VERSION = tfds.core.Version("1.0.0")
+
+            def __init__(self, *, contents: dict[str, bytes], **arguments: Any):
+                self._contents = contents
+                super().__init__(**arguments)
+
+            def _info(self) -> tfds.core.DatasetInfo:
+                features = {"values": tfds.features.Tensor(shape=(None,), dtype=np.float32), "y": np.int64, "row": np.int64}
+                return tfds.core.DatasetInfo(
+                    builder=self, features=tfds.features.FeaturesDict(features), metadata=tfds.core.MetadataDict()
+                )
+
+            def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+                contents = dict(self._contents)
+                for file in source.files:
+                    if file.name not in contents:
+                        contents[file.name] = content(file, _download(file, dl_manager))
+                table = source.parse(contents)
+                self.info.metadata.update({field: getattr(table, field) for field in DESCRIPTION})
+                return {"records": self._generate_examples(table)}
+
+            def _generate_examples(self, table: Table) -> Iterator[tuple[int, dict[str, Any]]]:
+                for row, (values, y) in enumerate(zip(table.values.astype(np.float32), table.y, strict=True)):
+                    yield row, {"values": values, "y": int(y), "row": row}
+
+    return Builder
+
+
+def _download(file: SourceFile, manager: tfds.download.DownloadManager) -> Path:
+    try:
+        return Path(manager.download(file.url))
+    except Exception as error:
+        mend = f"put {file.name} into a folder and name it with data_dir (--data-dir, JAXFL_DATA)"
+        raise ConnectionError(f"{file.url} could not be downloaded ({type(error).__name__}: {error}); {mend}") from error
+
+
+def _read(builder: tfds.core.DatasetBuilder) -> Table:
+    rows = builder.as_data_source(split="records")
+    records = rows.__getitems__(list(range(len(rows))))
+    order = np.argsort([record["row"] for record in records])  # TFDS shuffles by a hash of the key
+    values = np.stack([record["values"] for record in records])[order]
+    y = np.asarray([record["y"] for record in records])[order]
+    about = builder.info.metadata
+    codes = None if about["codes"] is None else tuple(about["codes"])
+    categories = tuple(tuple(c) for c in about["categories"])
+    return Table(builder.name, values, y, tuple(about["names"]), categories, about["classes"], codes, note=about["note"])

@@ -1,0 +1,137 @@
+"""The user's own CSV as a source like any other."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxfl import _check
+from jaxfl.datasets.dataset import Table
+
+MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+UNKNOWN = "(missing)"
+Kind = Literal["numeric", "categorical"]
+
+
+def read_csv(
+    path: str | Path,
+    target: str,
+    *,
+    task: Literal["classification", "regression"] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    drop: Sequence[str] = (),
+    max_categories: int = 20,
+) -> Table:
+    """Read a CSV file with a header.
+
+    A column is numeric if all its values are numbers and it has more than two distinct ones, categorical otherwise.
+    Missing values ("", "?", "NA", "NaN", "null", "none") become the mean of a numeric column and a category of their own,
+    `(missing)`, of a categorical one; rows without a target are dropped.
+
+    Args:
+      path: the file, UTF-8.
+      target: name of the column to predict.
+      task: "classification" or "regression"; by default regression if the target is numeric with more than
+        `max_categories` distinct values.
+      kinds: "numeric" or "categorical" by column name, overriding what is inferred.
+      categories: the possible values of a column, by its name. Values outside become `(missing)`.
+      drop: columns to leave out.
+      max_categories: the most categories an inferred categorical column may have.
+
+    Raises:
+      ValueError: if a named column does not exist, a row has another length than the header, a numeric column holds
+        text, or a column has too many categories.
+      FileNotFoundError: if there is no such file.
+    """
+    header, rows = _read(Path(path))
+    kinds, categories = dict(kinds or {}), dict(categories or {})
+    for argument, names in (("target", [target]), ("kinds", kinds), ("categories", categories), ("drop", drop)):
+        for name in names:
+            if name not in header:
+                raise ValueError(f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}")
+    for name, kind in kinds.items():
+        _check.one_of(("numeric", "categorical"), **{f"kinds[{name!r}]": kind})
+
+    at = header.index(target)
+    rows = [row for row in rows if row[at].lower() not in MISSING]
+    if not rows:
+        raise ValueError(f"path={str(path)!r} has no row with a value of {target!r}")
+    y, classes = _target(target, [row[at] for row in rows], task, max_categories)
+
+    names, tables, values = [], [], []
+    for j, name in enumerate(header):
+        if name == target or name in drop:
+            continue
+        texts = [row[j] for row in rows]
+        kind = "categorical" if name in categories else kinds.get(name) or ("numeric" if _is_numeric(texts) else "categorical")
+        if kind == "numeric":
+            column, options = _numbers(name, texts), ()
+        else:
+            limit = None if name in kinds else max_categories
+            column, options = _codes(name, texts, categories.get(name), limit)
+        names.append(name)
+        tables.append(options)
+        values.append(column)
+    if not names:
+        raise ValueError(f"path={str(path)!r} has no column besides the target {target!r}")
+    return Table(Path(path).stem, np.stack(values, 1).astype(np.float32), y, tuple(names), tuple(tables), classes)
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    if len(lines) < 2:
+        raise ValueError(f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines")
+    header, rows = lines[0], lines[1:]
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise ValueError(f"path={str(path)!r} has {len(row)} cells in row {number}; the header has {len(header)}")
+    return header, rows
+
+
+def _number(text: str) -> float | None:
+    """The number that a cell holds, or None for a missing value. Raises `ValueError` on text."""
+    return None if text.lower() in MISSING else float(text)
+
+
+def _is_numeric(texts: Sequence[str]) -> bool:
+    try:
+        return len({_number(t) for t in texts} - {None}) > 2
+    except ValueError:
+        return False
+
+
+def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
+    try:
+        values = np.asarray([np.nan if (v := _number(t)) is None else v for t in texts])
+    except ValueError as error:
+        raise ValueError(f"column {name!r} is numeric but {error}; declare it categorical or clean the file") from None
+    if np.isnan(values).all():
+        raise ValueError(f"column {name!r} has no value at all; drop it")
+    return np.where(np.isfinite(values), values, values[np.isfinite(values)].mean())
+
+
+def _codes(
+    name: str, texts: Sequence[str], options: Sequence[str] | None, limit: int | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    known = tuple(options) if options is not None else tuple(sorted({t for t in texts if t.lower() not in MISSING}))
+    if limit is not None and options is None and len(known) > limit:
+        raise ValueError(
+            f"column {name!r} has {len(known)} distinct texts, more than max_categories={limit}; drop it or declare it categorical"
+        )
+    codes = np.asarray([known.index(t) if t in known else len(known) for t in texts])
+    return codes, known if (codes < len(known)).all() else (*known, UNKNOWN)
+
+
+def _target(name: str, texts: Sequence[str], task: str | None, limit: int) -> tuple[np.ndarray, int | None]:
+    if task is not None:
+        _check.one_of(("classification", "regression"), task=task)
+    regression = task == "regression" or (task is None and _is_numeric(texts) and len(set(texts)) > limit)
+    if regression:
+        y = _numbers(name, texts)
+        return (y - y.mean()) / (y.std() or 1), None
+    options = sorted(set(texts), key=lambda t: (0, float(t), t) if t.lstrip("-").isdigit() else (1, 0.0, t))
+    return np.asarray([options.index(t) for t in texts]), len(options)

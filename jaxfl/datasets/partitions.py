@@ -1,0 +1,102 @@
+"""Who holds which records: each partition returns one array of record indices per client, sorted as drawn.
+
+All take a NumPy generator where they draw; host code.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxfl import _check
+from jaxfl.datasets.dataset import Dataset
+
+
+def iid(rng: np.random.Generator, records: int, clients: int) -> list[np.ndarray]:
+    """Shuffle `records` and cut them into `clients` nearly equal parts."""
+    _check.positive_integer(clients=clients)
+    if clients > records:
+        raise ValueError(f"clients={clients} exceeds the {records} records; every client needs one")
+    return list(np.array_split(rng.permutation(records), clients))
+
+
+def by_sizes(rng: np.random.Generator, records: int, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Shuffle `records` and deal out parts of the given sizes; what is left over is nobody's."""
+    _check.positive_integer(**{f"sizes[{c}]": size for c, size in enumerate(sizes)})
+    if sum(sizes) > records:
+        raise ValueError(f"sizes={list(sizes)} sum to {sum(sizes)}; there are {records} records")
+    return np.split(rng.permutation(records), np.cumsum(sizes))[:-1]
+
+
+def by_column(dataset: Dataset, column: str | int) -> list[np.ndarray]:
+    """One client per category of a categorical attribute (empty categories left out)."""
+    values = dataset.values_of(column)
+    return [np.flatnonzero(values == v) for v in np.unique(values)]
+
+
+def by_group(dataset: Dataset) -> list[np.ndarray]:
+    """The clients that the source itself names, such as the clusters' clients of LEAF's synthetic set."""
+    if dataset.group is None:
+        raise ValueError(f"dataset={dataset.name!r} assigns no clients to its records; use another partition")
+    return [np.flatnonzero(dataset.group == g) for g in np.unique(dataset.group)]
+
+
+def by_classes(rng: np.random.Generator, y: np.ndarray, clients: int, classes_per_client: int) -> list[np.ndarray]:
+    """Each client holds `classes_per_client` classes; a class is shared evenly by the clients that hold it.
+
+    Classes are dealt round after round in random order, so every class is held as evenly often as can be.
+    """
+    _check.positive_integer(clients=clients, classes_per_client=classes_per_client)
+    classes = np.unique(y)
+    if classes_per_client > len(classes):
+        raise ValueError(f"classes_per_client={classes_per_client} exceeds the {len(classes)} classes")
+    held = _deal(rng, classes, clients, classes_per_client)
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for k in classes:
+        holders = [c for c in range(clients) if k in held[c]]
+        if holders:
+            for c, part in zip(holders, np.array_split(rng.permutation(np.flatnonzero(y == k)), len(holders)), strict=True):
+                parts[c].append(part)
+    return _nonempty([np.concatenate(p) for p in parts], "classes_per_client", classes_per_client)
+
+
+def _deal(rng: np.random.Generator, classes: np.ndarray, clients: int, each: int) -> list[set[int]]:
+    held: list[set[int]] = [set() for _ in range(clients)]
+    deck: list[int] = []
+    for c in range(clients):
+        while len(held[c]) < each:
+            fresh = [k for k in deck if k not in held[c]]
+            if not fresh:
+                deck += rng.permutation(classes).tolist()
+                continue
+            deck.remove(fresh[0])
+            held[c].add(fresh[0])
+    return held
+
+
+def dirichlet(rng: np.random.Generator, y: np.ndarray, clients: int, alpha: float) -> list[np.ndarray]:
+    """Label skew: each class is divided among clients by proportions from Dirichlet(alpha) (Hsu et al. 2019).
+
+    Small alpha gives few classes per client. A client left without records takes one from the largest.
+    """
+    _check.positive_integer(clients=clients)
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha!r} must be positive")
+    if clients > len(y):
+        raise ValueError(f"clients={clients} exceeds the {len(y)} records; every client needs one")
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for k in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == k))
+        cuts = (np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)).astype(int)
+        for c, part in enumerate(np.split(rows, cuts)):
+            parts[c] += part.tolist()
+    for part in parts:
+        if not part:
+            part.append(max(parts, key=len).pop())
+    return [np.asarray(part) for part in parts]
+
+
+def _nonempty(parts: list[np.ndarray], name: str, value: int) -> list[np.ndarray]:
+    empty = [c for c, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        raise ValueError(f"{name}={value} leaves client {empty[0]} without records; use fewer clients")
+    return parts
