@@ -34,8 +34,8 @@ def shape(expected: tuple[int | None, ...], **named: Any) -> None:
     for name, array in named.items():
         actual = np.shape(array)
         if len(actual) != len(expected) or any(e is not None and e != a for e, a in zip(expected, actual, strict=True)):
-            wanted = "(" + ", ".join("any" if e is None else str(e) for e in expected) + ")"
-            raise ValueError(f"{name} has shape {actual}; it must have shape {wanted}")
+            wanted = tuple("any" if e is None else e for e in expected)
+            raise ValueError(f"{name} has shape {actual}; it must have shape {wanted}".replace("'any'", "any"))
 
 
 def finite(where: Any = None, **named: Any) -> None:

@@ -51,7 +51,7 @@ def one_client(x: Any, y: Any, id: int = 0) -> ClientData:  # noqa: A002 - the f
     Raises:
       ValueError: if the lengths differ, there is no record, or an input is not finite.
     """
-    x, y = _features(x), jnp.asarray(y)
+    x, y = jnp.asarray(_features(x)), jnp.asarray(y)
     _check_records("x", "y", x, y)
     return ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(id))
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
     with contextlib.redirect_stdout(sys.stderr):  # TFDS prints what it prepares
         builder.download_and_prepare()
     return _read(builder)
+
+
+def at_hand(name: str, data_dir: str | Path | None = None) -> bool:
+    """True if a public source can be loaded without a download: its files are in `data_dir`, or it was prepared before."""
+    folder = data_dir or os.environ.get("JAXFL_DATA")
+    local = folder is not None and all(_find(Path(folder), name, file) for file in SOURCES[name].files)
+    return local or (cache_dir() / name).is_dir()
 
 
 def _find(folder: Path, name: str, file: SourceFile) -> Path | None:
@@ -92,8 +100,10 @@ def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedB
 
 def _download(file: SourceFile, manager: tfds.download.DownloadManager) -> Path:
     try:
+        # TFDS repeats a failed request for minutes; an address that cannot be reached should say so at once.
+        urllib.request.urlopen(file.url, timeout=20).close()
         return Path(manager.download(file.url))
-    except Exception as error:
+    except (OSError, tfds.download.DownloadError) as error:
         mend = f"put {file.name} into a folder and name it with data_dir (--data-dir, JAXFL_DATA)"
         raise ConnectionError(f"{file.url} could not be downloaded ({type(error).__name__}: {error}); {mend}") from error
 

@@ -1,0 +1,315 @@
+"""The experiment of paper 000: a victim trains, its messages are attacked for one attribute, the guesses are scored.
+
+A cell's settings:
+  attribute: 0-based number of the unknown attribute.
+  records: |D_v|, records of the victim.
+  batch_size: records per local step; "full" for all.
+  hidden: width of the hidden layer.
+  learning_rate: of the clients' SGD.
+  rounds: communication rounds, one local epoch each.
+  phases: comma-separated sets of rounds the attack may use (see `PHASES`).
+  prior: "known" (from the training records) or "unknown".
+  encoding: "scalar" or "onehot".
+  steps: Adam iterations of `cos`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attribute_baselines import L2Matching, l2_lbfgs, majority_guess, public_model, random_guess
+from attacks.attribute_reconstruction import CosMatching, Knowledge, Reconstruction, UnknownColumn, cos_matching
+from attacks.gradient_matching import Virtual
+from attacks.metrics import accuracy, majority_rate
+from benchmarks.engines import Compiled, run_members
+from benchmarks.jobs import Cell, Job, Outcome
+from jaxfl import Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate, stack_clients
+from jaxfl.datasets import Dataset, load
+
+Array = jax.Array
+
+PHASES = {
+    "pre1": (0,),
+    "pre2": (0, 1),
+    "pre5": (0, 1, 2, 3, 4),
+    "gap10": (9, 19, 29, 39, 49),
+    "last5": (-5, -4, -3, -2, -1),
+}
+"""Sets of rounds (paper 000, section 4.2), 0-based; negative ones count from the last."""
+
+PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
+TEST_RECORDS = 500
+UNROLLED_STEPS, UNROLLED_ORDERS = 300, 2
+L2_EVALUATIONS = 200
+
+METHODS = ("random", "majority", "public100", "public1000", "l2_lbfgs", "cos")
+MATCHING = ("l2_lbfgs", "cos", "cos_unrolled")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One victim, one attribute, one seed. Leaves get a leading axis `[members]` in a group.
+
+    Attributes:
+      x: the victim's records `[records, features]`.
+      y: its labels `[records]`.
+      truth: index of the attribute's true value `[records]`; for scoring only.
+      column: the attribute; its prior is always there, the experiment hides it if unknown.
+      x_public: public records `[public, features]`.
+      values_public: their attribute `[public]`.
+      x_test: held-out records `[test, features]`.
+      y_test: their labels `[test]`.
+      learning_rate: of the victim's SGD.
+      key: everything random in this member.
+    """
+
+    x: Array
+    y: Array
+    truth: Array
+    column: UnknownColumn
+    x_public: Array
+    values_public: Array
+    x_test: Array
+    y_test: Array
+    learning_rate: Array
+    key: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What members of a group share; static.
+
+    Attributes:
+      model: the model.
+      batch_size: records per local step, or None.
+      rounds: communication rounds.
+      phases: sets of rounds that the attack may use.
+      prior_known: whether the adversary knows the attribute's distribution.
+      steps: Adam iterations of `cos`.
+    """
+
+    model: Model
+    batch_size: int | None
+    rounds: int
+    phases: tuple[str, ...]
+    prior_known: bool
+    steps: int
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Rounds whose messages are kept: the union of the phases, and the last for evaluation."""
+        return tuple(sorted({t % self.rounds for name in self.phases for t in PHASES[name]} | {self.rounds - 1}))
+
+    def training(self, member: Member) -> LocalTraining:
+        """The victim's recipe."""
+        return LocalTraining(member.learning_rate, batch_size=self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Victim:
+    """Trains a member's victim alone (isolated); returns its messages and two accuracies of its last model."""
+
+    setting: Setting
+
+    def __call__(self, member: Member) -> tuple[Messages, Array, Array]:
+        setting = self.setting
+        init_key, train_key = jax.random.split(jax.random.fold_in(member.key, 0))
+        clients = jax.tree.map(lambda a: a[None], one_client(member.x, member.y))
+        record = Record(clients=(0,), rounds=setting.kept)
+        federated = Federated(rounds=setting.rounds, training=setting.training(member), record=record)
+        transcript = simulate(setting.model, setting.model.init(init_key), clients, train_key, federated)
+        own = evaluate(setting.model, transcript.params, one_client(member.x, member.y))
+        test = evaluate(setting.model, transcript.params, one_client(member.x_test, member.y_test))
+        return transcript.messages(0), own.accuracy, test.accuracy
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """Runs one method on a member and its victim's messages; returns accuracy, objective and status `[phases]`."""
+
+    method: str
+    setting: Setting
+
+    def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array, Array]:
+        member, messages = inputs
+        key = jax.random.fold_in(member.key, 1)
+        candidates, positions = len(member.column.candidates), member.column.positions
+        records = len(member.x)
+        if self.method not in MATCHING:
+            if self.method == "random":
+                values = random_guess(key, records, candidates)
+            elif self.method == "majority":
+                values = majority_guess(member.column.prior, records)
+            else:
+                n = int(self.method.removeprefix("public"))
+                public, known = member.x_public[:n], member.values_public[:n]
+                values = public_model(public, known, member.x, positions, candidates, key)
+            return accuracy(values, member.truth)[None], jnp.full(1, jnp.nan), jnp.zeros(1, jnp.int32)
+
+        def one_phase(messages: Messages) -> tuple[Array, Array, Array]:
+            answer = self.match(member, messages, key)
+            return accuracy(answer.values[0], member.truth), answer.objective, answer.status
+
+        return over_phases(one_phase, messages, self.setting)
+
+    def match(self, member: Member, messages: Messages, key: Array) -> Reconstruction:
+        """One gradient-matching method on the messages of one phase."""
+        setting = self.setting
+        column = member.column if setting.prior_known else dataclasses.replace(member.column, prior=None)
+        knowledge = Knowledge(member.x, member.y, (column,))
+        training = setting.training(member)
+        if self.method == "l2_lbfgs":
+            rival = L2Matching(L2_EVALUATIONS, Virtual(training=training))
+            return l2_lbfgs(setting.model, messages, knowledge, key, settings=rival)
+        settings = CosMatching(steps=setting.steps, virtual=Virtual(training=training))
+        if self.method == "cos_unrolled":
+            virtual = Virtual("unrolled", training, UNROLLED_ORDERS)
+            settings = CosMatching(steps=UNROLLED_STEPS, virtual=virtual)
+        return cos_matching(setting.model, messages, knowledge, key, settings=settings)
+
+
+def over_phases(attack: Callable[[Messages], Any], messages: Messages, setting: Setting) -> Any:
+    """`attack` on every phase `[phases]`; phases of equal length share one compiled loop."""
+    places = [jnp.asarray([setting.kept.index(t % setting.rounds) for t in PHASES[name]]) for name in setting.phases]
+    results: list[Any] = [None] * len(places)
+    for length in {len(p) for p in places}:
+        same = [i for i, p in enumerate(places) if len(p) == length]
+        rows = jnp.stack([places[i] for i in same])
+        found = jax.lax.map(lambda r: attack(jax.tree.map(lambda a: a[r], messages)), rows)
+        for j, i in enumerate(same):
+            results[i] = jax.tree.map(lambda a, j=j: a[j], found)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+
+def signature(cell: Cell) -> Any:
+    """Everything but the attribute and the learning rate, which are traced."""
+    traced = ("attribute", "learning_rate")
+    return cell.dataset, tuple((k, v) for k, v in cell.settings if k not in traced)
+
+
+@functools.lru_cache(maxsize=2)
+def _dataset(name: str, data_dir: str | None, encoding: str) -> Dataset:
+    return load(name, data_dir, encoding="scalar" if encoding == "scalar" else "onehot")
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of equal signature: one simulation for all methods, then one compiled call per method."""
+    cell = jobs[0].cell
+    data = _dataset(cell.dataset, data_dir, cell["encoding"])
+    places = list(dict.fromkeys((job.cell, job.seed) for job in jobs))
+    members = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(_member(data, cell, seed) for cell, seed in places))
+    setting = _setting(cell, data)
+    messages, train, test = run_members(Victim(setting), members).results
+    majority = jax.vmap(lambda truth: majority_rate(truth, members.column.candidates.shape[1]))(members.truth)
+    for method in dict.fromkeys(job.method for job in jobs):
+        wanted = {(job.cell, job.seed): job for job in jobs if job.method == method}
+        rows = np.asarray([i for i, place in enumerate(places) if place in wanted])
+        chosen = jax.tree.map(lambda a, rows=rows: a[rows], (members, messages))
+        found = run_members(Attack(method, setting), chosen)
+        outcomes = []
+        for row, i in enumerate(rows):
+            shared = {
+                "majority": float(majority[i]),
+                "train_accuracy": float(train[i]),
+                "test_accuracy": float(test[i]),
+                "chance": 1 / members.column.candidates.shape[1],
+                "compile_s": found.compile_s,
+                "run_s": found.run_s,
+                "note": data.note,
+            }
+            outcomes += _outcomes(wanted[places[i]], setting, row, found, shared)
+        yield outcomes
+
+
+def _setting(cell: Cell, data: Dataset) -> Setting:
+    if data.classes is None:
+        raise ValueError(f"dataset={cell.dataset!r} is a regression; this experiment needs classes")
+    return Setting(
+        model=mlp(data.x.shape[1], (cell["hidden"],), data.classes),
+        batch_size=None if cell["batch_size"] == "full" else cell["batch_size"],
+        rounds=cell["rounds"],
+        phases=tuple(cell["phases"].split(",")),
+        prior_known=cell["prior"] == "known",
+        steps=cell["steps"],
+    )
+
+
+def _member(data: Dataset, cell: Cell, seed: int) -> Member:
+    """A seed's split: public records (10 %, at least 1,000 if there are enough), then training and test 8:2 (section 4.1)."""
+    order = np.random.default_rng(seed).permutation(len(data))
+    public = min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
+    train = public + round(TRAIN_FRACTION * (len(data) - public))
+    records = cell["records"]
+    if records > train - public:
+        raise ValueError(f"records={records} exceeds the {train - public} training records of {data.name}")
+    victim, training, test = order[public : public + records], order[public:train], order[train : train + TEST_RECORDS]
+    attribute = data.column(cell["attribute"])
+    values = data.values_of(cell["attribute"])
+    known = order[: min(public, MOST_PUBLIC)]
+    column = UnknownColumn(
+        jnp.asarray(attribute.positions),
+        jnp.asarray(attribute.values),
+        jnp.asarray(data.prior(cell["attribute"], training), jnp.float32),
+    )
+    return Member(
+        x=jnp.asarray(data.x[victim]),
+        y=jnp.asarray(data.y[victim]),
+        truth=jnp.asarray(values[victim]),
+        column=column,
+        x_public=jnp.asarray(data.x[known]),
+        values_public=jnp.asarray(values[known]),
+        x_test=jnp.asarray(data.x[test]),
+        y_test=jnp.asarray(data.y[test]),
+        learning_rate=jnp.asarray(cell["learning_rate"], jnp.float32),
+        key=jax.random.key(seed),
+    )
+
+
+def _outcomes(job: Job, setting: Setting, row: int, found: Compiled, shared: dict[str, Any]) -> Iterator[Outcome]:
+    """One outcome per selection: the phase chosen by the objective, and the best one as the oracle's."""
+    scores, objectives, status = (np.asarray(a)[row] for a in found.results)
+    if job.method not in MATCHING:
+        yield Outcome(job, "accuracy", float(scores[0]), **shared)
+        return
+    choices = {"objective": int(np.nanargmin(np.where(status == 0, objectives, np.inf)))}
+    if len(setting.phases) > 1:
+        choices["oracle"] = int(np.argmax(np.where(status == 0, scores, -1)))
+    for selection, phase in choices.items():
+        ok = status[phase] == 0
+        detail = {"rounds_used": setting.phases[phase], "objective": float(objectives[phase])}
+        if len(setting.phases) == 1:
+            selection = "none"
+        value = float(scores[phase]) if ok else None
+        yield Outcome(job, "accuracy", value, selection, "ok" if ok else "diverged", detail=detail, **shared)
+
+
+def cost(job: Job, features: int, classes: int) -> tuple[float, float]:
+    """Estimated (floating-point operations, bytes) of a job.
+
+    One round of one iteration costs about three forward passes' worth of matrix products on top of the forward pass
+    itself (gradient with respect to weights, and its derivative with respect to one column).
+    """
+    cell = job.cell
+    phases = cell["phases"].split(",")
+    rounds = sum(len(PHASES[name]) for name in phases)
+    weights = features * cell["hidden"] + cell["hidden"] * classes
+    forward = 2.0 * cell["records"] * weights
+    batch = cell["records"] if cell["batch_size"] == "full" else cell["batch_size"]
+    work = {
+        "random": 0.0,
+        "majority": 0.0,
+        "public100": 200 * 3 * 2.0 * 100 * weights,
+        "public1000": 200 * 3 * 2.0 * 1000 * weights,
+        "l2_lbfgs": L2_EVALUATIONS * rounds * 4 * forward,
+        "cos": cell["steps"] * rounds * 4 * forward,
+        # Simulated training is repeated to save memory, and small batches run at a fraction of the machine's speed.
+        "cos_unrolled": UNROLLED_STEPS * rounds * UNROLLED_ORDERS * 12 * forward * max(1.0, 64 / batch),
+    }
+    kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
+    return work[job.method] + cell["rounds"] * 3 * forward, 8.0 * kept * weights + 4.0 * cell["records"] * features

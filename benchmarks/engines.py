@@ -1,0 +1,113 @@
+"""Where groups run: `map_groups(run, groups)` yields each result as it comes, on this machine or on a Ray cluster."""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from benchmarks.jobs import Group, Outcome
+from jaxfl.federated import Strategy, map_clients
+
+
+class Compiled(NamedTuple):
+    """Attributes:
+    results: stacked over members.
+    compile_s: seconds spent compiling (0 if an equal program was compiled before).
+    run_s: wall seconds of the call, divided by the members.
+    """
+
+    results: Any
+    compile_s: float
+    run_s: float
+
+
+def use_all_cores() -> None:
+    """Show each CPU core to JAX as a device, so that members run side by side. Call before JAX is first used."""
+    try:
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    except RuntimeError:  # JAX is running already, as in a notebook: its devices stay as they are
+        return
+
+
+def run_members(function: Callable[[Any], Any], members: Any) -> Compiled:
+    """Run a pure function on every member of a group as one compiled call.
+
+    Members are shared by the local devices and run one after the other on each CPU core, at once on an accelerator.
+
+    Args:
+      function: from one member to a pytree of arrays. Hashable: equal functions share their compiled program.
+      members: a pytree whose leaves have the leading axis `[members]`.
+    """
+    count = len(jax.tree.leaves(members)[0])
+    devices = min(jax.local_device_count(), count)
+    surplus = -count % devices  # the last member is repeated until every device has as many
+    padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], surplus, 0)]), members)
+    placed = jax.device_put(padded, _sharding(devices))
+    leaves, structure = jax.tree.flatten(placed)
+    start = time.perf_counter()
+    program = _compile(function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+    compiled = time.perf_counter()
+    results = jax.block_until_ready(program(placed))
+    end = time.perf_counter()
+    # Back on one device: slicing an array that is spread over devices would make them wait for each other.
+    gathered = jax.device_put(results, jax.local_devices()[0])
+    return Compiled(jax.tree.map(lambda a: a[:count], gathered), compiled - start, (end - compiled) / count)
+
+
+def _sharding(devices: int) -> NamedSharding:
+    return NamedSharding(jax.make_mesh((devices,), ("members",), axis_types=(AxisType.Auto,)), PartitionSpec("members"))
+
+
+@functools.cache
+def _compile(function: Callable[[Any], Any], devices: int, structure: Any, signature: tuple[Any, ...]) -> Any:
+    strategy: Strategy = "map" if jax.default_backend() == "cpu" else "vmap"
+    sharding = _sharding(devices)
+    # Members share nothing, so the check for values that differ between devices has nothing to protect.
+    program = jax.shard_map(
+        lambda members: map_clients(function, members, strategy),
+        mesh=sharding.mesh,
+        in_specs=sharding.spec,
+        out_specs=sharding.spec,
+        check_vma=False,
+    )
+    shapes = structure.unflatten([jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in signature])
+    return jax.jit(program).lower(shapes).compile()
+
+
+Run = Callable[[Group], Iterator[Sequence[Outcome]]]
+
+
+def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
+    """Groups one after the other in this process; a group's members use all its devices."""
+    for group in groups:
+        for outcomes in run(group):
+            yield group, outcomes
+
+
+def on_ray(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
+    """Groups spread over a Ray cluster (the one at `RAY_ADDRESS`, else a local one), one accelerator each if there are any."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError("engine='ray' needs Ray: pip install 'jaxfl[cluster]'") from error
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    accelerators = 1 if ray.cluster_resources().get("GPU", 0) else 0
+
+    @ray.remote(num_gpus=accelerators)
+    def remote(place: int) -> list[Sequence[Outcome]]:
+        return list(run(groups[place]))
+
+    pending = {remote.remote(place): groups[place] for place in range(len(groups))}
+    while pending:
+        (done,), _ = ray.wait(list(pending), num_returns=1)
+        group = pending.pop(done)
+        for outcomes in ray.get(done):
+            yield group, outcomes
+
+
+ENGINES = {"local": local, "ray": on_ray}

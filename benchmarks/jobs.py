@@ -1,0 +1,142 @@
+"""Jobs: what a sweep runs, hashable and addressed by content."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Value = str | int | float | bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One setting of one table.
+
+    Attributes:
+      suite: name of the suite, "lyu2021".
+      table: name of the table in it, "table3".
+      size: "small" or "paper".
+      dataset: name of the data set.
+      settings: sorted (name, value) pairs; everything that the experiment reads.
+    """
+
+    suite: str
+    table: str
+    size: str
+    dataset: str
+    settings: tuple[tuple[str, Value], ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.settings)[name]
+
+    @property
+    def label(self) -> str:
+        """Settings in one line, for progress and reports."""
+        return " ".join(f"{name}={value}" for name, value in self.settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One method in one cell with one seed. A seed draws the split, the victim, the initial model, batch order and the
+    attack's start; all methods of a cell share it."""
+
+    cell: Cell
+    method: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Content address: equal jobs have equal keys in every process."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one job measured, one per metric and selection.
+
+    Attributes:
+      job: the job.
+      metric: "accuracy".
+      value: the score; None if it failed.
+      selection: "objective" (chosen by what the adversary knows), "oracle" (chosen by the score), "none".
+      status: "ok", or why there is no value.
+      chance: score of a blind guess.
+      majority: score of the most frequent true value.
+      train_accuracy: of the victim's last observed model on its own records.
+      test_accuracy: of the same model on held-out records.
+      compile_s: seconds to compile the group's program.
+      run_s: wall time of the group's program divided by its members, seconds.
+      dtype: precision of the attack.
+      detail: further facts of this outcome, such as the rounds chosen.
+      note: what a reader must know of the data.
+    """
+
+    job: Job
+    metric: str
+    value: float | None
+    selection: str = "none"
+    status: str = "ok"
+    chance: float | None = None
+    majority: float | None = None
+    train_accuracy: float | None = None
+    test_accuracy: float | None = None
+    compile_s: float | None = None
+    run_s: float | None = None
+    dtype: str = "float32"
+    detail: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table or figure of a paper, as a grid.
+
+    Attributes:
+      name: "table3".
+      title: what it shows, one line.
+      cells: from (size, data_dir) to its cells; a real source replaces its stand-in where it is at hand.
+      methods: the methods of its rows.
+      published: from (cell at paper size, method) to the published value, or None.
+      run: runs jobs of equal signature, yielding outcomes as they come; `run(jobs, data_dir)`.
+      signature: from a cell to what must be equal for jobs to run as one compiled call.
+      cost: from a job to its estimated (floating-point operations, bytes).
+    """
+
+    name: str
+    title: str
+    cells: Callable[[str, str | None], Sequence[Cell]]
+    methods: tuple[str, ...]
+    published: Callable[[Cell, str], float | None]
+    run: Callable[..., Iterable[Outcome]]
+    signature: Callable[[Cell], Any]
+    cost: Callable[[Job], tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Jobs of one table and equal signature: data and simulation are shared, each method is one compiled call."""
+
+    suite: str
+    table: Table
+    jobs: tuple[Job, ...]
+
+    @property
+    def label(self) -> str:
+        """One line for progress."""
+        shared = set.intersection(*(set(j.cell.settings) for j in self.jobs))
+        text = " ".join(f"{k}={v}" for k, v in self.jobs[0].cell.settings if (k, v) in shared)
+        return f"{self.suite}/{self.table.name} {self.jobs[0].cell.dataset} {text}"
+
+
+def expand(suite: str, table: Table, size: str, methods: Sequence[str], seeds: Sequence[int], data_dir: str | None) -> list[Job]:
+    """All jobs of a table, cell by cell."""
+    return [Job(cell, method, seed) for cell in table.cells(size, data_dir) for method in methods for seed in seeds]
+
+
+def group(suite: str, table: Table, jobs: Iterable[Job]) -> list[Group]:
+    """Jobs by signature, in the order of their first member."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(table.signature(job.cell), []).append(job)
+    return [Group(suite, table, tuple(members)) for members in groups.values()]

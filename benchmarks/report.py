@@ -1,0 +1,221 @@
+"""Results as one self-contained HTML page: `python -m benchmarks.report [--out results]`."""
+
+import base64
+import dataclasses
+import io
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tyro
+
+from attacks.metrics import Interval, accuracy_interval
+from benchmarks.store import Store
+
+DERIVED = ("rounds_used", "objective", "note", "steps")
+"""Entries of `settings` that a run adds or that follow from others; they do not tell cells apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of a table: one method in one cell over its seeds; texts ready to print."""
+
+    setting: str
+    method: str
+    selection: str
+    metric: str
+    n: int
+    mean: str
+    interval: str
+    chance: str
+    majority: str
+    published: str
+    train_accuracy: str
+    test_accuracy: str
+    compile_s: str
+    run_s: str
+    device: str
+    versions: str
+    note: str
+    redo: str
+    estimate: Interval
+    majority_value: float
+    published_value: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One table of one suite at one size.
+
+    Attributes:
+      title: "lyu2021/table3, paper size".
+      shared: settings that all its cells have in common.
+      lines: its lines.
+      plot: PNG as base64, or "".
+    """
+
+    title: str
+    shared: str
+    lines: tuple[Line, ...]
+    plot: str = ""
+
+
+def sections(rows: Iterable[dict[str, Any]]) -> list[Section]:
+    """Rows of the store as tables."""
+    by_table: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        by_table.setdefault((row["suite"], row["table"], row["size"]), []).append(row)
+    return [_section(key, members) for key, members in by_table.items()]
+
+
+def _section(key: tuple[str, str, str], rows: list[dict[str, Any]]) -> Section:
+    suite, table, size = key
+    cells = [{"dataset": r["dataset"]} | {k: v for k, v in r["settings"].items() if k not in DERIVED} for r in rows]
+    names = list(dict.fromkeys(k for cell in cells for k in cell))
+    varying = [k for k in names if len({json.dumps(cell.get(k)) for cell in cells}) > 1]
+    shared = ", ".join(f"{k}={cells[0][k]}" for k in names if k not in varying)
+    by_line: dict[Any, list[dict[str, Any]]] = {}
+    for row, cell in zip(rows, cells, strict=True):
+        place = tuple((k, cell.get(k)) for k in varying)
+        by_line.setdefault((place, row["method"], row["selection"], row["metric"]), []).append(row)
+    order = sorted(by_line.items(), key=lambda item: json.dumps([_sortable(v) for _, v in item[0][0]]))
+    lines = tuple(_line(place, members) for (place, *_), members in order)
+    return Section(f"{suite}/{table}, {size} size", shared, lines)
+
+
+def _sortable(value: Any) -> Any:
+    return f"{value:020.6f}" if isinstance(value, (int, float)) else str(value)
+
+
+def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
+    first = rows[0]
+    values = [r["value"] for r in rows if r["value"] is not None]
+    failed = [r for r in rows if r["value"] is None]
+    estimate = accuracy_interval(values, int(first["settings"].get("records", 1)))
+    majority = _mean([r["majority"] for r in rows])
+    published = first["published"]
+    other_size = first["size"] != "paper" and published is not None
+    note = "; ".join(dict.fromkeys([*(r["settings"].get("note", "") for r in rows), *(r["status"] for r in failed)]))
+    return Line(
+        setting=" ".join(f"{k}={v}" for k, v in place) or first["dataset"],
+        method=first["method"],
+        selection=first["selection"],
+        metric=first["metric"],
+        n=len(values),
+        mean=_text(estimate.mean),
+        interval=_interval(estimate),
+        chance=_text(_mean([r["chance"] for r in rows])),
+        majority=_text(majority),
+        published="" if published is None else f"{published:g}" + (" (other size)" if other_size else ""),
+        train_accuracy=_text(_mean([r["train_accuracy"] for r in rows])),
+        test_accuracy=_text(_mean([r["test_accuracy"] for r in rows])),
+        compile_s=_text(_mean([r["compile_s"] for r in rows]), 1),
+        run_s=_text(_mean([r["run_s"] for r in rows])),
+        device=f"{first['device']}, {first['dtype']}",
+        versions=first["versions"],
+        note=note.strip("; ") + (f" ({len(failed)} failed)" if failed else ""),
+        redo=_redo(place, rows),
+        estimate=estimate,
+        majority_value=majority,
+        published_value=published,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _text(value: float, digits: int = 3) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _interval(estimate: Interval) -> str:
+    if not math.isfinite(estimate.low):
+        return "(one seed)" if math.isfinite(estimate.mean) else ""
+    return f"[{max(estimate.low, 0):.3f}, {min(estimate.high, 1):.3f}]"
+
+
+def _redo(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """The command that measures this line again."""
+    first = rows[0]
+    numbers = sorted({r["seed"] for r in rows})
+    seeds = ",".join(map(str, numbers)) if len(numbers) > 1 else f"{numbers[0]},"  # "3," is the seed 3, "3" a count
+    where = [f"{k}={v}" for k, v in place]
+    command = ["python", "-m", "benchmarks.sweep", f"{first['suite']}/{first['table']}", "--size", first["size"]]
+    command += ["--methods", first["method"], "--seeds", seeds]
+    return shlex.join(command + (["--where", *where] if where else []) + ["--out", "again"])
+
+
+def _plot(section: Section) -> str:
+    """Means and intervals by setting and method, majority rate and published values beside them, as base64 PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib.figure import Figure
+
+    lines = [line for line in section.lines if line.selection != "oracle" and math.isfinite(line.estimate.mean)]
+    settings = list(dict.fromkeys(line.setting for line in lines))
+    methods = list(dict.fromkeys(line.method for line in lines))
+    figure = Figure(figsize=(max(6.0, 0.9 * len(settings) + 3), 3.6), layout="constrained")
+    axes = figure.subplots()
+    for m, method in enumerate(methods):
+        chosen = [line for line in lines if line.method == method]
+        places = [settings.index(line.setting) + 0.7 * (m / max(len(methods) - 1, 1) - 0.5) for line in chosen]
+        means = [line.estimate.mean for line in chosen]
+        reach = [
+            [max(0.0, mean - max(line.estimate.low, 0)) for mean, line in zip(means, chosen, strict=True)],
+            [max(0.0, min(line.estimate.high, 1) - mean) for mean, line in zip(means, chosen, strict=True)],
+        ]
+        drawn = axes.errorbar(places, means, yerr=reach, fmt="o", markersize=4, capsize=2, label=method)
+        known = [(p, line.published_value) for p, line in zip(places, chosen, strict=True) if line.published_value is not None]
+        if known:
+            axes.scatter(*zip(*known, strict=True), marker="x", color=drawn[0].get_color(), zorder=3)
+    for place, setting in enumerate(settings):
+        level = next(line.majority_value for line in lines if line.setting == setting)
+        axes.hlines(level, place - 0.45, place + 0.45, color="grey", linestyle=":")
+    axes.set_xticks(range(len(settings)), [s.replace(" ", "\n") for s in settings], fontsize=7)
+    axes.set(ylabel="accuracy", ylim=(-0.02, 1.04), title=f"{section.title} (dotted: majority, x: published)")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def write(rows: list[dict[str, Any]], folder: Path) -> Path:
+    """Write `report.html`, one file that needs nothing beside it."""
+    shown = [dataclasses.replace(s, plot=_plot(s) if any(line.n for line in s.lines) else "") for s in sections(rows)]
+    text = resources.files("benchmarks").joinpath("templates/report.html.jinja").read_text(encoding="utf-8")
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text).render(sections=shown)
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def main(out: str = "results") -> int:
+    """Write results.csv and report.html anew from the results in a folder.
+
+    Args:
+        out: the folder.
+    """
+    if not (Path(out) / "results.sqlite").is_file():
+        print(f"error: --out {out!r} holds no results.sqlite; run python -m benchmarks.sweep first", file=sys.stderr)
+        return 2
+    try:
+        store = Store(out)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(store.write_csv(), write(store.rows(), store.folder))
+    store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main, prog="python -m benchmarks.report"))

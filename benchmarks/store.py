@@ -1,0 +1,102 @@
+"""Results on disk: SQLite, one row per (job, selection, metric), committed as soon as it is measured."""
+
+import csv
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    *("suite", "table", "size", "dataset", "method", "selection", "metric", "seed", "value", "status"),
+    *("chance", "majority", "published", "train_accuracy", "test_accuracy", "compile_s", "run_s"),
+    *("device", "dtype", "versions", "settings"),
+)
+"""Columns of `results.csv`, fixed."""
+
+_VERSION = 1
+_CREATE = f"""
+CREATE TABLE IF NOT EXISTS results (
+  job TEXT NOT NULL, {", ".join(f'"{name}"' for name in COLUMNS)},
+  PRIMARY KEY (job, selection, metric)
+)"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row: the job's key and a value for each of `COLUMNS`."""
+
+    job: str
+    values: dict[str, Any]
+
+
+class Store:
+    """An open results folder. Survives `kill -9`: a row is either whole or absent."""
+
+    def __init__(self, folder: str | Path):
+        """Open or create `folder/results.sqlite`.
+
+        Raises:
+          ValueError: if the folder cannot be written, or what stands there is not a store of this version.
+        """
+        self.folder = Path(folder)
+        self.path = self.folder / "results.sqlite"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self.path, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            version = self._database.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, _VERSION):
+                raise ValueError(f"out={str(folder)!r} was written by another version of jaxfl; choose another folder")
+            self._database.execute(_CREATE)
+            self._database.execute(f"PRAGMA user_version={_VERSION}")
+            self._database.execute("BEGIN IMMEDIATE")  # a folder that can only be read is found out now
+            self._database.execute("ROLLBACK")
+            self._database.execute("SELECT job, " + ", ".join(f'"{c}"' for c in COLUMNS) + " FROM results LIMIT 1")
+        except OSError as error:
+            raise ValueError(f"out={str(folder)!r} cannot be written ({error.strerror}); choose another folder") from error
+        except sqlite3.Error as error:
+            mend = "move results.sqlite away or choose another folder"
+            raise ValueError(f"out={str(folder)!r} holds no usable results ({error}); {mend}") from error
+
+    def finished(self) -> set[str]:
+        """Keys of the jobs that have a value; failed ones are run again."""
+        return {key for (key,) in self._database.execute("SELECT DISTINCT job FROM results WHERE status = 'ok'")}
+
+    def failed(self, keys: set[str]) -> list[str]:
+        """Distinct statuses of those of these jobs that have no value."""
+        rows = self._database.execute("SELECT job, status FROM results WHERE status != 'ok'")
+        return sorted({status for key, status in rows if key in keys})
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write rows in one transaction, replacing what the same jobs left before."""
+        names = ", ".join(f'"{c}"' for c in ("job", *COLUMNS))
+        marks = ", ".join("?" * (len(COLUMNS) + 1))
+        with self._database:
+            self._database.execute("BEGIN")
+            rows = list(rows)
+            self._database.executemany("DELETE FROM results WHERE job = ?", [(key,) for key in {row.job for row in rows}])
+            self._database.executemany(
+                f"INSERT INTO results ({names}) VALUES ({marks})", [(r.job, *(r.values[c] for c in COLUMNS)) for r in rows]
+            )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, ordered, with `settings` parsed."""
+        order = "suite, length([table]), [table], rowid"
+        cursor = self._database.execute("SELECT " + ", ".join(f'"{c}"' for c in COLUMNS) + f" FROM results ORDER BY {order}")
+        found = [dict(zip(COLUMNS, values, strict=True)) for values in cursor]
+        return [row | {"settings": json.loads(row["settings"])} for row in found]
+
+    def write_csv(self) -> Path:
+        """Write `results.csv` anew from the store."""
+        path = self.folder / "results.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(row | {"settings": json.dumps(row["settings"], sort_keys=True)} for row in self.rows())
+        return path
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()

@@ -1,0 +1,58 @@
+"""Shared by all tests: a small world whose attack succeeds, and the real data where it is at hand."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfl
+
+
+def largest_difference(a, b):
+    """Largest absolute difference between two pytrees of equal structure."""
+    return max(
+        float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Three ragged clients with binary features; the label depends on columns 3 and 4."""
+
+    model: jaxfl.Model
+    params: object
+    clients: jaxfl.ClientData
+    records: list
+    key: jax.Array
+
+
+@pytest.fixture(scope="session")
+def world():
+    rng = np.random.default_rng(0)
+    records = []
+    for n in (24, 17, 30):
+        x = (rng.random((n, 12)) < 0.4).astype(np.float32)
+        records.append((x, (x[:, 3] + 2 * x[:, 4] > 0).astype(int) + (x[:, 5] > 0)))
+    model = jaxfl.mlp(12, (16,), 3)
+    key = jax.random.key(1)
+    return World(model, model.init(key), jaxfl.stack_clients(records), records, key)
+
+
+@pytest.fixture(scope="session")
+def data_dir():
+    """The folder with local copies of public sources."""
+    folder = os.environ.get("JAXFL_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("JAXFL_DATA names no folder with local copies of the public sources")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A fresh folder for prepared sets."""
+    monkeypatch.setenv("JAXFL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

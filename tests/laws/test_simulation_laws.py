@@ -1,0 +1,222 @@
+"""Invariances of the simulation: what must not change a number, and what the numbers must equal."""
+
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Model,
+    Record,
+    cross_entropy,
+    honest_server,
+    isolating_server,
+    local_update,
+    mean_loss,
+    mlp,
+    simulate,
+    stack_clients,
+)
+from tests.conftest import largest_difference
+
+MINIBATCH = LocalTraining(0.2, epochs=2, batch_size=8)
+
+
+def run(world, clients=None, federated=None, **arguments):
+    federated = federated or Federated(rounds=4, training=MINIBATCH)
+    return simulate(world.model, world.params, clients or world.clients, world.key, federated, **arguments)
+
+
+def test_order_of_clients_changes_nothing(world):
+    shuffled = run(world, world.clients.take(jnp.array([2, 0, 1])))
+    straight = run(world)
+    assert largest_difference(shuffled.params, straight.params) < 1e-6
+    for client in range(3):
+        assert largest_difference(shuffled.messages(client), straight.messages(client)) < 1e-6
+
+
+@pytest.mark.parametrize("participants", [None, 2])
+def test_order_of_clients_changes_nothing_with_partial_participation(world, participants):
+    federated = Federated(rounds=5, training=MINIBATCH, clients_per_round=participants)
+    straight, shuffled = run(world, federated=federated), run(world, world.clients.take(jnp.array([1, 2, 0])), federated)
+    assert largest_difference(shuffled.params, straight.params) < 1e-6
+
+
+@pytest.mark.parametrize("training", [MINIBATCH, LocalTraining(0.2, epochs=3), LocalTraining(0.01, batch_size=8, optimizer=optax.adam)])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_padding_changes_nothing_whatever_it_holds(world, training, batch_norm):
+    model = mlp(12, (16,), 3, batch_norm=batch_norm)
+    world = dataclasses.replace(world, model=model, params=model.init(world.key))
+    c = world.clients
+    x = jnp.pad(jnp.where(c.mask[..., None], c.x, jnp.nan), ((0, 0), (0, 11), (0, 0)), constant_values=jnp.nan)
+    y = jnp.pad(jnp.where(c.mask, c.y, 99), ((0, 0), (0, 11)), constant_values=-7)
+    padded = dataclasses.replace(c, x=x, y=y, mask=jnp.pad(c.mask, ((0, 0), (0, 11))))
+    federated = Federated(rounds=3, training=training)
+    assert largest_difference(run(world, padded, federated).params, run(world, federated=federated).params) < 1e-6
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "map", 2, 7])
+def test_strategy_changes_nothing(world, strategy):
+    federated = Federated(rounds=4, training=MINIBATCH, strategy=strategy)
+    assert largest_difference(run(world, federated=federated).params, run(world).params) < 1e-6
+
+
+def test_a_client_alone_trains_as_beside_others(world):
+    together = run(world).messages(1)
+    first = jax.tree.map(lambda a: a[0], together.received)
+    round_key = jax.random.split(jax.random.fold_in(world.key, 0))[0]
+    x, y = world.records[1]
+    alone = stack_clients([(x, y)], ids=[1]).client(0)
+    returned = local_update(world.model, first, alone, jax.random.fold_in(round_key, 1), MINIBATCH)
+    assert largest_difference(returned, jax.tree.map(lambda a: a[0], together.returned)) < 1e-6
+
+
+def test_one_full_batch_step_is_the_gradient(world):
+    federated = Federated(rounds=2, training=LocalTraining(0.3))
+    messages = run(world, federated=federated).messages(0)
+    x, y = map(jnp.asarray, world.records[0])
+    for t in range(2):
+        received = jax.tree.map(lambda a, t=t: a[t], messages.received)
+        gradient = jax.grad(lambda p: mean_loss(world.model, p, x, y))(received)
+        expected = jax.tree.map(lambda g: 0.3 * g, gradient)
+        assert largest_difference(jax.tree.map(lambda a, t=t: a[t], messages.pseudo_gradient), expected) < 1e-6
+
+
+def test_fedavg_is_the_mean_weighted_by_records(world):
+    transcript = run(world, federated=Federated(rounds=1, training=MINIBATCH))
+    sizes = np.asarray([24, 17, 30])
+    expected = jax.tree.map(lambda a: np.tensordot(sizes / sizes.sum(), a[0], 1), transcript.returned)
+    assert largest_difference(transcript.params, expected) < 1e-6
+
+
+def test_server_optimizer_and_equal_weights(world):
+    server = honest_server(optax.sgd, 0.5, by_size=False)
+    transcript = run(world, federated=Federated(rounds=1, training=MINIBATCH), server=server)
+    expected = jax.tree.map(lambda w, a: 0.5 * w + 0.5 * a[0].mean(0), world.params, transcript.returned)
+    assert largest_difference(transcript.params, expected) < 1e-6
+
+
+def test_isolated_victim_trains_as_if_alone(world):
+    federated = Federated(rounds=4, training=MINIBATCH)
+    isolated = run(world, federated=federated, server=isolating_server(1))
+    alone = run(world, world.clients.take(jnp.array([1])), federated)
+    others = run(world, world.clients.take(jnp.array([0, 2])), federated)
+    assert largest_difference(isolated.messages(1), alone.messages(1)) < 1e-6
+    assert largest_difference(isolated.params, others.params) < 1e-6
+
+
+def test_sums_equal_the_sum_of_messages_and_nothing_else_is_kept(world):
+    training = Federated(rounds=5, training=MINIBATCH, clients_per_round=2)
+    kept = run(world, federated=dataclasses.replace(training, record=Record(clients=(), rounds=(1, 4), sums=True)))
+    everything = run(world, federated=training)
+    assert jax.tree.leaves(kept.returned)[0].shape[:2] == (2, 0)
+    expected = jax.tree.map(lambda a: a[jnp.array([1, 4])], everything.aggregates().pseudo_gradient)
+    assert largest_difference(kept.aggregates().pseudo_gradient, expected) < 1e-6
+
+
+def test_anonymous_view_is_a_permutation_of_the_participants(world):
+    transcript = run(world, federated=Federated(rounds=5, training=MINIBATCH, clients_per_round=2))
+    view = transcript.anonymous(jax.random.key(5))
+    for t in range(5):
+        senders = np.asarray(view.sender[t])
+        assert set(senders) == set(np.flatnonzero(transcript.participation[t]))
+        for place, client in enumerate(senders):
+            mine = jax.tree.map(lambda a, t=t, place=place: a[t, place], view.returned)
+            theirs = jax.tree.map(lambda a, t=t, client=client: a[t, client], transcript.returned)
+            assert largest_difference(mine, theirs) == 0
+    assert len({tuple(np.asarray(s)) for s in transcript.anonymous(jax.random.key(6)).sender}) > 1
+
+
+def test_a_model_of_plain_functions_works(world):
+    def init(key):
+        return {"w": 0.1 * jax.random.normal(key, (12, 3))}
+
+    plain = Model(init, lambda params, x, *, key=None, mask=None: x @ params["w"], cross_entropy, 3)
+    transcript = simulate(plain, plain.init(world.key), world.clients, world.key, Federated(rounds=30, training=MINIBATCH))
+    start, end = (mean_loss(plain, p, *map(jnp.asarray, world.records[0])) for p in (plain.init(world.key), transcript.params))
+    assert end < 0.8 * start
+
+
+def test_gradient_through_the_simulation_matches_finite_differences(world):
+    model = mlp(12, (16,), 3)
+
+    def objective(x, rate):
+        clients = dataclasses.replace(world.clients, x=x)
+        federated = Federated(rounds=3, training=LocalTraining(rate, epochs=2, batch_size=10))
+        end = simulate(model, world.params, clients, world.key, federated).params
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(end))
+
+    with jax.enable_x64(True):
+        x = world.clients.x.astype(jnp.float64)
+        wide = dataclasses.replace(world, params=jax.tree.map(lambda a: a.astype(jnp.float64), world.params))
+        function = functools.partial(objective)
+        world = wide
+        direction = jax.random.normal(jax.random.key(3), x.shape, jnp.float64)
+        tangent = jnp.vdot(jax.grad(function)(x, 0.1), direction)
+        step = 1e-6
+        difference = (function(x + step * direction, 0.1) - function(x - step * direction, 0.1)) / (2 * step)
+        assert abs(tangent - difference) < 1e-5 * max(1, abs(difference))
+        rate = jax.grad(function, argnums=1)(x, 0.1)
+        difference = (function(x, 0.1 + step) - function(x, 0.1 - step)) / (2 * step)
+        assert abs(rate - difference) < 1e-5 * max(1, abs(difference))
+
+
+def test_sweeping_numbers_over_vmap_equals_single_runs(world):
+    def end(rate):
+        return run(world, federated=Federated(rounds=2, training=LocalTraining(rate, batch_size=8))).params
+
+    together = jax.vmap(end)(jnp.array([0.1, 0.3]))
+    for i, rate in enumerate((0.1, 0.3)):
+        assert largest_difference(jax.tree.map(lambda a, i=i: a[i], together), end(rate)) < 1e-6
+
+
+def test_memory_of_a_gradient_through_twenty_rounds_is_bounded():
+    """Setting: 4 clients, MLP 100-256-256-256-10, 64 records, 20 rounds of 10 full-batch steps. Without checkpoints the
+    gradient with respect to the clients' data holds 920 MiB."""
+    model = mlp(100, (256, 256, 256), 10)
+    key = jax.random.key(0)
+    clients = stack_clients([(np.zeros((64, 100)), np.zeros(64, int))] * 4)
+    federated = Federated(rounds=20, training=LocalTraining(0.1, epochs=10), strategy="vmap", record=Record(clients=()))
+
+    def objective(x, params):
+        end = simulate(model, params, dataclasses.replace(clients, x=x), key, federated).params
+        return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(end))
+
+    compiled = jax.jit(jax.value_and_grad(objective)).lower(clients.x, model.init(key)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 80 * 2**20
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jaxfl import *
+rng = np.random.default_rng(0)
+clients = stack_clients([(rng.normal(size=(20, 6)), rng.integers(0, 3, 20)) for _ in range(8)])
+model = mlp(6, (8,), 3)
+key = jax.random.key(0)
+params = model.init(key)
+federated = Federated(rounds=3, training=LocalTraining(0.1, batch_size=8), strategy="vmap", record=Record(clients=(0,)))
+one = simulate(model, params, clients, key, federated)
+mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
+spread = jax.device_put(clients, NamedSharding(mesh, P("clients")))
+params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
+four = simulate(model, params, spread, key, federated)
+assert len(jax.devices()) == 4
+print(max(float(jnp.abs(a - np.asarray(b)).max()) for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params))))
+"""
+
+
+def test_four_devices_equal_one():
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1e-6

@@ -1,0 +1,168 @@
+"""Bad input: one line that names the argument, its value and the mend."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.attribute_reconstruction import CosMatching, Knowledge, UnknownColumn, binary_column, cos_matching
+from jaxfl import Federated, LocalTraining, Messages, Record, one_client, simulate, stack_clients
+from jaxfl.datasets import load, partitions
+
+X, Y = np.zeros((5, 4), np.float32), np.array([0, 1, 2, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "no client"),
+        ([(X[:0], Y[:0])], r"records\[0\]\[0\] has shape \(0, 4\), no records"),
+        ([(X, Y[:3])], r"records\[0\]\[1\] has shape \(3,\); it needs one label for each of the 5"),
+        ([(X, Y), (X[:, :2], Y)], r"records\[1\]\[0\] has records of shape \(2,\); client 0 has \(4,\)"),
+        ([(np.where(X == 0, np.nan, X), Y)], r"records\[0\]\[0\] holds 20 values that are not finite"),
+    ],
+)
+def test_clients(records, message):
+    with pytest.raises(ValueError, match=message):
+        stack_clients(records)
+
+
+def test_repeated_ids_and_single_client():
+    with pytest.raises(ValueError, match="distinct"):
+        stack_clients([(X, Y), (X, Y)], ids=[1, 1])
+    with pytest.raises(ValueError, match="not finite"):
+        one_client(X + np.inf, Y)
+
+
+@pytest.mark.parametrize(
+    ("federated", "message"),
+    [
+        (Federated(rounds=0), "rounds=0 must be an integer of at least 1"),
+        (Federated(training=LocalTraining(epochs=0)), "epochs=0"),
+        (Federated(training=LocalTraining(batch_size=100)), "batch_size=100 is larger than every client .largest: 30"),
+        (Federated(training=LocalTraining(learning_rate=np.nan)), "learning_rate holds"),
+        (Federated(clients_per_round=9), "clients_per_round=9 exceeds the 3 clients"),
+        (Federated(strategy="pmap"), "strategy='pmap'"),
+        (Federated(rounds=2, record=Record(rounds=(0, 5))), "names round 5; rounds run from 0 to 1"),
+        (Federated(record=Record(clients=(8,))), "names client 8"),
+    ],
+)
+def test_federated(world, federated, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(world.model, world.params, world.clients, world.key, federated)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: dataclasses.replace(c, y=c.y + 2), "clients.y holds the label . labels must lie in 0..2|clients.y holds the label"),
+        (lambda c: dataclasses.replace(c, x=c.x.at[0, 0, 0].set(jnp.nan)), "clients.x holds 1 values"),
+        (lambda c: dataclasses.replace(c, mask=c.mask.at[1].set(False)), "leaves client 1 without records"),
+        (lambda c: c.client(0), r"clients.mask has shape \(30,\)"),
+        (lambda c: dataclasses.replace(c, x=c.x[:, :5]), "clients.x has shape"),
+    ],
+)
+def test_clients_at_simulate(world, change, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(world.model, world.params, change(world.clients), world.key, Federated())
+
+
+@pytest.fixture(scope="module")
+def messages(world):
+    return simulate(world.model, world.params, world.clients, world.key, Federated(rounds=2)).messages(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"columns": ()}, "names no unknown column"),
+        ({"columns": (binary_column(12),)}, "names feature 12; features run from 0 to 11"),
+        ({"columns": (binary_column(-1),)}, "names feature -1"),
+        ({"columns": (UnknownColumn([3], [[0.0], [1.0]], [0.5, 0.4]),)}, r"columns\[0\].prior=.* sums to 0.9"),
+        ({"columns": (UnknownColumn([3], [[0.0], [1.0]], [0.2, 0.3, 0.5]),)}, r"columns\[0\].prior has shape \(3,\)"),
+        ({"columns": (UnknownColumn([3], [[0.0, 1.0]]),)}, r"columns\[0\].candidates has shape \(1, 2\)"),
+        ({"columns": (UnknownColumn([3], [[1.0]]),)}, "needs at least 2"),
+        ({"y": np.full(24, 3)}, "y holds the label 3; labels must lie in 0..2"),
+        ({"y": np.zeros(5, int)}, r"y has shape \(5,\); it must have shape \(24,\)"),
+        ({"x": np.zeros((24, 12, 1))}, "x has shape"),
+        ({"x": np.full((24, 12), np.nan)}, "x holds"),
+        ({"y": None, "label_prior": [0.5, 0.5]}, "label_prior has shape"),
+    ],
+)
+def test_knowledge(world, messages, change, message):
+    x, y = world.records[0]
+    knowledge = dataclasses.replace(Knowledge(x, y, (binary_column(3, 0.4),)), **change)
+    with pytest.raises(ValueError, match=message):
+        cos_matching(world.model, messages, knowledge, world.key)
+
+
+def test_settings_of_the_attack(world, messages):
+    x, y = world.records[0]
+    knowledge = Knowledge(x, y, (binary_column(3, 0.4),))
+    for settings, message in ((CosMatching(gamma=0.0), "gamma=0.0 must be positive"), (CosMatching(steps=0), "steps=0")):
+        with pytest.raises(ValueError, match=message):
+            cos_matching(world.model, messages, knowledge, world.key, settings=settings)
+
+
+def test_views(world):
+    transcript = simulate(world.model, world.params, world.clients, world.key, Federated(rounds=3, record=Record(clients=(1,))))
+    with pytest.raises(ValueError, match="client=0 was not kept; kept: .1."):
+        transcript.messages(0)
+    with pytest.raises(ValueError, match="names round 7"):
+        transcript.messages(1, rounds=(0, 7))
+    with pytest.raises(ValueError, match="names round 9, which is not held"):
+        transcript.messages(1).select((9,))
+    for view in (transcript.aggregates, lambda: transcript.anonymous(world.key)):
+        with pytest.raises(ValueError, match=r"needs Record\(clients='all'\)"):
+            view()
+
+
+def test_messages_from_outside(tmp_path, messages):
+    with pytest.raises(ValueError, match="different tree structures"):
+        Messages.from_arrays({"w": np.zeros((2, 3))}, {"v": np.zeros((2, 3))})
+    with pytest.raises(ValueError, match=r"returned\['w'\] has shape \(2, 4\)"):
+        Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 4))})
+    with pytest.raises(ValueError, match="not finite"):
+        Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.full((2, 3), np.nan)})
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(b"not an archive")
+    with pytest.raises(ValueError, match=r"bad.npz' is not a readable .npz file"):
+        Messages.load(bad)
+    np.savez(bad, received=np.zeros(2))
+    with pytest.raises(ValueError, match="messages need received, returned and rounds"):
+        Messages.load(bad)
+    messages.save(tmp_path / "good.npz")
+    assert len(Messages.load(tmp_path / "good.npz")) == 2
+
+
+def test_data():
+    with pytest.raises(ValueError, match="name='nothing' is no data set; choose one of adult"):
+        load("nothing")
+    with pytest.raises(ValueError, match="encoding='ordinal' is unknown"):
+        load("digits", encoding="ordinal")
+    data = load("breast_cancer")
+    with pytest.raises(ValueError, match="column=30 does not exist in breast_cancer; attributes run from 0 to 29"):
+        data.column(30)
+    with pytest.raises(ValueError, match="assigns no clients"):
+        partitions.by_group(data)
+    rng = np.random.default_rng(0)
+    for call, message in (
+        (lambda: partitions.iid(rng, 3, 4), "clients=4 exceeds the 3 records"),
+        (lambda: partitions.by_sizes(rng, 3, [2, 2]), "sum to 4"),
+        (lambda: partitions.by_sizes(rng, 3, [2, 0]), r"sizes\[1\]=0"),
+        (lambda: partitions.dirichlet(rng, data.y, 3, 0.0), "alpha=0.0 must be positive"),
+        (lambda: partitions.by_classes(rng, data.y, 3, 5), "exceeds the 2 classes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_traced_values_are_data(world):
+    def final(x):
+        clients = dataclasses.replace(world.clients, x=x)
+        return simulate(world.model, world.params, clients, world.key, Federated()).params
+
+    trained = jax.jit(final)(world.clients.x * jnp.nan)
+    assert any(np.isnan(leaf).any() for leaf in jax.tree.leaves(trained))
