@@ -1,0 +1,1 @@
+"""Attacks on federated training, one file each, readable beside its paper."""

@@ -97,13 +97,13 @@ def l2_lbfgs(
 @functools.partial(jax.jit, static_argnames="model")
 def _l2_lbfgs(model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: L2Matching) -> Reconstruction:
     start_key, objective_key = jax.random.split(key)
-    known = erase(knowledge)
+    known, labels = erase(knowledge), jnp.asarray(knowledge.y)
 
     def objective(free: tuple[Array, ...]) -> Array:
         x = known
         for column, features in zip(knowledge.columns, free, strict=True):
             x = x.at[:, column.positions].set(features)
-        return matching_objective(model, messages, x, knowledge.y, objective_key, settings.virtual, squared_distance)
+        return matching_objective(model, messages, x, labels, objective_key, settings.virtual, squared_distance)
 
     def start(j: int) -> Array:
         column = knowledge.columns[j]

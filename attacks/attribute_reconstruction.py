@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.gradient_matching import Minimum, Virtual, cosine_distance, matching_objective, minimize_adam
+from attacks.gradient_matching import Minimum, Virtual, matching_objective, minimize_adam
 from jaxfl import Messages, Model, _check
 
 Array = jax.Array
@@ -104,7 +104,12 @@ class Reconstruction:
 
 
 def cos_matching(
-    model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, settings: CosMatching | Sequence[CosMatching] | None = None
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    key: Array,
+    *,
+    settings: CosMatching | Sequence[CosMatching] | None = None,
 ) -> Reconstruction:
     """Reconstruct unknown columns from a client's messages (paper 000, Algorithm 1).
 
@@ -215,7 +220,9 @@ def erase(knowledge: Knowledge) -> Array:
     return x
 
 
-def decode(model: Model, messages: Messages, knowledge: Knowledge, found: Minimum, key: Array, virtual: Virtual) -> Reconstruction:
+def decode(
+    model: Model, messages: Messages, knowledge: Knowledge, found: Minimum, key: Array, virtual: Virtual
+) -> Reconstruction:
     """Round the best logits to one value per record (ties to the lowest index) and evaluate the rounded answer."""
     logits = found.variables
     one_hot = jax.tree.map(lambda z: jax.nn.one_hot(z.argmax(-1), z.shape[-1]), logits)
@@ -295,7 +302,9 @@ def _check_column(name: str, column: UnknownColumn, features: int) -> UnknownCol
     if not _check.is_traced(positions):
         outside = [int(p) for p in positions if not 0 <= p < features]
         if outside:
-            raise ValueError(f"{name}.positions={positions.tolist()} names feature {outside[0]}; features run from 0 to {features - 1}")
+            raise ValueError(
+                f"{name}.positions={positions.tolist()} names feature {outside[0]}; features run from 0 to {features - 1}"
+            )
     if column.prior is not None:
         _check.distribution(len(candidates), **{f"{name}.prior": column.prior})
     prior = None if column.prior is None else jnp.asarray(column.prior, jnp.result_type(float))

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -76,6 +77,7 @@ def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, 
     Returns:
       A pytree like `received`, positive along the gradient (paper 000, Eq. 3).
     """
+    chex.assert_equal_shape_prefix((x, y), 1)
     training = virtual.training
     if virtual.kind == "gradient":
         scale = training.learning_rate * training.steps(len(x))

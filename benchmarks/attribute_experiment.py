@@ -27,8 +27,8 @@ from attacks.attribute_reconstruction import CosMatching, Knowledge, Reconstruct
 from attacks.gradient_matching import Virtual
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.engines import Compiled, run_members
-from benchmarks.jobs import Cell, Job, Outcome
-from jaxfl import Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate, stack_clients
+from benchmarks.jobs import Cell, Job, Outcome, Value
+from jaxfl import Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate
 from jaxfl.datasets import Dataset, load
 
 Array = jax.Array
@@ -113,11 +113,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Victim:
-    """Trains a member's victim alone (isolated); returns its messages and two accuracies of its last model."""
+    """Trains a member's victim alone, which is what isolation makes of it (paper 000, section 3.1)."""
 
     setting: Setting
 
     def __call__(self, member: Member) -> tuple[Messages, Array, Array]:
+        """The victim's messages, and the accuracy of its last model on its own and on held-out records."""
         setting = self.setting
         init_key, train_key = jax.random.split(jax.random.fold_in(member.key, 0))
         clients = jax.tree.map(lambda a: a[None], one_client(member.x, member.y))
@@ -131,12 +132,13 @@ class Victim:
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """Runs one method on a member and its victim's messages; returns accuracy, objective and status `[phases]`."""
+    """Runs one method on a member and its victim's messages."""
 
     method: str
     setting: Setting
 
     def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array, Array]:
+        """Accuracy, objective and status, each `[phases]`."""
         member, messages = inputs
         key = jax.random.fold_in(member.key, 1)
         candidates, positions = len(member.column.candidates), member.column.positions
@@ -145,7 +147,7 @@ class Attack:
             if self.method == "random":
                 values = random_guess(key, records, candidates)
             elif self.method == "majority":
-                values = majority_guess(member.column.prior, records)
+                values = majority_guess(jnp.asarray(member.column.prior), records)
             else:
                 n = int(self.method.removeprefix("public"))
                 public, known = member.x_public[:n], member.values_public[:n]
@@ -212,7 +214,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         rows = np.asarray([i for i, place in enumerate(places) if place in wanted])
         chosen = jax.tree.map(lambda a, rows=rows: a[rows], (members, messages))
         found = run_members(Attack(method, setting), chosen)
-        outcomes = []
+        outcomes: list[Outcome] = []
         for row, i in enumerate(rows):
             shared = {
                 "majority": float(majority[i]),
@@ -282,7 +284,7 @@ def _outcomes(job: Job, setting: Setting, row: int, found: Compiled, shared: dic
         choices["oracle"] = int(np.argmax(np.where(status == 0, scores, -1)))
     for selection, phase in choices.items():
         ok = status[phase] == 0
-        detail = {"rounds_used": setting.phases[phase], "objective": float(objectives[phase])}
+        detail: dict[str, Value] = {"rounds_used": setting.phases[phase], "objective": float(objectives[phase])}
         if len(setting.phases) == 1:
             selection = "none"
         value = float(scores[phase]) if ok else None

@@ -108,7 +108,7 @@ class Table:
     cells: Callable[[str, str | None], Sequence[Cell]]
     methods: tuple[str, ...]
     published: Callable[[Cell, str], float | None]
-    run: Callable[..., Iterable[Outcome]]
+    run: Callable[[Sequence[Job], str | None], Iterable[Sequence[Outcome]]]
     signature: Callable[[Cell], Any]
     cost: Callable[[Job], tuple[float, float]]
 
@@ -129,7 +129,9 @@ class Group:
         return f"{self.suite}/{self.table.name} {self.jobs[0].cell.dataset} {text}"
 
 
-def expand(suite: str, table: Table, size: str, methods: Sequence[str], seeds: Sequence[int], data_dir: str | None) -> list[Job]:
+def expand(
+    suite: str, table: Table, size: str, methods: Sequence[str], seeds: Sequence[int], data_dir: str | None
+) -> list[Job]:
     """All jobs of a table, cell by cell."""
     return [Job(cell, method, seed) for cell in table.cells(size, data_dir) for method in methods for seed in seeds]
 

@@ -282,7 +282,16 @@ def _print_results(console: Console, rows: list[dict[str, Any]], tables: set[tup
         for name in ("data and setting", "method", "selected by", "n", "mean", "interval", "majority", "published"):
             table.add_column(name, justify="right" if name in ("n", "mean", "majority", "published") else "left", no_wrap=True)
         for line in section.lines:
-            cells = (line.setting, line.method, line.selection, str(line.n), line.mean, line.interval, line.majority, line.published)
+            cells = (
+                line.setting,
+                line.method,
+                line.selection,
+                str(line.n),
+                line.mean,
+                line.interval,
+                line.majority,
+                line.published,
+            )
             table.add_row(*cells)
         console.print(table)
 

@@ -45,7 +45,7 @@ class ClientData:
         return jax.tree.map(lambda a: a[indices], self)
 
 
-def one_client(x: Any, y: Any, id: int = 0) -> ClientData:  # noqa: A002 - the field's name
+def one_client(x: Any, y: Any, id: int = 0) -> ClientData:
     """`ClientData` without client axis from arrays `x [records, ...]` and `y [records, ...]`.
 
     Raises:
@@ -95,7 +95,9 @@ def stack_clients(records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None 
 
 def _features(x: Any) -> Any:
     """Inputs as floats: integers would silently lose the relaxed values that attacks write."""
-    return x if isinstance(x, jax.core.Tracer) or jnp.issubdtype(np.asarray(x).dtype, jnp.floating) else np.asarray(x, np.float32)
+    return (
+        x if isinstance(x, jax.core.Tracer) or jnp.issubdtype(np.asarray(x).dtype, jnp.floating) else np.asarray(x, np.float32)
+    )
 
 
 def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
@@ -114,7 +116,9 @@ def check_clients(clients: ClientData, classes: int | None, batch_size: int | No
         raise ValueError(f"clients.mask has shape {count}; it must be [clients, records] (see stack_clients)")
     for name in ("x", "y"):
         if np.shape(getattr(clients, name))[:2] != count:
-            raise ValueError(f"clients.{name} has shape {np.shape(getattr(clients, name))}; it must begin with {count}, as mask does")
+            raise ValueError(
+                f"clients.{name} has shape {np.shape(getattr(clients, name))}; it must begin with {count}, as mask does"
+            )
     _check.shape(count[:1], **{"clients.id": clients.id})
     if _check.is_traced(clients):
         return

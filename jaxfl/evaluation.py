@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -32,6 +33,7 @@ def evaluate(model: Model, params: Any, data: ClientData) -> Evaluation:
       params: its parameters.
       data: `x [records, ...]`, `y [records]`, `mask [records]`.
     """
+    chex.assert_rank(data.mask, 1)
     count = jnp.maximum(data.mask.sum(), 1)
     x, y = zero_rows(data.x, data.mask), zero_rows(data.y, data.mask)
     outputs = model.apply(params, x, mask=data.mask)

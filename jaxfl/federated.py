@@ -161,11 +161,15 @@ class Federated:
             _check.positive_integer(strategy=self.strategy)
         outside = [t for t in self.record.rounds or () if not 0 <= t < self.rounds]
         if outside:
-            raise ValueError(f"record.rounds={self.record.rounds} names round {outside[0]}; rounds run from 0 to {self.rounds - 1}")
+            raise ValueError(
+                f"record.rounds={self.record.rounds} names round {outside[0]}; rounds run from 0 to {self.rounds - 1}"
+            )
         if self.record.clients != "all" and not _check.is_traced(clients.id):
             unknown = set(self.record.clients) - set(np.asarray(clients.id).tolist())
             if unknown:
-                raise ValueError(f"record.clients={self.record.clients} names client {unknown.pop()}, which is not among the clients")
+                raise ValueError(
+                    f"record.clients={self.record.clients} names client {unknown.pop()}, which is not among the clients"
+                )
 
 
 def simulate(

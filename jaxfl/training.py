@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -60,7 +61,12 @@ def local_update(model: Model, params: Any, data: ClientData, key: Array, traini
 
     Returns:
       The returned model, a pytree like `params`. A client without records returns what it received.
+
+    Raises:
+      AssertionError: at trace time, if `data` has a client axis or its fields differ in length.
     """
+    chex.assert_rank(data.mask, 1)
+    chex.assert_equal_shape_prefix((data.x, data.y, data.mask), 1)
     optimizer = training.optimizer(training.learning_rate)
     records = data.mask.shape[0]
     batch_size = records if training.batch_size is None else min(training.batch_size, records)

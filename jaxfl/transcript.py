@@ -55,7 +55,7 @@ class Messages:
           ValueError: if structures or shapes differ, or a value is not finite.
         """
         received, returned = jax.tree.map(jnp.asarray, (received, returned))
-        if jax.tree.structure(received) != jax.tree.structure(returned):
+        if repr(jax.tree.structure(received)) != repr(jax.tree.structure(returned)):
             raise ValueError("received and returned have different tree structures; record both from the same model")
         leaves = list(zip(jax.tree.leaves_with_path(received), jax.tree.leaves(returned), strict=True))
         if not leaves:
@@ -69,7 +69,7 @@ class Messages:
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, named by its path ("received/Dense_0/kernel")."""
-        np.savez(path, **_flatten({"received": self.received, "returned": self.returned, "rounds": self.rounds}))
+        _save(path, {"received": self.received, "returned": self.returned, "rounds": self.rounds})
 
     @staticmethod
     def load(path: str | Path) -> "Messages":
@@ -206,10 +206,11 @@ class Transcript:
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields["rounds"] = np.asarray(self.rounds)
         evaluation = fields.pop("evaluation")
         if evaluation is not None:
             fields["evaluation"] = {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
-        np.savez(path, **_flatten({name: value for name, value in fields.items() if value is not None}))
+        _save(path, {name: value for name, value in fields.items() if value is not None})
 
     @staticmethod
     def load(path: str | Path) -> "Transcript":
@@ -221,7 +222,8 @@ class Transcript:
             raise ValueError(f"path={str(path)!r} lacks {sorted(missing)}; it is not a saved transcript")
         evaluation, cohort = tree.pop("evaluation", None), tree.pop("cohort", None)
         return Transcript(
-            **{"sums": None} | tree
+            **{"sums": None}
+            | tree
             | {
                 "rounds": tuple(tree["rounds"].tolist()),
                 "personal": bool(tree["personal"]),
@@ -240,14 +242,16 @@ class Transcript:
 
     def _need_everyone(self, view: str) -> None:
         if len(self.clients) != len(self.ids):
-            raise ValueError(f"{view}() needs Record(clients='all'); this transcript kept {len(self.clients)} of {len(self.ids)} clients")
+            raise ValueError(
+                f"{view}() needs Record(clients='all'); this transcript kept {len(self.clients)} of {len(self.ids)} clients"
+            )
 
 
-def _flatten(tree: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {
-        "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path): np.asarray(leaf)
-        for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, tuple) and not hasattr(node, "_fields"))
-    }
+def _save(path: str | Path, tree: dict[str, Any]) -> None:
+    """Write a pytree as one array per leaf, named by its path."""
+    leaves = jax.tree.leaves_with_path(tree)
+    arrays: dict[str, Any] = {jax.tree_util.keystr(at, simple=True, separator="/"): np.asarray(leaf) for at, leaf in leaves}
+    np.savez(path, **arrays)
 
 
 def _unflatten(path: str | Path) -> dict[str, Any]:

@@ -14,9 +14,7 @@ import jaxfl
 
 def largest_difference(a, b):
     """Largest absolute difference between two pytrees of equal structure."""
-    return max(
-        float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
+    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

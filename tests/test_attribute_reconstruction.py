@@ -18,7 +18,18 @@ from attacks.attribute_reconstruction import (
 )
 from attacks.gradient_matching import Virtual, cosine_distance, matching_objective, squared_distance, virtual_update
 from attacks.metrics import accuracy_interval, majority_rate, wilson_interval
-from jaxfl import Federated, LocalTraining, Messages, Model, cross_entropy, local_update, mlp, one_client, simulate, stack_clients
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Messages,
+    Model,
+    cross_entropy,
+    local_update,
+    mlp,
+    one_client,
+    simulate,
+    stack_clients,
+)
 from tests.conftest import largest_difference
 
 N, D = 40, 20
@@ -205,7 +216,9 @@ def test_minibatch_victim_is_better_matched_by_its_simulated_training():
         model, x, y, messages = make_victim(seed, training, rounds=5)
         known = Knowledge(x, y, (binary_column(6, 0.4),))
         for scores, virtual in ((plain, Virtual(training=training)), (unrolled, Virtual("unrolled", training, orders=2))):
-            scores.append(score(cos_matching(model, messages, known, KEY, settings=CosMatching(steps=150, virtual=virtual)), x[:, 6]))
+            scores.append(
+                score(cos_matching(model, messages, known, KEY, settings=CosMatching(steps=150, virtual=virtual)), x[:, 6])
+            )
     assert np.mean(unrolled) > np.mean(plain)
 
 

@@ -57,7 +57,10 @@ def test_federated(world, federated, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: dataclasses.replace(c, y=c.y + 2), "clients.y holds the label . labels must lie in 0..2|clients.y holds the label"),
+        (
+            lambda c: dataclasses.replace(c, y=c.y + 2),
+            "clients.y holds the label",
+        ),
         (lambda c: dataclasses.replace(c, x=c.x.at[0, 0, 0].set(jnp.nan)), "clients.x holds 1 values"),
         (lambda c: dataclasses.replace(c, mask=c.mask.at[1].set(False)), "leaves client 1 without records"),
         (lambda c: c.client(0), r"clients.mask has shape \(30,\)"),
@@ -108,7 +111,7 @@ def test_settings_of_the_attack(world, messages):
 
 def test_views(world):
     transcript = simulate(world.model, world.params, world.clients, world.key, Federated(rounds=3, record=Record(clients=(1,))))
-    with pytest.raises(ValueError, match="client=0 was not kept; kept: .1."):
+    with pytest.raises(ValueError, match=r"client=0 was not kept; kept: \[1\]"):
         transcript.messages(0)
     with pytest.raises(ValueError, match="names round 7"):
         transcript.messages(1, rounds=(0, 7))

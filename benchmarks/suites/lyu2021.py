@@ -2,7 +2,7 @@
 
 import csv
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 
 from benchmarks import attribute_experiment
@@ -93,8 +93,13 @@ def _cost(job: Job) -> tuple[float, float]:
     return attribute_experiment.cost(job, features, classes)
 
 
-def _table(name: str, title: str, cells: object, methods: tuple[str, ...] = attribute_experiment.METHODS) -> Table:
-    return Table(name, title, cells, methods, published, attribute_experiment.run, attribute_experiment.signature, _cost)  # type: ignore[arg-type]
+def _table(
+    name: str,
+    title: str,
+    cells: Callable[[str, str | None], Sequence[Cell]],
+    methods: tuple[str, ...] = attribute_experiment.METHODS,
+) -> Table:
+    return Table(name, title, cells, methods, published, attribute_experiment.run, attribute_experiment.signature, _cost)
 
 
 TABLES = (

@@ -1,5 +1,7 @@
 """The default suite: embedded data, a few minutes on two cores, every kind of answer once."""
 
+from collections.abc import Callable, Sequence
+
 from benchmarks import attribute_experiment
 from benchmarks.jobs import Cell, Job, Table
 from benchmarks.suites.lyu2021 import settings
@@ -36,9 +38,9 @@ def _cost(job: Job) -> tuple[float, float]:
     return attribute_experiment.cost(job, *SHAPES[job.cell.dataset])
 
 
-def _table(name: str, title: str, cells: object, methods: tuple[str, ...]) -> Table:
+def _table(name: str, title: str, cells: Callable[[str, str | None], Sequence[Cell]], methods: tuple[str, ...]) -> Table:
     experiment = attribute_experiment
-    return Table(name, title, cells, methods, lambda cell, method: None, experiment.run, experiment.signature, _cost)  # type: ignore[arg-type]
+    return Table(name, title, cells, methods, lambda cell, method: None, experiment.run, experiment.signature, _cost)
 
 
 TABLES = (

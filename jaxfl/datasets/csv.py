@@ -61,17 +61,16 @@ def read_csv(
         raise ValueError(f"path={str(path)!r} has no row with a value of {target!r}")
     y, classes = _target(target, [row[at] for row in rows], task, max_categories)
 
-    names, tables, values = [], [], []
+    names, values = [], []
+    tables: list[tuple[str, ...]] = []
     for j, name in enumerate(header):
         if name == target or name in drop:
             continue
         texts = [row[j] for row in rows]
         kind = "categorical" if name in categories else kinds.get(name) or ("numeric" if _is_numeric(texts) else "categorical")
-        if kind == "numeric":
-            column, options = _numbers(name, texts), ()
-        else:
-            limit = None if name in kinds else max_categories
-            column, options = _codes(name, texts, categories.get(name), limit)
+        limit = None if name in kinds else max_categories
+        numeric = kind == "numeric"
+        column, options = (_numbers(name, texts), ()) if numeric else _codes(name, texts, categories.get(name), limit)
         names.append(name)
         tables.append(options)
         values.append(column)
@@ -120,7 +119,8 @@ def _codes(
     known = tuple(options) if options is not None else tuple(sorted({t for t in texts if t.lower() not in MISSING}))
     if limit is not None and options is None and len(known) > limit:
         raise ValueError(
-            f"column {name!r} has {len(known)} distinct texts, more than max_categories={limit}; drop it or declare it categorical"
+            f"column {name!r} has {len(known)} distinct texts, more than max_categories={limit}; "
+            "drop it or declare it categorical"
         )
     codes = np.asarray([known.index(t) if t in known else len(known) for t in texts])
     return codes, known if (codes < len(known)).all() else (*known, UNKNOWN)

@@ -57,7 +57,9 @@ class Dataset:
         """An attribute by name or 0-based number. Raises `ValueError` if there is none."""
         if isinstance(name, int):
             if not 0 <= name < len(self.columns):
-                raise ValueError(f"column={name} does not exist in {self.name}; attributes run from 0 to {len(self.columns) - 1}")
+                raise ValueError(
+                    f"column={name} does not exist in {self.name}; attributes run from 0 to {len(self.columns) - 1}"
+                )
             return self.columns[name]
         names = [c.name for c in self.columns]
         if name not in names:

@@ -15,7 +15,9 @@ def breast_cancer() -> Table:
     source = load_breast_cancer()
     values = (source.data > np.median(source.data, axis=0)).astype(np.float32)
     names = tuple(str(n) for n in source.feature_names)
-    return Table("breast_cancer", values, source.target, names, (("low", "high"),) * 30, 2, note="measurements cut at their medians")
+    return Table(
+        "breast_cancer", values, source.target, names, (("low", "high"),) * 30, 2, note="measurements cut at their medians"
+    )
 
 
 def diabetes() -> Table:

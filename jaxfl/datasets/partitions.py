@@ -89,9 +89,9 @@ def dirichlet(rng: np.random.Generator, y: np.ndarray, clients: int, alpha: floa
         cuts = (np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)).astype(int)
         for c, part in enumerate(np.split(rows, cuts)):
             parts[c] += part.tolist()
-    for part in parts:
-        if not part:
-            part.append(max(parts, key=len).pop())
+    for holding in parts:
+        if not holding:
+            holding.append(max(parts, key=len).pop())
     return [np.asarray(part) for part in parts]
 
 

@@ -152,17 +152,40 @@ _SHOKRI = "https://github.com/privacytrustlab/datasets/raw/master/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 
 SOURCES = {
-    "location30": Source((SourceFile("dataset_location.tgz", _SHOKRI + "dataset_location.tgz", "bangkok", "2ca8f7fc231251e089823e44d39f2d1eed124574cc351c7f80368cfe631dd718"),), _location30),
-    "purchase100": Source((SourceFile("dataset_purchase.tgz", _SHOKRI + "dataset_purchase.tgz", "dataset_purchase"),), _purchase100),
+    "location30": Source(
+        (
+            SourceFile(
+                "dataset_location.tgz",
+                _SHOKRI + "dataset_location.tgz",
+                "bangkok",
+                "2ca8f7fc231251e089823e44d39f2d1eed124574cc351c7f80368cfe631dd718",
+            ),
+        ),
+        _location30,
+    ),
+    "purchase100": Source(
+        (SourceFile("dataset_purchase.tgz", _SHOKRI + "dataset_purchase.tgz", "dataset_purchase"),), _purchase100
+    ),
     "adult": Source(
         (
-            SourceFile("adult.data", _UCI + "adult.data", None, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
-            SourceFile("adult.test", _UCI + "adult.test", None, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+            SourceFile(
+                "adult.data", _UCI + "adult.data", None, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"
+            ),
+            SourceFile(
+                "adult.test", _UCI + "adult.test", None, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"
+            ),
         ),
         _adult,
     ),
     "genome_hs3d": Source(
-        (SourceFile("IE_true.zip", "http://www.sci.unisannio.it/docenti/rampone/IE_true.zip", "IE_true.seq", "a4314f9199012f0a84e1fee007160e0bbf551b6c3d83fb0d74b2506fca2f114b"),),
+        (
+            SourceFile(
+                "IE_true.zip",
+                "http://www.sci.unisannio.it/docenti/rampone/IE_true.zip",
+                "IE_true.seq",
+                "a4314f9199012f0a84e1fee007160e0bbf551b6c3d83fb0d74b2506fca2f114b",
+            ),
+        ),
         _genome_hs3d,
     ),
 }

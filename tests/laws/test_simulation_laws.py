@@ -51,7 +51,9 @@ def test_order_of_clients_changes_nothing_with_partial_participation(world, part
     assert largest_difference(shuffled.params, straight.params) < 1e-6
 
 
-@pytest.mark.parametrize("training", [MINIBATCH, LocalTraining(0.2, epochs=3), LocalTraining(0.01, batch_size=8, optimizer=optax.adam)])
+@pytest.mark.parametrize(
+    "training", [MINIBATCH, LocalTraining(0.2, epochs=3), LocalTraining(0.01, batch_size=8, optimizer=optax.adam)]
+)
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_padding_changes_nothing_whatever_it_holds(world, training, batch_norm):
     model = mlp(12, (16,), 3, batch_norm=batch_norm)

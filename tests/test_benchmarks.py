@@ -1,0 +1,246 @@
+"""The command line's contract: what is selected, what is kept, and what bad input says."""
+
+import csv
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from attacks.metrics import accuracy_interval, student_interval, wilson_interval
+from benchmarks import attribute_experiment, engines, report, sweep
+from benchmarks.jobs import Cell, Job, expand, group
+from benchmarks.store import COLUMNS, Store
+from benchmarks.suites import SUITES
+from benchmarks.suites.lyu2021 import settings
+
+TINY = ["quick/attributes", "--where", "dataset=breast_cancer", "--methods", "random,majority,cos", "--seeds", "2"]
+
+
+def run(*arguments):
+    return sweep.main(list(arguments))
+
+
+def rows_of(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    assert run(*TINY, "--out", str(folder)) == 0
+    return folder
+
+
+def test_a_sweep_writes_its_three_files(finished):
+    rows = rows_of(finished)
+    assert tuple(rows[0]) == COLUMNS
+    assert {r["method"] for r in rows} == {"random", "majority", "cos"}
+    assert {r["selection"] for r in rows if r["method"] == "cos"} == {"objective", "oracle"}
+    assert {r["seed"] for r in rows} == {"0", "1"}
+    assert all(r["status"] == "ok" and 0 <= float(r["value"]) <= 1 for r in rows)
+    assert all(json.loads(r["settings"])["records"] == 50 for r in rows)
+    page = (finished / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert 'src="http' not in page
+    assert "python -m benchmarks.sweep quick/attributes" in page
+
+
+def test_oracle_is_never_below_the_objectives_choice(finished):
+    values = {}
+    for r in rows_of(finished):
+        values.setdefault((r["method"], r["seed"]), {})[r["selection"]] = float(r["value"])
+    assert all(v["oracle"] >= v["objective"] for v in values.values() if "oracle" in v)
+
+
+def test_resuming_runs_nothing_again_and_more_seeds_only_those(finished, capsys):
+    before = rows_of(finished)
+    assert run(*TINY, "--out", str(finished)) == 0
+    assert "6 of 6 jobs are finished" in capsys.readouterr().out
+    assert rows_of(finished) == before
+    assert run(*TINY[:-1], "0,1,5", "--out", str(finished)) == 0
+    assert "6 of 9 jobs are finished" in capsys.readouterr().out
+    after = rows_of(finished)
+    assert [r for r in after if r["seed"] != "5"] == before
+
+
+def test_report_is_written_anew_from_the_store(finished, capsys):
+    (finished / "report.html").unlink()
+    assert report.main(str(finished)) == 0
+    assert (finished / "report.html").is_file()
+    assert report.main(str(finished / "nothing")) == 2
+    assert "holds no results.sqlite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch"], "suite 'nosuch' is unknown; choose from quick, lyu2021"),
+        (["quick/table9"], "table 'table9' is not in quick; choose from attributes"),
+        (["--methods", "magic"], "--methods 'magic' is unknown here"),
+        (["--where", "colour=red"], "--where 'colour' is no column or setting here; choose from attribute"),
+        (["--where", "records"], "--where 'records' must read key=value"),
+        (["--where", "records=7"], "nothing to run"),
+        (["--seeds", "x"], "--seeds 'x' must be a count"),
+        (["--seeds", "0"], "must name at least one seed"),
+        (["--seeds", ","], "must name at least one seed"),
+    ],
+)
+def test_bad_requests_exit_with_2(arguments, message, capsys, tmp_path):
+    assert run(*arguments, "--out", str(tmp_path / "out")) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unusable_output_folders(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(*TINY, "--out", str(tmp_path / "file")) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    (tmp_path / "results.sqlite").write_bytes(b"half a database, not more" * 100)
+    assert run(*TINY, "--out", str(tmp_path)) == 2
+    assert "holds no usable results" in capsys.readouterr().err
+    other = sqlite3.connect(tmp_path / "other.sqlite")
+    other.execute("PRAGMA user_version=99")
+    other.close()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "other.sqlite").rename(tmp_path / "b" / "results.sqlite")
+    assert run(*TINY, "--out", str(tmp_path / "b")) == 2
+    assert "another version" in capsys.readouterr().err
+
+
+def test_missing_data_fails_its_cells_and_keeps_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAXFL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_location.tgz").write_bytes(b"cut")
+    arguments = ["lyu2021/table3", "--where", "records=25", "--methods", "majority", "--seeds", "1"]
+    assert run(*arguments, "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")) == 1
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 2
+    assert all(r["value"] == "" and "truncated" in r["status"] for r in rows)
+    assert "failed: ValueError: dataset_location.tgz is truncated" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_killed_sweep_keeps_every_finished_row_and_goes_on(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.sweep", *TINY, "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    kept = 0
+    for _ in range(600):
+        time.sleep(0.1)
+        if (tmp_path / "results.sqlite").exists():
+            try:
+                kept = sqlite3.connect(tmp_path / "results.sqlite").execute("SELECT count(*) FROM results").fetchone()[0]
+            except sqlite3.OperationalError:
+                continue
+        if kept:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert kept
+    store = Store(tmp_path)
+    before = store.rows()
+    store.close()
+    assert len(before) >= kept
+    assert run(*TINY, "--out", str(tmp_path)) == 0
+    rows = rows_of(tmp_path)
+    assert len({(r["method"], r["seed"], r["selection"]) for r in rows}) == len(rows) == 8
+    store = Store(tmp_path)
+    assert store.rows()[: len(before)] == before
+    store.close()
+
+
+def test_list_and_dry_run(capsys):
+    assert run("--list") == 0
+    listed = capsys.readouterr().out
+    assert all(f"{suite}/{table.name}" in listed for suite, tables in SUITES.items() for table in tables)
+    assert run("lyu2021/table3", "--size", "paper", "--dry-run") == 0
+    plan = capsys.readouterr().out
+    assert "108 jobs in 3 groups" in plan
+    assert "records=300" in plan
+
+
+def test_eight_learning_rates_and_five_seeds_are_one_compilation():
+    table = next(t for t in SUITES["quick"] if t.name == "learning_rate")
+    groups = group("quick", table, expand("quick", table, "small", ("cos",), range(5), None))
+    assert len(groups) == 1
+    assert len(groups[0].jobs) == 40
+    jobs = [Job(_short(job.cell), job.method, job.seed) for job in groups[0].jobs]
+    engines._compile.cache_clear()
+    outcomes = [o for batch in table.run(jobs, None) for o in batch]
+    assert len(outcomes) == 40
+    assert engines._compile.cache_info().misses == 2  # the victims' training, and the attack
+    rates = {o.job.cell["learning_rate"]: o.train_accuracy for o in outcomes if o.job.seed == 0}
+    assert len(rates) == 8
+    assert len(set(rates.values())) > 3
+
+
+def _short(cell):
+    shorter = dict(cell.settings) | {"rounds": 12, "steps": 5}
+    return Cell(cell.suite, cell.table, cell.size, cell.dataset, tuple(sorted(shorter.items())))
+
+
+def test_members_of_a_group_do_not_depend_on_each_other():
+    cell = Cell("quick", "t", "small", "breast_cancer", settings(records=20, attribute=0, rounds=6, phases="pre2", steps=20))
+    other = Cell("quick", "t", "small", "breast_cancer", settings(records=20, attribute=5, rounds=6, phases="pre2", steps=20))
+    together = next(iter(attribute_experiment.run([Job(c, "cos", s) for c in (cell, other) for s in (0, 1, 2)], None)))
+    alone = next(iter(attribute_experiment.run([Job(other, "cos", 1)], None)))
+    match = next(o for o in together if o.job == alone[0].job)
+    assert match.value == alone[0].value
+    assert match.detail["objective"] == pytest.approx(alone[0].detail["objective"], abs=1e-6)
+
+
+def test_every_published_number_belongs_to_a_cell():
+    from benchmarks.suites.lyu2021 import _published_values
+
+    found = set()
+    for table in SUITES["lyu2021"]:
+        for cell in table.cells("paper", None):
+            for method in table.methods:
+                if table.published(cell, method) is not None:
+                    found.add((cell.table, cell["attribute"], cell["records"], method))
+    assert found == set(_published_values())
+    assert len(found) == 5 * (8 + 6 + 8)
+
+
+def test_job_keys_are_stable_and_distinct():
+    cell = Cell("s", "t", "small", "d", (("a", 1),))
+    assert Job(cell, "cos", 0).key == Job(Cell("s", "t", "small", "d", (("a", 1),)), "cos", 0).key
+    assert len({Job(cell, m, s).key for m in ("cos", "random") for s in range(3)}) == 6
+
+
+def test_the_redo_command_selects_just_that_line(finished):
+    rows = Store(finished).rows()
+    line = next(line for s in report.sections(rows) for line in s.lines if line.method == "cos" and line.selection == "oracle")
+    arguments = line.redo.split()[3:]
+    import tyro
+
+    groups = sweep.select(tyro.cli(sweep.Arguments, args=arguments))
+    jobs = [job for g in groups for job in g.jobs if job.cell.dataset == "breast_cancer"]
+    assert {job.method for job in jobs} == {"cos"}
+    assert len({job.cell for job in jobs}) == 1
+
+
+def test_intervals():
+    assert wilson_interval(8, 10).low == pytest.approx(0.490, abs=1e-3)  # Wilson 1927; NIST e-Handbook's formula
+    assert student_interval([1, 2, 3, 4, 5]).high == pytest.approx(3 + 2.776 * np.sqrt(2.5 / 5), abs=1e-3)  # t(.975, 4)
+    assert accuracy_interval([1.0, 1.0], 50).low == pytest.approx(wilson_interval(100, 100).low)
+    assert student_interval([0.3]).low == -np.inf
+    rng = np.random.default_rng(0)
+    covered = [student_interval(rng.normal(0.5, 0.1, 5)) for _ in range(2000)]
+    assert 0.93 < np.mean([i.low <= 0.5 <= i.high for i in covered]) < 0.97
+
+
+def test_experiment_runs_on_every_local_device():
+    assert jax.local_device_count() >= 1
+    members = {"a": np.arange(5.0, dtype=np.float32)}
+    done = engines.run_members(_double, members)
+    assert done.results["a"].tolist() == [0, 2, 4, 6, 8]
+
+
+def _double(member):
+    return {"a": member["a"] * 2}

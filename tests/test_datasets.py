@@ -1,0 +1,246 @@
+"""Data sources: counts from their publishers, recipes, builders against a server on localhost, CSV, partitions."""
+
+import functools
+import gzip
+import http.server
+import threading
+
+import numpy as np
+import pytest
+
+from jaxfl.datasets import builders, load, partitions, read_csv, sources
+from jaxfl.datasets.embedded import PURCHASE_MARGINALS
+
+FACTS = {
+    # name: records, features (one-hot), classes, records of the first class
+    "location30": (5010, 446, 30, None),
+    "adult": (48842, 107, 2, 37155),
+    "genome_hs3d": (22700, 80, 2, 19820),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_public_source_from_local_copies(name, data_dir, cache):
+    data = load(name, data_dir)
+    records, features, classes, zeros = FACTS[name]
+    assert data.x.shape == (records, features)
+    assert data.classes == classes
+    assert len(np.unique(data.y)) == classes
+    if zeros is not None:
+        assert (data.y == 0).sum() == zeros
+    again = load(name, data_dir)  # from what was prepared
+    assert (again.x == data.x).all()
+    assert (again.y == data.y).all()
+
+
+def test_location_columns_have_the_published_variance(data_dir, cache):
+    """Paper 000, Table 1: population variance of the counts of zeros and ones, 2.6e6 for column 1. Its 2070 for column
+    69 is that of 5,009 rows: one was lost to a header."""
+    counts = np.bincount(load("location30", data_dir).values_of(1))
+    assert counts.var() == pytest.approx(2.6e6, rel=0.01)
+    counts = np.bincount(load("location30", data_dir).values_of(69))
+    assert counts.var() == pytest.approx(2116, rel=0.001)
+
+
+def test_genome_codings(data_dir, cache):
+    scalar = load("genome_hs3d", data_dir, encoding="scalar")
+    onehot = load("genome_hs3d", data_dir)
+    assert scalar.x.shape[1] == 20
+    assert set(np.unique(scalar.x)) == {1, 2, 3, 4}
+    assert (scalar.values_of(7) == onehot.values_of(7)).all()
+    assert onehot.column(8).categories == ("A", "C", "G", "T")
+    # AG stands in the same place of every record, true site or decoy.
+    assert (scalar.x[:, 8] == 1).all()
+    assert (scalar.x[:, 9] == 3).all()
+
+
+def _copy(name, data_dir, folder, change):
+    for file in sources.SOURCES[name].files:
+        path = builders._find(builders.Path(data_dir), name, file)
+        (folder / path.name).write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b[: len(b) // 2], "truncated or not the archive expected"),
+        (lambda b: b"\x00" + b[1:], "truncated or not the archive expected|was altered"),
+        (lambda b: b"", "truncated or not the archive expected|was altered"),
+    ],
+)
+@pytest.mark.parametrize("name", ["location30", "adult", "genome_hs3d"])
+def test_damaged_archives_are_refused_even_if_prepared_before(name, change, message, data_dir, cache, tmp_path):
+    load(name, data_dir)
+    (tmp_path / "copy").mkdir()
+    _copy(name, data_dir, tmp_path / "copy", change)
+    with pytest.raises(ValueError, match=message):
+        load(name, tmp_path / "copy")
+
+
+def test_altered_content_in_a_sound_archive_is_refused(data_dir, cache, tmp_path):
+    text = gzip.decompress(builders._find(builders.Path(data_dir), "adult", sources.SOURCES["adult"].files[0]).read_bytes())
+    (tmp_path / "adult.data.gz").write_bytes(gzip.compress(text.replace(b"39, State-gov", b"40, State-gov", 1)))
+    with pytest.raises(ValueError, match=r"adult.data.gz was altered: its content has sha256 .* fetch it again"):
+        load("adult", tmp_path)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    folder = tmp_path / "www"
+    folder.mkdir()
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
+def _tiny_source(url):
+    """Purchase-100's format with three records, gzipped, as served by a mirror."""
+    file = sources.SourceFile("tiny.csv", url + "tiny.csv.gz", sha256=None)
+
+    def parse(contents):
+        rows = np.loadtxt(contents["tiny.csv"].decode().splitlines(), delimiter=",", dtype=int)
+        return sources.Table("tiny", rows[:, 1:], rows[:, 0], ("a", "b"), (("0", "1"), ()), 2)
+
+    return sources.Source((file,), parse)
+
+
+def test_download(server, cache, monkeypatch):
+    folder, url = server
+    (folder / "tiny.csv.gz").write_bytes(gzip.compress(b"0,1,5\n1,0,7\n1,1,9\n"))
+    monkeypatch.setitem(sources.SOURCES, "tiny", _tiny_source(url))
+    monkeypatch.delenv("JAXFL_DATA", raising=False)
+    data = load("tiny")
+    assert data.x[:, 0].tolist() == [1, 0, 1]
+    assert data.y.tolist() == [0, 1, 1]
+    (folder / "tiny.csv.gz").unlink()
+    assert (load("tiny").x == data.x).all()  # prepared, no second download
+
+
+def test_a_failed_download_says_what_to_do(server, cache, monkeypatch):
+    monkeypatch.setitem(sources.SOURCES, "tiny", _tiny_source(server[1]))
+    monkeypatch.delenv("JAXFL_DATA", raising=False)
+    with pytest.raises(ConnectionError, match=r"tiny.csv.gz could not be downloaded .*404.*put tiny.csv into a folder"):
+        load("tiny")
+
+
+def test_missing_data_dir(cache):
+    with pytest.raises(ValueError, match="data_dir='/nowhere' is not a folder"):
+        load("adult", "/nowhere")
+
+
+def test_purchase100_is_parsed_and_checked():
+    row = ",".join(["3", *["1", "0"] * 300])
+    table = sources.SOURCES["purchase100"].parse({"dataset_purchase.tgz": (row + "\n" + row).encode()})
+    assert table.values.shape == (2, 600)
+    assert table.y.tolist() == [2, 2]
+    with pytest.raises(ValueError, match="has 3 columns; Purchase-100 has 601"):
+        sources.SOURCES["purchase100"].parse({"dataset_purchase.tgz": b"1,0,1\n"})
+
+
+def test_embedded_sets():
+    digits = load("digits")
+    assert digits.x.shape == (1797, 64)
+    assert set(np.unique(digits.x)) == {0, 1}
+    diabetes = load("diabetes")
+    assert diabetes.classes is None
+    assert diabetes.values_of("sex").sum() == 207  # of 442, scikit-learn's bundled file
+    assert abs(np.delete(diabetes.x, 1, 1).mean(0)).max() < 1e-5
+
+
+def test_purchase_like_has_the_published_marginals():
+    data = load("purchase_like")
+    assert data.x.shape == (20000, 600)
+    assert data.classes == 100
+    for column, rate in PURCHASE_MARGINALS.items():
+        assert data.x[:, column].mean() == pytest.approx(rate, abs=1e-4)
+    assert "stand-in" in data.note
+
+
+def test_leaf_synthetic_follows_its_recipe():
+    data = load("leaf_synthetic", clients=200, records=50, features=20, seed=3)
+    assert data.x.shape == (10000, 20)
+    # Feature i of a client varies around its centre with variance (i+1)^-1.2.
+    raw = __import__("jaxfl.datasets.embedded", fromlist=["x"]).leaf_synthetic(200, 50, 20, seed=3)
+    within = np.mean([raw.values[raw.group == c].var(0, ddof=1) for c in range(200)], axis=0)
+    assert np.allclose(within, np.arange(1, 21) ** -1.2, rtol=0.1)
+    # Centres scatter with variance 1 (v) + 1 (B).
+    centers = np.stack([raw.values[raw.group == c].mean(0) for c in range(200)])
+    assert centers.var(0).mean() == pytest.approx(2, rel=0.3)
+    assert len(partitions.by_group(data)) == 200
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text(
+        "age,job,smoker,zip,income\n30,clerk,yes,8001,high\n41,?,no,8002,low\n,nurse,no,8003,low\n55,clerk,yes,8001,high\n"
+        "20,nurse,no,8004,\n"
+    )
+    data = load(str(path), target="income", drop=["zip"])
+    assert data.y.tolist() == [0, 1, 1, 0]  # the row without a target is gone
+    assert data.column("job").categories == ("clerk", "nurse", "(missing)")
+    assert data.values_of("job").tolist() == [0, 2, 1, 0]
+    assert data.values_of("smoker").tolist() == [1, 0, 0, 1]
+    assert data.column("smoker").positions == (4,)
+    assert data.x[2, 0] == pytest.approx(0, abs=1e-6)  # a missing number is the mean
+    codes = load(str(path), target="income", kinds={"zip": "categorical"}, categories={"job": ["clerk", "nurse", "pilot"]})
+    assert codes.column("zip").categories == ("8001", "8002", "8003")
+    assert codes.column("job").categories == ("clerk", "nurse", "pilot", "(missing)")
+    assert load(str(path), target="age", task="regression").classes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("a,b\n1,2\n", {"target": "c"}, "target='c' is not a column of .*; columns: a, b"),
+        ("a,b\n1,2\n", {"target": "b", "kinds": {"z": "numeric"}}, "kinds='z' is not a column"),
+        ("a,b\n1,2\n", {"target": "b", "kinds": {"a": "text"}}, "kinds.'a'.='text' is unknown"),
+        ("a,b\n1,2\n3\n", {"target": "b"}, "has 1 cells in row 3; the header has 2"),
+        ("a,b\n", {"target": "b"}, "needs a header and at least one row"),
+        ("a,b\nx,1\ny,2\n", {"target": "b", "kinds": {"a": "numeric"}}, "column 'a' is numeric but could not convert"),
+        ("a,b\n1,?\n", {"target": "b"}, "has no row with a value of 'b'"),
+        ("b\n1\n2\n", {"target": "b"}, "has no column besides the target"),
+        (
+            "a,b\n" + "".join(f"t{i},1\n" for i in range(30)),
+            {"target": "b"},
+            "has 30 distinct texts, more than max_categories=20",
+        ),
+    ],
+)
+def test_bad_csv(tmp_path, text, options, message):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_csv(path, **options)
+
+
+def test_partitions():
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(10), 60)
+
+    def covers(parts):
+        joined = np.concatenate(parts)
+        return len(joined) == len(set(joined.tolist())) == len(y)
+
+    parts = partitions.iid(rng, 600, 7)
+    assert covers(parts)
+    assert {len(p) for p in parts} == {85, 86}
+    assert [len(p) for p in partitions.by_sizes(rng, 600, [5, 100, 20])] == [5, 100, 20]
+    parts = partitions.by_classes(rng, y, 10, 3)
+    assert covers(parts)
+    assert all(len(np.unique(y[p])) == 3 for p in parts)
+    for alpha in (0.05, 100.0):
+        parts = partitions.dirichlet(rng, y, 8, alpha)
+        assert covers(parts)
+        assert min(map(len, parts)) >= 1
+    assert np.std([np.bincount(y[p], minlength=10) for p in parts]) < 4  # alpha = 100 is nearly even
+    adult_like = load("breast_cancer")
+    low, high = partitions.by_column(adult_like, 0)
+    assert (adult_like.values_of(0)[low] == 0).all()
+    assert len(low) + len(high) == 569
