@@ -19,6 +19,25 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
+class DenseLayers:
+    """A model all of whose parameters belong to dense layers, so that gradients of single records are outer products.
+
+    Attributes:
+      names: the layers in order of evaluation, as paths in the parameters ("Dense_0", "Block_0/Dense_1"). The parameters
+        there are `kernel [inputs, outputs]` and perhaps `bias [outputs]`.
+      forward: `forward(params, x, offsets) -> outputs, inputs`: evaluates the model with `offsets[name] [batch, outputs]`
+        added to each layer's output, and returns each layer's input `inputs[name] [batch, inputs]` beside the outputs.
+    """
+
+    names: tuple[str, ...]
+    forward: Callable[[Any, Array, dict[str, Array]], tuple[Array, dict[str, Array]]]
+
+    def parameters(self, params: Any, name: str) -> dict[str, Array]:
+        """The parameters (or any tree of that structure) of one layer: `kernel`, perhaps `bias`."""
+        return functools.reduce(lambda tree, part: tree[part], name.split("/"), params)
+
+
+@dataclasses.dataclass(frozen=True)
 class Model:
     """A model as pure functions.
 
@@ -29,12 +48,15 @@ class Model:
         running averages, so that nothing private is stored.
       loss: `loss(outputs, y) -> [batch]`, one value per record.
       classes: number of classes for integer labels; None for regression.
+      layers: the dense layers, if all parameters belong to some and no operation mixes records; otherwise None. Attacks
+        that use it are faster; those that need it say so.
     """
 
     init: Callable[[Array], Any]
     apply: Callable[..., Array]
     loss: Callable[[Array, Array], Array]
     classes: int | None = None
+    layers: DenseLayers | None = None
 
 
 def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | None = None, mask: Array | None = None) -> Array:
@@ -118,7 +140,34 @@ def from_flax(
         )
         return outputs
 
-    return Model(init, apply, loss, classes)
+    return Model(init, apply, loss, classes, _dense_layers(module, record_shape))
+
+
+def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLayers | None:
+    """The dense layers of a module whose variables all belong to them; None if there are others."""
+
+    def forward(params: Any, x: Array, offsets: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        inputs: dict[str, Array] = {}
+
+        def intercept(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
+            output = call(*arguments, **keywords)
+            if not isinstance(context.module, nn.Dense) or context.method_name != "__call__":
+                return output
+            name = "/".join(context.module.path)
+            inputs[name] = arguments[0]
+            return output + offsets[name] if name in offsets else output
+
+        with nn.intercept_methods(intercept):
+            outputs = module.apply({"params": params}, x)
+        return jnp.asarray(outputs), inputs
+
+    variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
+    if set(variables) != {"params"}:
+        return None
+    _, inputs = jax.eval_shape(lambda p, x: forward(p, x, {}), variables["params"], jnp.zeros((1, *record_shape)))
+    layers = DenseLayers(tuple(inputs), forward)
+    dense = sum(len(layers.parameters(variables["params"], name)) for name in inputs)
+    return layers if dense == len(jax.tree.leaves(variables)) else None
 
 
 def _symmetric_uniform(bound: float) -> Callable[..., Array]:

@@ -50,13 +50,16 @@ def at_hand(name: str, data_dir: str | Path | None = None) -> bool:
     """True if a public source can be loaded without a download: its files are in `data_dir`, or it was prepared before."""
     folder = data_dir or os.environ.get("JAXFL_DATA")
     local = folder is not None and all(_find(Path(folder), name, file) for file in SOURCES[name].files)
-    return local or (cache_dir() / name).is_dir()
+    return local or (cache_dir() / name / VERSION).is_dir()  # an unfinished preparation has another name
 
 
 def _find(folder: Path, name: str, file: SourceFile) -> Path | None:
     candidates = (parent / (file.name + suffix) for parent in (folder / name, folder) for suffix in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
+
+VERSION = "1.0.0"
+"""Of the prepared sets; to be raised when a parser changes."""
 
 DESCRIPTION = ("names", "categories", "classes", "codes", "note")
 """Fields of a table that describe its columns; they are kept as the prepared set's metadata."""
@@ -70,7 +73,7 @@ def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedB
 
         class Builder(tfds.core.GeneratorBasedBuilder):
             name = source_name
-            VERSION = tfds.core.Version("1.0.0")
+            VERSION = tfds.core.Version(VERSION)
 
             def __init__(self, *, contents: dict[str, bytes], **arguments: Any):
                 self._contents = contents
