@@ -42,7 +42,7 @@ def public_model(
       epochs: passes over the public records (static).
 
     Returns:
-      Index of the inferred value for each of the victim's records `[records]`.
+      Index of the inferred value for each of the victim's records `[records]`; -1 if training diverged.
     """
     _check.shape((len(x_public),), values_public=values_public)
     _check.shape((None, np.shape(x_public)[1]), x=x)
@@ -57,7 +57,8 @@ def _public_model(x_public: Array, values_public: Array, x: Array, candidates: i
     training = LocalTraining(1e-3, epochs=epochs, batch_size=min(32, len(x_public)), optimizer=optax.adam)
     start_key, train_key = jax.random.split(key)
     params = local_update(model, model.init(start_key), one_client(x_public, values_public), train_key, training)
-    return model.apply(params, x).argmax(-1)
+    outputs = model.apply(params, x)
+    return jnp.where(jnp.isfinite(outputs).all(), outputs.argmax(-1), -1)
 
 
 @jax.tree_util.register_dataclass
@@ -80,8 +81,9 @@ def l2_lbfgs(
     """L2 matching by L-BFGS (DLG, Zhu et al. 2019), the rival "L2-BFGS" of paper 000.
 
     The attribute's features are free real numbers, started at the prior's mean (at N(0, 1) where it is unknown), and
-    rounded to the nearest candidate in the end. The step from the paper's description that matters for a fair rival is
-    a line search; the objective weighs rounds by the length of their updates.
+    rounded to the nearest candidate in the end. What the paper's description lacks and a fair rival needs is a line
+    search. Each round's distance is divided by the squared length of its update, so that all rounds count alike; with
+    one round that changes nothing.
 
     Args, Returns, Raises: as `attacks.attribute_reconstruction.cos_matching`; labels must be known.
     """
@@ -90,6 +92,7 @@ def l2_lbfgs(
         raise ValueError("y=None: l2_lbfgs needs known labels; cos_matching reconstructs them")
     settings = settings or L2Matching()
     _check.positive_integer(evaluations=settings.evaluations)
+    settings.virtual.check(len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
     return _l2_lbfgs(model, messages, knowledge, key, settings)
 

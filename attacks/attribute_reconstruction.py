@@ -7,15 +7,16 @@ point where the client's updates pointed.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.gradient_matching import Minimum, Virtual, matching_objective, minimize_adam
+from attacks.gradient_matching import Minimum, Virtual, column_objective, matching_objective, minimize_adam
 from jaxfl import Messages, Model, _check
+from jaxfl.models import check_records
 
 Array = jax.Array
 
@@ -141,9 +142,13 @@ def cos_matching(
     """
     knowledge = check_knowledge(model, messages, knowledge)
     if isinstance(settings, Sequence):
+        if not settings:
+            raise ValueError("settings=[] is empty; give at least one CosMatching")
         return best_of([cos_matching(model, messages, knowledge, key, settings=s) for s in settings])
     settings = settings or CosMatching()
-    _check.positive_integer(steps=settings.steps, orders=settings.virtual.orders)
+    _check.positive_integer(steps=settings.steps)
+    _check.finite(learning_rate=settings.learning_rate)
+    settings.virtual.check(len(knowledge.x))
     if not _check.is_traced(settings.gamma) and not np.all(np.asarray(settings.gamma) > 0):
         raise ValueError(f"gamma={settings.gamma!r} must be positive")
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
@@ -154,16 +159,33 @@ def cos_matching(
 def _cos_matching(model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: CosMatching) -> Reconstruction:
     start_key, search_key, decode_key = jax.random.split(key, 3)
 
+    matched = _matched(model, messages, knowledge, settings.virtual)
+
     def objective(logits: dict[str, Any], key: Array) -> Array:
         noise_key, virtual_key = jax.random.split(key)
-        weights = relax(logits, noise_key, settings)
-        x, y = virtual_records(knowledge, weights)
-        return matching_objective(model, messages, x, y, virtual_key, settings.virtual)
+        return matched(relax(logits, noise_key, settings), virtual_key)
 
     with jax.default_matmul_precision("highest"):
         start = start_logits(model, knowledge, start_key)
         found = minimize_adam(objective, start, search_key, steps=settings.steps, learning_rate=settings.learning_rate)
         return decode(model, messages, knowledge, found, decode_key, settings.virtual)
+
+
+def _matched(
+    model: Model, messages: Messages, knowledge: Knowledge, virtual: Virtual
+) -> Callable[[dict[str, Any], Array], Array]:
+    """The objective as a function of the candidates' weights: structured where the model allows it, else generic."""
+    structured = model.layers is not None and model.layers.takes_records
+    if not structured or virtual.kind != "gradient" or virtual.rounds_per_step is not None:
+        return lambda weights, key: matching_objective(model, messages, *virtual_records(knowledge, weights), key, virtual)
+    positions = jnp.concatenate([column.positions for column in knowledge.columns])
+    objective = column_objective(model, messages, erase(knowledge), positions)
+
+    def matched(weights: dict[str, Any], key: Array) -> Array:
+        features = [w @ column.candidates for w, column in zip(weights["columns"], knowledge.columns, strict=True)]
+        return objective(jnp.concatenate(features, 1), weights["labels"] if knowledge.y is None else knowledge.y)
+
+    return matched
 
 
 def start_logits(model: Model, knowledge: Knowledge, key: Array) -> dict[str, Any]:
@@ -261,6 +283,8 @@ def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
 
 def binary_column(position: int, prior: float | None = None) -> UnknownColumn:
     """An unknown column of zeros and ones; `prior` is the known fraction of ones, or None."""
+    if not isinstance(position, int | np.integer):
+        raise ValueError(f"position={position!r} must be an integer")
     distribution = None if prior is None else jnp.asarray([1 - prior, prior])
     return UnknownColumn(jnp.asarray([position]), jnp.asarray([[0.0], [1.0]]), distribution)
 
@@ -276,24 +300,36 @@ def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> K
     if not knowledge.columns:
         raise ValueError("columns=() names no unknown column; give at least one")
     columns = tuple(_check_column(f"columns[{j}]", column, x.shape[1]) for j, column in enumerate(knowledge.columns))
+    taken = [int(p) for c in columns if not _check.is_traced(c.positions) for p in c.positions]
+    if len(set(taken)) < len(taken):
+        raise ValueError(f"columns name positions {taken}, some of them twice; every feature belongs to one column")
     knowledge = dataclasses.replace(knowledge, x=x, columns=columns)
     _check.finite(x=erase(knowledge))
+    received = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], messages.received))
     if knowledge.y is None:
         if model.classes is None:
             raise ValueError("y=None needs a classifier; labels of a regression cannot be enumerated")
+        check_records(
+            model, received, x, jax.ShapeDtypeStruct((len(x), model.classes), x.dtype), y_name="y=None, as probabilities,"
+        )
         if knowledge.label_prior is not None:
             _check.distribution(model.classes, label_prior=knowledge.label_prior)
             knowledge = dataclasses.replace(knowledge, label_prior=jnp.asarray(knowledge.label_prior))
         return knowledge
     y = jnp.asarray(knowledge.y)
     _check.shape((len(x),), y=y)
-    if model.classes is not None:
+    check_records(model, received, x, y)
+    if model.classes is None:
+        _check.finite(y=y)
+    else:
         _check.labels(y, model.classes)
     return dataclasses.replace(knowledge, y=y)
 
 
 def _check_column(name: str, column: UnknownColumn, features: int) -> UnknownColumn:
     positions, candidates = jnp.asarray(column.positions), jnp.asarray(column.candidates, jnp.result_type(float))
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ValueError(f"{name}.positions={column.positions} must be integers")
     _check.shape((None,), **{f"{name}.positions": positions})
     _check.shape((None, len(positions)), **{f"{name}.candidates": candidates})
     if len(candidates) < 2:

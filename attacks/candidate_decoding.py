@@ -44,8 +44,8 @@ class ClosedForm:
       ridge: added to the normal equations, relative to their mean diagonal; pulls towards the prior.
     """
 
-    learning_rate: float | Array | None = None
-    ridge: float | Array = 1e-12
+    learning_rate: Any = None
+    ridge: Any = 1e-12
 
 
 @jax.tree_util.register_dataclass
@@ -92,7 +92,7 @@ def closed_form(
     settings = settings or ClosedForm()
     _check.finite(ridge=settings.ridge)
     traced = _check.is_traced(messages, knowledge, settings)
-    with jax.enable_x64(jax.config.jax_enable_x64 if traced else dtype == jnp.float64):
+    with jax.enable_x64(jax.config.read("jax_enable_x64") if traced else dtype == jnp.float64):
         precision = jnp.zeros((), dtype).dtype
         cast = functools.partial(jax.tree.map, lambda a: _cast(a, precision))
         found = _closed_form(model, cast(messages), cast(knowledge), cast(settings))
@@ -330,7 +330,13 @@ def _misfit(system: NormalEquations, solution: Array) -> Array:
 
 
 def _decoded(
-    knowledge: Knowledge, system: NormalEquations, scores: Array, solution: Array, condition: Array, residual: Array, rate: Array
+    knowledge: Knowledge,
+    system: NormalEquations,
+    scores: Array,
+    solution: Array,
+    condition: Array,
+    residual: Array,
+    rate: Array,
 ) -> Decoding:
     """Round to one candidate per record, and measure the misfit of the rounded answer."""
     chosen = scores.argmax(1)

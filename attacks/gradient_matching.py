@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import LocalTraining, Messages, Model, local_update, mean_loss
+from jaxfl import LocalTraining, Messages, Model, _check, local_update, mean_loss
 from jaxfl.clients import ClientData
 from jaxfl.federated import map_clients
 
@@ -27,8 +27,7 @@ def cosine_distance(virtual: Any, observed: Any) -> Array:
 
     The distance from a vector of length zero is 1.
     """
-    dot, virtual_norm, observed_norm = _vdot(virtual, observed), _vdot(virtual, virtual), _vdot(observed, observed)
-    return 1 - dot * jax.lax.rsqrt(jnp.maximum(virtual_norm * observed_norm, jnp.finfo(dot.dtype).tiny))
+    return 1 - _vdot(virtual, observed) * _inverse_root(_vdot(virtual, virtual)) * _inverse_root(_vdot(observed, observed))
 
 
 def squared_distance(virtual: Any, observed: Any) -> Array:
@@ -38,6 +37,10 @@ def squared_distance(virtual: Any, observed: Any) -> Array:
     """
     difference = jax.tree.map(jnp.subtract, virtual, observed)
     return _vdot(difference, difference) / jnp.maximum(_vdot(observed, observed), jnp.finfo(jnp.float32).tiny)
+
+
+def _inverse_root(square: Array) -> Array:
+    return jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny))
 
 
 def _vdot(a: Any, b: Any) -> Array:
@@ -61,6 +64,16 @@ class Virtual:
     training: LocalTraining = LocalTraining()
     orders: int = dataclasses.field(default=1, metadata={"static": True})
     rounds_per_step: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def check(self, records: int) -> None:
+        """Raise `ValueError` on settings that cannot simulate a client with that many records."""
+        _check.one_of(("gradient", "unrolled"), kind=self.kind)
+        _check.positive_integer(orders=self.orders)
+        if self.rounds_per_step is not None:
+            _check.positive_integer(rounds_per_step=self.rounds_per_step)
+        self.training.check()
+        if self.training.batch_size is not None and self.training.batch_size > records:
+            raise ValueError(f"batch_size={self.training.batch_size} is larger than the client's {records} records")
 
 
 def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, virtual: Virtual) -> Any:
@@ -116,9 +129,118 @@ def matching_objective(
         (received, observed), key = arguments
         return distance(virtual_update(model, received, x, y, key, virtual), observed)
 
-    # One round after the other on CPU: batched products of small matrices are slower there.
-    strategy: Literal["map", "vmap"] = "map" if jax.default_backend() == "cpu" else "vmap"
-    return map_clients(one_round, (rounds, jax.random.split(order_key, count)), strategy).mean()
+    return map_clients(one_round, (rounds, jax.random.split(order_key, count)), _rounds_strategy()).mean()
+
+
+def _rounds_strategy() -> Literal["map", "vmap"]:
+    """One round after the other on CPU: batched products of small matrices are slower there."""
+    return "map" if jax.default_backend() == "cpu" else "vmap"
+
+
+def column_objective(model: Model, messages: Messages, erased: Array, positions: Array) -> Callable[[Array, Array], Array]:
+    """`matching_objective` for the cosine and `virtual="gradient"` as a function of a few columns, many times cheaper.
+
+    For models whose first layer takes the records (`model.layers.takes_records`). With `x = erased + columns`, everything
+    that the known columns contribute is computed once: `S0 = x W`, `P0 = x U` (`U` the observed update of that layer) and
+    `K0 = x x' + 1`. With first-layer errors `D` and `A` the unknown columns,
+
+        <G, U> = sum D . (P0 + A U_J),      |G|^2 = D . (K0 D) + |A' D|^2,
+
+    and the same with written-out gradients for the small layers behind. The gradient of the cosine is the derivative of
+    the loss along `v = dcos/dG`, held fixed, whose first-layer part `x v` is again `alpha (P0 + A U_J) + beta (K0 D + A G_J)`.
+
+    Args:
+      model: the model (static).
+      messages: the client's messages.
+      erased: records with zeros in the unknown columns `[records, features]`.
+      positions: the unknown columns `[width]`.
+
+    Returns:
+      `objective(features [records, width], y) -> scalar`, differentiable (once) in both.
+    """
+    layers = model.layers
+    assert layers is not None
+    first, *others = layers.names
+    records, features = erased.shape
+    updates = messages.pseudo_gradient
+    kernel, update = (layers.parameters(tree, first) for tree in (messages.received, updates))
+    zeros = jnp.zeros(kernel["kernel"].shape[::2], erased.dtype)
+    bias = "bias" in kernel
+
+    def apart(tree: Any, names: list[str]) -> list[Any]:
+        return [layers.parameters(tree, name) for name in names]
+
+    constants = (
+        erased @ kernel["kernel"] + kernel.get("bias", zeros)[:, None],
+        erased @ update["kernel"] + update.get("bias", zeros)[:, None],
+        kernel["kernel"][:, positions],
+        update["kernel"][:, positions],
+        apart(updates, others),
+        jax.vmap(_vdot)(updates, updates),
+        messages.received,
+    )
+    by_gram = records < 2 * features  # N^2 h multiplications against 2 N d h
+    gram = erased @ erased.T + bias if by_gram else None
+
+    def known_products(errors: Array) -> Array:
+        if gram is not None:
+            return gram @ errors
+        return erased @ (erased.T @ errors) + bias * errors.sum(0)
+
+    def one_round(columns: Array, y: Array, constants: Any) -> tuple[Array, tuple[Array, Array]]:
+        known, known_update, weights, weights_update, rest_update, length, params = constants
+
+        def tail(inner: Array, rest: list[Any], y: Array) -> Array:
+            outputs, _ = layers.forward(_with(params, others, rest), erased, {}, inner)
+            return model.loss(outputs, y).mean()
+
+        inner, rest = known + columns @ weights, apart(params, others)
+        errors, rest_gradient = jax.grad(tail, (0, 1))(inner, rest, y)
+        products, observed = known_products(errors), known_update + columns @ weights_update
+        gradient = columns.T @ errors
+        norm = jnp.vdot(errors, products) + jnp.vdot(gradient, gradient) + _vdot(rest_gradient, rest_gradient)
+        dot = jnp.vdot(errors, observed) + _vdot(rest_gradient, rest_update)
+        alpha = _inverse_root(norm) * _inverse_root(length)
+        beta = -alpha * dot / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
+        tangent = alpha * observed + beta * (products + columns @ gradient)
+        rest_tangent = jax.tree.map(lambda u, g: alpha * u + beta * g, rest_update, rest_gradient)
+
+        def along(inner: Array, y: Array) -> Array:
+            return jax.jvp(lambda s, r: tail(s, r, y), (inner, rest), (tangent, rest_tangent))[1]
+
+        if jnp.issubdtype(y.dtype, jnp.floating):
+            by_inner, by_y = jax.grad(along, (0, 1))(inner, y)
+        else:
+            by_inner, by_y = jax.grad(along)(inner, y), jnp.zeros(())
+        by_columns = by_inner @ weights.T + errors @ (alpha * weights_update + beta * gradient).T
+        return 1 - dot * alpha, (-by_columns, -by_y)
+
+    def value_and_grad(columns: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+        found = map_clients(lambda c: one_round(columns, y, c), constants, _rounds_strategy())
+        return jax.tree.map(lambda a: a.mean(0), found)
+
+    @jax.custom_vjp
+    def objective(columns: Array, y: Array) -> Array:
+        return value_and_grad(columns, y)[0]
+
+    def backward(saved: tuple[Array, Array], slope: Array) -> tuple[Array, Any]:
+        by_columns, by_y = saved
+        # Integer labels have no gradient: JAX wants the zero of its own type for them.
+        return slope * by_columns, slope * by_y if by_y.ndim else None
+
+    objective.defvjp(value_and_grad, backward)
+    return objective
+
+
+def _with(params: Any, names: list[str], parts: list[Any]) -> Any:
+    """`params` with the parameters of the named layers replaced."""
+    for name, part in zip(names, parts, strict=True):
+        params = _replace(params, name.split("/"), part)
+    return params
+
+
+def _replace(tree: Any, path: list[str], part: Any) -> Any:
+    return part if not path else tree | {path[0]: _replace(tree[path[0]], path[1:], part)}
 
 
 @jax.tree_util.register_dataclass
@@ -176,7 +298,7 @@ def minimize_lbfgs(objective: Callable[[Any], Array], start: Any, *, evaluations
       memory: number of past steps kept (static).
 
     Returns:
-      `trace` and `gradient_norm` hold one entry per outer step, padded with NaN to `evaluations`.
+      `trace` and `gradient_norm` are indexed by evaluations used so far; NaN where the line search was at work.
     """
     search = optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
     optimizer = optax.lbfgs(memory_size=memory, linesearch=search)

@@ -10,7 +10,9 @@ A cell's settings:
   phases: comma-separated sets of rounds the attack may use (see `PHASES`).
   prior: "known" (from the training records) or "unknown".
   encoding: "scalar" or "onehot".
-  steps: Adam iterations of `cos`.
+  steps, gamma, adam_rate: Adam iterations of `cos`, its temperature and step size.
+  unrolled_steps, unrolled_orders: iterations of `cos_unrolled`, simulated batch orders in each.
+  evaluations: budget of `l2_lbfgs`.
 """
 
 import dataclasses
@@ -44,8 +46,7 @@ PHASES = {
 
 PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
 TEST_RECORDS = 500
-UNROLLED_STEPS, UNROLLED_ORDERS = 300, 2
-L2_EVALUATIONS = 200
+METHOD_SETTINGS = ("steps", "gamma", "adam_rate", "unrolled_steps", "unrolled_orders", "evaluations")
 
 METHODS = ("random", "majority", "public100", "public1000", "l2_lbfgs", "cos")
 MATCHING = ("l2_lbfgs", "cos", "cos_unrolled")
@@ -91,7 +92,7 @@ class Setting:
       rounds: communication rounds.
       phases: sets of rounds that the attack may use.
       prior_known: whether the adversary knows the attribute's distribution.
-      steps: Adam iterations of `cos`.
+      method: settings of the methods, by name.
     """
 
     model: Model
@@ -99,7 +100,7 @@ class Setting:
     rounds: int
     phases: tuple[str, ...]
     prior_known: bool
-    steps: int
+    method: tuple[tuple[str, Any], ...]
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -165,14 +166,14 @@ class Attack:
         setting = self.setting
         column = member.column if setting.prior_known else dataclasses.replace(member.column, prior=None)
         knowledge = Knowledge(member.x, member.y, (column,))
-        training = setting.training(member)
+        training, chosen = setting.training(member), dict(setting.method)
         if self.method == "l2_lbfgs":
-            rival = L2Matching(L2_EVALUATIONS, Virtual(training=training))
+            rival = L2Matching(chosen["evaluations"], Virtual(training=training))
             return l2_lbfgs(setting.model, messages, knowledge, key, settings=rival)
-        settings = CosMatching(steps=setting.steps, virtual=Virtual(training=training))
+        steps, virtual = chosen["steps"], Virtual(training=training)
         if self.method == "cos_unrolled":
-            virtual = Virtual("unrolled", training, UNROLLED_ORDERS)
-            settings = CosMatching(steps=UNROLLED_STEPS, virtual=virtual)
+            steps, virtual = chosen["unrolled_steps"], Virtual("unrolled", training, chosen["unrolled_orders"])
+        settings = CosMatching(chosen["gamma"], chosen["adam_rate"], steps, virtual=virtual)
         return cos_matching(setting.model, messages, knowledge, key, settings=settings)
 
 
@@ -224,7 +225,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "compile_s": found.compile_s,
                 "run_s": found.run_s,
                 "note": data.note,
+                "device": jax.devices()[0].device_kind,
+                "dtype": str(members.x.dtype),
             }
+            if method.startswith("public"):
+                shared["detail"] = {"public_records": min(int(method.removeprefix("public")), members.x_public.shape[1])}
             outcomes += _outcomes(wanted[places[i]], setting, row, found, shared)
         yield outcomes
 
@@ -238,7 +243,7 @@ def _setting(cell: Cell, data: Dataset) -> Setting:
         rounds=cell["rounds"],
         phases=tuple(cell["phases"].split(",")),
         prior_known=cell["prior"] == "known",
-        steps=cell["steps"],
+        method=tuple((name, cell[name]) for name in METHOD_SETTINGS),
     )
 
 
@@ -308,10 +313,10 @@ def cost(job: Job, features: int, classes: int) -> tuple[float, float]:
         "majority": 0.0,
         "public100": 200 * 3 * 2.0 * 100 * weights,
         "public1000": 200 * 3 * 2.0 * 1000 * weights,
-        "l2_lbfgs": L2_EVALUATIONS * rounds * 4 * forward,
+        "l2_lbfgs": cell["evaluations"] * rounds * 4 * forward,
         "cos": cell["steps"] * rounds * 4 * forward,
         # Simulated training is repeated to save memory, and small batches run at a fraction of the machine's speed.
-        "cos_unrolled": UNROLLED_STEPS * rounds * UNROLLED_ORDERS * 12 * forward * max(1.0, 64 / batch),
+        "cos_unrolled": cell["unrolled_steps"] * rounds * cell["unrolled_orders"] * 12 * forward * max(1.0, 64 / batch),
     }
     kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
     return work[job.method] + cell["rounds"] * 3 * forward, 8.0 * kept * weights + 4.0 * cell["records"] * features

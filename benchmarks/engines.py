@@ -13,6 +13,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.jobs import Group, Outcome
 from jaxfl.federated import Strategy, map_clients
 
+ACCELERATOR_CHUNK = 16
+"""Members that run at once on each accelerator; more would only take memory."""
+
 
 class Compiled(NamedTuple):
     """Attributes:
@@ -37,7 +40,7 @@ def use_all_cores() -> None:
 def run_members(function: Callable[[Any], Any], members: Any) -> Compiled:
     """Run a pure function on every member of a group as one compiled call.
 
-    Members are shared by the local devices and run one after the other on each CPU core, at once on an accelerator.
+    Members are shared by the local devices and run one after the other on each CPU core, in chunks on an accelerator.
 
     Args:
       function: from one member to a pytree of arrays. Hashable: equal functions share their compiled program.
@@ -65,7 +68,7 @@ def _sharding(devices: int) -> NamedSharding:
 
 @functools.cache
 def _compile(function: Callable[[Any], Any], devices: int, structure: Any, signature: tuple[Any, ...]) -> Any:
-    strategy: Strategy = "map" if jax.default_backend() == "cpu" else "vmap"
+    strategy: Strategy = "map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
     sharding = _sharding(devices)
     # Members share nothing, so the check for values that differ between devices has nothing to protect.
     program = jax.shard_map(

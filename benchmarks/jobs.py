@@ -67,6 +67,7 @@ class Outcome:
       test_accuracy: of the same model on held-out records.
       compile_s: seconds to compile the group's program.
       run_s: wall time of the group's program divided by its members, seconds.
+      device: what it ran on.
       dtype: precision of the attack.
       detail: further facts of this outcome, such as the rounds chosen.
       note: what a reader must know of the data.
@@ -83,7 +84,8 @@ class Outcome:
     test_accuracy: float | None = None
     compile_s: float | None = None
     run_s: float | None = None
-    dtype: str = "float32"
+    device: str = ""
+    dtype: str = ""
     detail: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     note: str = ""
 

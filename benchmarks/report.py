@@ -18,8 +18,8 @@ import tyro
 from attacks.metrics import Interval, accuracy_interval
 from benchmarks.store import Store
 
-DERIVED = ("rounds_used", "objective", "note", "steps")
-"""Entries of `settings` that a run adds or that follow from others; they do not tell cells apart."""
+DERIVED = ("rounds_used", "objective", "note", "public_records", "condition", "residual")
+"""Entries of `settings` that a run adds; they do not tell cells apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _section(key: tuple[str, str, str], rows: list[dict[str, Any]]) -> Section:
     suite, table, size = key
     cells = [{"dataset": r["dataset"]} | {k: v for k, v in r["settings"].items() if k not in DERIVED} for r in rows]
     names = list(dict.fromkeys(k for cell in cells for k in cell))
-    varying = [k for k in names if len({json.dumps(cell.get(k)) for cell in cells}) > 1]
+    varying = _varying(names, cells)
     shared = ", ".join(f"{k}={cells[0][k]}" for k in names if k not in varying)
     by_line: dict[Any, list[dict[str, Any]]] = {}
     for row, cell in zip(rows, cells, strict=True):
@@ -87,6 +87,19 @@ def _section(key: tuple[str, str, str], rows: list[dict[str, Any]]) -> Section:
     order = sorted(by_line.items(), key=lambda item: json.dumps([_sortable(v) for _, v in item[0][0]]))
     lines = tuple(_line(place, members) for (place, *_), members in order)
     return Section(f"{suite}/{table}, {size} size", shared, lines)
+
+
+def _varying(names: list[str], cells: list[dict[str, Any]]) -> list[str]:
+    """Settings that tell the cells apart; one that follows from the others before it is left out."""
+    varying: list[str] = []
+    for name in sorted(names, key=lambda k: k == "steps"):
+        by_others: dict[str, set[str]] = {}
+        for cell in cells:
+            others = json.dumps([cell.get(k) for k in varying])
+            by_others.setdefault(others, set()).add(json.dumps(cell.get(name)))
+        if any(len(values) > 1 for values in by_others.values()):
+            varying.append(name)
+    return varying
 
 
 def _sortable(value: Any) -> Any:
@@ -117,10 +130,10 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
         test_accuracy=_text(_mean([r["test_accuracy"] for r in rows])),
         compile_s=_text(_mean([r["compile_s"] for r in rows]), 1),
         run_s=_text(_mean([r["run_s"] for r in rows])),
-        device=f"{first['device']}, {first['dtype']}",
-        versions=first["versions"],
+        device="; ".join(dict.fromkeys(f"{r['device']}, {r['dtype']}" for r in rows)),
+        versions="; ".join(dict.fromkeys(r["versions"] for r in rows)),
         note=note.strip("; ") + (f" ({len(failed)} failed)" if failed else ""),
-        redo=_redo(place, rows),
+        redo=_redo(rows),
         estimate=estimate,
         majority_value=majority,
         published_value=published,
@@ -138,19 +151,20 @@ def _text(value: float, digits: int = 3) -> str:
 
 def _interval(estimate: Interval) -> str:
     if not math.isfinite(estimate.low):
-        return "(one seed)" if math.isfinite(estimate.mean) else ""
+        return ""
     return f"[{max(estimate.low, 0):.3f}, {min(estimate.high, 1):.3f}]"
 
 
-def _redo(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> str:
-    """The command that measures this line again."""
+def _redo(rows: list[dict[str, Any]]) -> str:
+    """The command that measures this line again, and nothing else."""
     first = rows[0]
     numbers = sorted({r["seed"] for r in rows})
     seeds = ",".join(map(str, numbers)) if len(numbers) > 1 else f"{numbers[0]},"  # "3," is the seed 3, "3" a count
-    where = [f"{k}={v}" for k, v in place]
+    where = [f"dataset={first['dataset']}"]
+    where += [f"{k}={v}" for k, v in first["settings"].items() if k not in DERIVED]
     command = ["python", "-m", "benchmarks.sweep", f"{first['suite']}/{first['table']}", "--size", first["size"]]
     command += ["--methods", first["method"], "--seeds", seeds]
-    return shlex.join(command + (["--where", *where] if where else []) + ["--out", "again"])
+    return shlex.join([*command, "--where", *where, "--out", "again"])
 
 
 def _plot(section: Section) -> str:

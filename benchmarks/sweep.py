@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
@@ -47,7 +48,7 @@ class Arguments:
     methods: str | None = None
     """Comma-separated methods; all of a table's by default."""
     where: tuple[str, ...] = ()
-    """Keep the cells where key=value[,value]; keys are columns of results.csv or settings (attribute, records, ...)."""
+    """Keep the jobs where key=value[,value]; keys: suite, table, size, dataset, method, seed, settings (attribute, ...)."""
     data_dir: str | None = None
     """Folder with local copies of public sources; JAXFL_DATA by default. What is not there is downloaded."""
     out: str = "results"
@@ -63,7 +64,8 @@ class UsageError(ValueError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 1 if a job failed, 2 on bad input, 130 if interrupted."""
+    """The command line. Returns the exit code: 0, 1 if a job failed, 2 on bad input (unusable data included), 130 if
+    interrupted."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.sweep")
     console = Console(width=None if sys.stdout.isatty() else 130)
     try:
@@ -89,7 +91,9 @@ def select(arguments: Arguments) -> list[Group]:
     """
     seeds = _seeds(arguments.seeds)
     methods = None if arguments.methods is None else arguments.methods.split(",")
-    tables = [pair for name in arguments.suites for pair in _tables(name)]
+    if arguments.data_dir is not None and not Path(arguments.data_dir).is_dir():
+        raise UsageError(f"--data-dir {arguments.data_dir!r} is not a folder; name the folder with the sources' files")
+    tables = list(dict.fromkeys(pair for name in arguments.suites for pair in _tables(name)))
     known = {m for _, table in tables for m in table.methods}
     for method in methods or ():
         if method not in known:
@@ -112,7 +116,9 @@ def _seeds(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part]
     except ValueError:
-        raise UsageError(f"--seeds {text!r} must be a count (5) or a list (0,3,7)") from None
+        numbers = []
+    if not numbers:
+        raise UsageError(f"--seeds {text!r} must be a count (5) or a list (0,3,7)")
     seeds = numbers if "," in text else list(range(numbers[0]))
     if not seeds or min(seeds) < 0:
         raise UsageError(f"--seeds {text!r} must name at least one seed, none negative")
@@ -137,13 +143,13 @@ def _facts(job: Job) -> dict[str, Any]:
 
 
 def _conditions(where: Sequence[str]) -> dict[str, list[str]]:
-    conditions = {}
+    conditions: dict[str, list[str]] = {}
     for text in where:
         key, separator, values = text.partition("=")
         if not separator or not values:
             raise UsageError(f"--where {text!r} must read key=value[,value]")
         # A value may itself hold commas (a list of phases): then it must match as a whole.
-        conditions[key] = [values, *values.split(",")]
+        conditions[key] = [*conditions.get(key, []), values, *values.split(",")]
     return conditions
 
 
@@ -184,7 +190,8 @@ def _sweep(console: Console, arguments: Arguments, groups: list[Group]) -> int:
             return 130
         for status in failed:
             console.print(f"failed: {status}", markup=False)
-        return 1 if failed else 0
+        # Data that cannot be used is bad input too, found only when its cell is reached.
+        return 0 if not failed else 2 if all(s.startswith(("ValueError", "ConnectionError")) for s in failed) else 1
     finally:
         store.close()
 
@@ -225,9 +232,12 @@ def _row(owner: Group, outcome: Outcome, versions: str) -> Row:
     settings = dict(cell.settings) | dict(outcome.detail) | ({"note": outcome.note} if outcome.note else {})
     values = {
         **{"suite": cell.suite, "table": cell.table, "size": cell.size, "dataset": cell.dataset, "method": job.method},
-        **{"published": owner.table.published(cell, job.method), "device": jax.devices()[0].device_kind, "versions": versions},
+        **{"published": owner.table.published(cell, job.method), "versions": versions},
         **{name: getattr(outcome, name) for name in ("selection", "metric", "value", "status", "chance", "majority")},
-        **{name: getattr(outcome, name) for name in ("train_accuracy", "test_accuracy", "compile_s", "run_s", "dtype")},
+        **{
+            name: getattr(outcome, name)
+            for name in ("train_accuracy", "test_accuracy", "compile_s", "run_s", "device", "dtype")
+        },
         **{"seed": job.seed, "settings": json.dumps(settings, sort_keys=True)},
     }
     return Row(job.key, values)

@@ -77,7 +77,10 @@ def time_cos(arguments: Arguments, records: int) -> Timing:
 def time_other(command: str, records: int) -> Timing:
     """Run another program and read the last line it prints. Raises `ValueError` if that is no such line."""
     words = [word.replace("{records}", str(records)) for word in shlex.split(command)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ValueError(f"--beside {command!r} cannot be run ({error})") from error
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])
         return Timing(float(found["ms_min"]), float(found["ms_median"]), 0.0)
@@ -89,7 +92,9 @@ def time_other(command: str, records: int) -> Timing:
 def main() -> int:
     """The command line. Returns the exit code."""
     arguments = tyro.cli(Arguments, prog="python -m benchmarks.throughput")
-    table = Table(title=f"cos, ms per iteration, {arguments.rounds} rounds, {jax.devices()[0].device_kind}, jax {jax.__version__}")
+    table = Table(
+        title=f"cos, ms per iteration, {arguments.rounds} rounds, {jax.devices()[0].device_kind}, jax {jax.__version__}"
+    )
     for name in ("records", "min", "median", "compile s", "beside: min", "median", "ratio of minima"):
         table.add_column(name, justify="right", no_wrap=True)
     try:

@@ -56,15 +56,15 @@ def finite(where: Any = None, **named: Any) -> None:
 
 
 def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
-    """Raise `ValueError` if an integer label lies outside `0..classes-1` (in the rows that `where` selects)."""
+    """Raise `ValueError` if a label is no integer in `0..classes-1` (in the rows that `where` selects)."""
     if is_traced(y, where):
         return
     values = np.asarray(y)
-    bad = (values < 0) | (values >= classes)
+    bad = ~((values >= 0) & (values < classes) & (values == np.round(values)))  # NaN is none of it
     if where is not None:
         bad &= np.asarray(where)
     if bad.any():
-        raise ValueError(f"{name} holds the label {values[bad][0]}; labels must lie in 0..{classes - 1}")
+        raise ValueError(f"{name} holds the label {values[bad][0]}; labels must be integers in 0..{classes - 1}")
 
 
 def distribution(length: int, **named: Any) -> None:

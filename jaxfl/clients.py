@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import _check
+from jaxfl.models import Model, check_records
 
 Array = jax.Array
 
@@ -108,9 +109,9 @@ def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
     _check.finite(**{x_name: x})
 
 
-def check_clients(clients: ClientData, classes: int | None, batch_size: int | None) -> None:
-    """Raise `ValueError` on clients that cannot be trained: wrong shapes, empty clients, inputs that are not finite,
-    labels outside the classes, or a batch larger than the largest client. Traced values pass unseen."""
+def check_clients(model: Model, params: Any, clients: ClientData, batch_size: int | None) -> None:
+    """Raise `ValueError` on clients that cannot be trained: shapes that the model does not take, empty clients, values
+    that are not finite, labels outside the classes, or a batch larger than the largest client. Traced values pass unseen."""
     count = np.shape(clients.mask)
     if len(count) != 2:
         raise ValueError(f"clients.mask has shape {count}; it must be [clients, records] (see stack_clients)")
@@ -120,6 +121,8 @@ def check_clients(clients: ClientData, classes: int | None, batch_size: int | No
                 f"clients.{name} has shape {np.shape(getattr(clients, name))}; it must begin with {count}, as mask does"
             )
     _check.shape(count[:1], **{"clients.id": clients.id})
+    shapes = jax.eval_shape(lambda: (clients.x[0], clients.y[0]))
+    check_records(model, params, *shapes, x_name="clients.x", y_name="clients.y")
     if _check.is_traced(clients):
         return
     sizes = np.asarray(clients.sizes)
@@ -131,5 +134,7 @@ def check_clients(clients: ClientData, classes: int | None, batch_size: int | No
             "use batch_size=None for full batches"
         )
     _check.finite(where=clients.mask, **{"clients.x": clients.x})
-    if classes is not None and np.ndim(clients.y) == 2:
-        _check.labels(clients.y, classes, where=clients.mask, name="clients.y")
+    if model.classes is not None and np.ndim(clients.y) == 2:
+        _check.labels(clients.y, model.classes, where=clients.mask, name="clients.y")
+    else:
+        _check.finite(where=clients.mask, **{"clients.y": clients.y})

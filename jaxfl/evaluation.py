@@ -18,7 +18,7 @@ Array = jax.Array
 class Evaluation:
     """Attributes:
     loss: mean loss over the records.
-    accuracy: fraction of records classified correctly; NaN for regression.
+    accuracy: fraction of records classified correctly; NaN for regression and for a diverged model.
     """
 
     loss: Array
@@ -41,4 +41,5 @@ def evaluate(model: Model, params: Any, data: ClientData) -> Evaluation:
     if model.classes is None:
         return Evaluation(loss, jnp.full_like(loss, jnp.nan))
     predicted = outputs.argmax(-1) if outputs.shape[-1] > 1 else outputs[..., 0] > 0
-    return Evaluation(loss, (data.mask & (predicted == y)).sum() / count)
+    # The largest of several NaN is the first class, which may well be right.
+    return Evaluation(loss, jnp.where(jnp.isfinite(loss), (data.mask & (predicted == y)).sum() / count, jnp.nan))

@@ -42,12 +42,14 @@ class Server:
       send: `send(state, client_id) -> params`, the model that this client receives.
       receive: `receive(state, returned [participants, ...], sizes [participants], ids [participants]) -> ServerState`.
       personal: True if clients may receive different models; then transcripts keep what each of them received.
+      named: ids of clients that this server singles out; they must exist.
     """
 
     init: Callable[[Any], ServerState]
     send: Callable[[ServerState, Array], Any]
     receive: Callable[[ServerState, Any, Array, Array], ServerState]
     personal: bool = False
+    named: tuple[int, ...] = ()
 
 
 @functools.cache
@@ -109,7 +111,7 @@ def isolating_server(victim: int, server: Server | None = None) -> Server:
         )
         return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(private=own)
 
-    return Server(init, send, receive, personal=True)
+    return Server(init, send, receive, personal=True, named=(victim,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +166,10 @@ class Federated:
             raise ValueError(
                 f"record.rounds={self.record.rounds} names round {outside[0]}; rounds run from 0 to {self.rounds - 1}"
             )
+        for name in ("rounds", "clients"):
+            chosen = getattr(self.record, name)
+            if isinstance(chosen, tuple) and len(set(chosen)) < len(chosen):
+                raise ValueError(f"record.{name}={chosen} repeats an entry; name each once")
         if self.record.clients != "all" and not _check.is_traced(clients.id):
             unknown = set(self.record.clients) - set(np.asarray(clients.id).tolist())
             if unknown:
@@ -203,12 +209,15 @@ def simulate(
       ValueError: on bad shapes, values or settings, naming the argument. Traced values are not looked at.
     """
     federated.check(clients)
-    check_clients(clients, model.classes, federated.training.batch_size)
+    server = server or honest_server()
+    check_clients(model, params, clients, federated.training.batch_size)
+    if server.named and not _check.is_traced(clients.id) and not np.isin(server.named, clients.id).all():
+        raise ValueError(f"server names clients {server.named}, not all of whom are among the clients")
     strategy = federated.strategy or ("map" if jax.default_backend() == "cpu" else "vmap")
     # Arrays of one dtype: a Python float and an array would compile twice.
     training = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), federated.training)
     federated = dataclasses.replace(federated, strategy=strategy, training=training)
-    return _simulate(model, server or honest_server(), params, clients, key, federated, test)
+    return _simulate(model, server, params, clients, key, federated, test)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "server"))

@@ -10,10 +10,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+
+from jaxfl import _check
 
 Array = jax.Array
 
@@ -25,12 +28,15 @@ class DenseLayers:
     Attributes:
       names: the layers in order of evaluation, as paths in the parameters ("Dense_0", "Block_0/Dense_1"). The parameters
         there are `kernel [inputs, outputs]` and perhaps `bias [outputs]`.
-      forward: `forward(params, x, offsets) -> outputs, inputs`: evaluates the model with `offsets[name] [batch, outputs]`
-        added to each layer's output, and returns each layer's input `inputs[name] [batch, inputs]` beside the outputs.
+      forward: `forward(params, x, offsets, first=None) -> outputs, inputs`: evaluates the model with
+        `offsets[name] [batch, outputs]` added to each layer's output (and the first layer's output replaced by `first`, if
+        given), and returns each layer's input `inputs[name] [batch, inputs]` beside the outputs.
+      takes_records: True if the first layer's input is the record itself, feature by feature.
     """
 
     names: tuple[str, ...]
-    forward: Callable[[Any, Array, dict[str, Array]], tuple[Array, dict[str, Array]]]
+    forward: Callable[..., tuple[Array, dict[str, Array]]]
+    takes_records: bool = False
 
     def parameters(self, params: Any, name: str) -> dict[str, Array]:
         """The parameters (or any tree of that structure) of one layer: `kernel`, perhaps `bias`."""
@@ -79,6 +85,26 @@ def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | Non
     x, y = zero_rows(x, mask), zero_rows(y, mask)
     losses = model.loss(model.apply(params, x, key=key, mask=mask), y)
     return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def check_records(model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x", y_name: str = "y") -> None:
+    """Raise `ValueError` unless the model takes records `x [records, ...]` and its loss labels `y [records, ...]`; shapes
+    only, so traced arrays are checked too."""
+    try:
+        outputs = jax.eval_shape(model.apply, params, x)
+    except (TypeError, ValueError, flax.errors.FlaxError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{x_name} has records of shape {x.shape[1:]}, which the model does not take ({reason})") from error
+    try:
+        shape = jax.eval_shape(model.loss, outputs, y).shape
+    except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{y_name} has shape {y.shape}, which the model's loss does not take ({reason})") from error
+    if shape != x.shape[:1]:
+        raise ValueError(
+            f"{y_name} has shape {y.shape}; with it the model's loss has shape {shape}, "
+            f"not one value for each of {len(x)} records"
+        )
 
 
 def zero_rows(array: Array, mask: Array) -> Array:
@@ -146,7 +172,7 @@ def from_flax(
 def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLayers | None:
     """The dense layers of a module whose variables all belong to them; None if there are others."""
 
-    def forward(params: Any, x: Array, offsets: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def forward(params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None) -> tuple[Array, dict[str, Array]]:
         inputs: dict[str, Array] = {}
 
         def intercept(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
@@ -154,6 +180,7 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
             if not isinstance(context.module, nn.Dense) or context.method_name != "__call__":
                 return output
             name = "/".join(context.module.path)
+            output = first if first is not None and not inputs else output
             inputs[name] = arguments[0]
             return output + offsets[name] if name in offsets else output
 
@@ -165,7 +192,7 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
     if set(variables) != {"params"}:
         return None
     _, inputs = jax.eval_shape(lambda p, x: forward(p, x, {}), variables["params"], jnp.zeros((1, *record_shape)))
-    layers = DenseLayers(tuple(inputs), forward)
+    layers = DenseLayers(tuple(inputs), forward, isinstance(module, _MLP))
     dense = sum(len(layers.parameters(variables["params"], name)) for name in inputs)
     return layers if dense == len(jax.tree.leaves(variables)) else None
 
@@ -269,6 +296,7 @@ def mlp(
       batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the client; scale and
         offset are parameters and are shared (paper 004).
     """
+    _check.one_of(("classification", "regression"), task=task)
     module = _MLP((*hidden, outputs), batch_norm)
     if task == "regression":
         return from_flax(module, (features,), squared_error)

@@ -1,6 +1,8 @@
 """What a federated run leaves behind, and the views of it that adversaries get."""
 
 import dataclasses
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,8 @@ class Messages:
         missing = [t for t in rounds if t not in held]
         if missing:
             raise ValueError(f"rounds={tuple(rounds)} names round {missing[0]}, which is not held; held: {held}")
+        if not len(rounds):
+            raise ValueError(f"rounds={tuple(rounds)} is empty; name at least one of {held}")
         places = jnp.asarray([held.index(t) for t in rounds])
         return jax.tree.map(lambda a: a[places], self)
 
@@ -65,7 +69,9 @@ class Messages:
             name = jax.tree_util.keystr(path)
             _check.shape((count, *sent.shape[1:]), **{f"returned{name}": back, f"received{name}": sent})
             _check.finite(**{f"received{name}": sent, f"returned{name}": back})
-        return Messages(received, returned, jnp.arange(count) if rounds is None else jnp.asarray(rounds))
+        numbers = jnp.arange(count) if rounds is None else jnp.asarray(rounds)
+        _check.shape((count,), rounds=numbers)
+        return Messages(received, returned, numbers)
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, named by its path ("received/Dense_0/kernel")."""
@@ -89,13 +95,11 @@ class AnonymousMessages:
       received: what everyone received, leaves `[rounds, ...]`.
       returned: what came back, leaves `[rounds, participants, ...]`, in random order.
       rounds: 0-based round numbers `[rounds]`.
-      sender: the true sender's id `[rounds, participants]`. For scoring only; no attack may read it.
     """
 
     received: Any
     returned: Any
     rounds: Array
-    sender: Array
 
 
 @jax.tree_util.register_dataclass
@@ -160,6 +164,8 @@ class Transcript:
         """
         place = self._place(client)
         wanted = self.rounds if rounds is None else tuple(rounds)
+        if not wanted:
+            raise ValueError(f"rounds={wanted} is empty; kept: {self.rounds}")
         missing = [t for t in wanted if t not in self.rounds]
         if missing:
             raise ValueError(f"rounds={wanted} names round {missing[0]}, which the record did not keep; kept: {self.rounds}")
@@ -173,8 +179,11 @@ class Transcript:
         received = jax.tree.map(lambda a: a[rows, place] if self.personal else a[rows], self.received)
         return Messages(received, returned, jnp.asarray(wanted))
 
-    def anonymous(self, key: Array) -> AnonymousMessages:
+    def anonymous(self, key: Array) -> tuple[AnonymousMessages, Array]:
         """View of a server whose clients hide their identity: senders shuffled per round.
+
+        Returns:
+          The view, and apart from it the truth for scoring: the senders' ids `[rounds, participants]`.
 
         Raises:
           ValueError: if not every client's messages were kept, or the server sent personal models (which name them).
@@ -186,7 +195,7 @@ class Transcript:
         draws = jax.random.uniform(key, present.shape)
         order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, : self.cohort]
         shuffled = jax.tree.map(lambda a: jax.vmap(lambda models, o: models[o])(a, order), self.returned)
-        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds), self.ids[order])
+        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds)), self.ids[order]
 
     def aggregates(self) -> Aggregates:
         """View of a server behind secure aggregation: sums of pseudo-gradients and who took part, nothing else.
@@ -257,14 +266,14 @@ def _save(path: str | Path, tree: dict[str, Any]) -> None:
 def _unflatten(path: str | Path) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for name in arrays.files:
                 *parents, leaf = name.split("/")
                 node = tree
                 for parent in parents:
                     node = node.setdefault(parent, {})
                 node[leaf] = jnp.asarray(arrays[name])
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise ValueError(f"path={str(path)!r} is not a readable .npz file ({error})") from error

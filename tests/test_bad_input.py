@@ -8,7 +8,21 @@ import numpy as np
 import pytest
 
 from attacks.attribute_reconstruction import CosMatching, Knowledge, UnknownColumn, binary_column, cos_matching
-from jaxfl import Federated, LocalTraining, Messages, Record, one_client, simulate, stack_clients
+from attacks.gradient_matching import Virtual
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Messages,
+    Record,
+    evaluate,
+    isolating_server,
+    linear,
+    logistic,
+    mlp,
+    one_client,
+    simulate,
+    stack_clients,
+)
 from jaxfl.datasets import load, partitions
 
 X, Y = np.zeros((5, 4), np.float32), np.array([0, 1, 2, 0, 1])
@@ -45,6 +59,7 @@ def test_repeated_ids_and_single_client():
         (Federated(training=LocalTraining(learning_rate=np.nan)), "learning_rate holds"),
         (Federated(clients_per_round=9), "clients_per_round=9 exceeds the 3 clients"),
         (Federated(strategy="pmap"), "strategy='pmap'"),
+        (Federated(rounds=2, record=Record(rounds=(1, 1))), "record.rounds=.1, 1. repeats an entry"),
         (Federated(rounds=2, record=Record(rounds=(0, 5))), "names round 5; rounds run from 0 to 1"),
         (Federated(record=Record(clients=(8,))), "names client 8"),
     ],
@@ -87,9 +102,13 @@ def messages(world):
         ({"columns": (UnknownColumn([3], [[0.0], [1.0]], [0.2, 0.3, 0.5]),)}, r"columns\[0\].prior has shape \(3,\)"),
         ({"columns": (UnknownColumn([3], [[0.0, 1.0]]),)}, r"columns\[0\].candidates has shape \(1, 2\)"),
         ({"columns": (UnknownColumn([3], [[1.0]]),)}, "needs at least 2"),
-        ({"y": np.full(24, 3)}, "y holds the label 3; labels must lie in 0..2"),
+        ({"y": np.full(24, 3)}, "y holds the label 3; labels must be integers in 0..2"),
         ({"y": np.zeros(5, int)}, r"y has shape \(5,\); it must have shape \(24,\)"),
         ({"x": np.zeros((24, 12, 1))}, "x has shape"),
+        ({"x": np.zeros((24, 11))}, r"x has records of shape \(11,\), which the model does not take"),
+        ({"y": np.full(24, np.nan)}, "y holds the label nan"),
+        ({"y": np.full(24, 0.5)}, "y holds the label 0.5; labels must be integers"),
+        ({"columns": (binary_column(3), binary_column(3))}, r"columns name positions \[3, 3\], some of them twice"),
         ({"x": np.full((24, 12), np.nan)}, "x holds"),
         ({"y": None, "label_prior": [0.5, 0.5]}, "label_prior has shape"),
     ],
@@ -104,7 +123,19 @@ def test_knowledge(world, messages, change, message):
 def test_settings_of_the_attack(world, messages):
     x, y = world.records[0]
     knowledge = Knowledge(x, y, (binary_column(3, 0.4),))
-    for settings, message in ((CosMatching(gamma=0.0), "gamma=0.0 must be positive"), (CosMatching(steps=0), "steps=0")):
+    bad = (
+        (CosMatching(gamma=0.0), "gamma=0.0 must be positive"),
+        (CosMatching(steps=0), "steps=0"),
+        (CosMatching(learning_rate=np.nan), "learning_rate holds"),
+        (CosMatching(virtual=Virtual("gradeint")), "kind='gradeint' is unknown"),
+        (
+            CosMatching(virtual=Virtual("unrolled", LocalTraining(batch_size=99))),
+            "batch_size=99 is larger than the client's 24",
+        ),
+        (CosMatching(virtual=Virtual(rounds_per_step=0)), "rounds_per_step=0"),
+        ([], "settings=.. is empty"),
+    )
+    for settings, message in bad:
         with pytest.raises(ValueError, match=message):
             cos_matching(world.model, messages, knowledge, world.key, settings=settings)
 
@@ -129,6 +160,12 @@ def test_messages_from_outside(tmp_path, messages):
         Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 4))})
     with pytest.raises(ValueError, match="not finite"):
         Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.full((2, 3), np.nan)})
+    messages.save(tmp_path / "cut.npz")
+    whole = (tmp_path / "cut.npz").read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:300] + bytes(50) + whole[350:]):
+        (tmp_path / "cut.npz").write_bytes(damaged)
+        with pytest.raises(ValueError, match="is not a readable"):
+            Messages.load(tmp_path / "cut.npz")
     bad = tmp_path / "bad.npz"
     bad.write_bytes(b"not an archive")
     with pytest.raises(ValueError, match=r"bad.npz' is not a readable .npz file"):
@@ -140,9 +177,45 @@ def test_messages_from_outside(tmp_path, messages):
     assert len(Messages.load(tmp_path / "good.npz")) == 2
 
 
+def test_shapes_that_would_broadcast_are_refused():
+    clients = stack_clients([(X, np.ones((5, 1)))])
+    model = linear(4)
+    with pytest.raises(ValueError, match=r"clients.y has shape \(5, 1\); with it the model's loss has shape \(5, 5\)"):
+        simulate(model, model.init(jax.random.key(0)), clients, jax.random.key(0), Federated())
+    clients = stack_clients([(X, np.full(5, np.nan))])
+    with pytest.raises(ValueError, match=r"clients.y holds 5 values that are not finite"):
+        simulate(model, model.init(jax.random.key(0)), clients, jax.random.key(0), Federated())
+
+
+def test_other_refusals(world, messages):
+    with pytest.raises(ValueError, match="task='regresion' is unknown"):
+        mlp(4, (3,), 1, task="regresion")
+    with pytest.raises(ValueError, match=r"server names clients \(99,\)"):
+        simulate(world.model, world.params, world.clients, world.key, Federated(), server=isolating_server(99))
+    with pytest.raises(ValueError, match=r"position=3\.0 must be an integer"):
+        binary_column(3.0)
+    with pytest.raises(ValueError, match=r"rounds=\(\) is empty"):
+        messages.select(())
+    with pytest.raises(ValueError, match=r"rounds has shape \(1,\)"):
+        Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 3))}, rounds=[0])
+    model = logistic(12)
+    run = simulate(model, model.init(world.key), stack_clients([(world.records[0][0], np.ones(24))]), world.key, Federated())
+    with pytest.raises(ValueError, match="y=None, as probabilities, has shape"):
+        cos_matching(model, run.messages(0), Knowledge(world.records[0][0], None, (binary_column(3),)), world.key)
+
+
+def test_a_diverged_model_is_not_scored(world):
+    broken = jax.tree.map(lambda a: a * jnp.nan, world.params)
+    assert np.isnan(evaluate(world.model, broken, world.clients.client(0)).accuracy)
+
+
 def test_data():
     with pytest.raises(ValueError, match="name='nothing' is no data set; choose one of adult"):
         load("nothing")
+    with pytest.raises(ValueError, match=r"target=\.\.\. is no option of adult"):
+        load("adult", target="age")
+    with pytest.raises(ValueError, match="needs target="):
+        load("people.csv")
     with pytest.raises(ValueError, match="encoding='ordinal' is unknown"):
         load("digits", encoding="ordinal")
     data = load("breast_cancer")

@@ -2,13 +2,13 @@
 
 import csv
 import json
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
 
@@ -84,12 +84,14 @@ def test_report_is_written_anew_from_the_store(finished, capsys):
         (["nosuch"], "suite 'nosuch' is unknown; choose from quick, lyu2021"),
         (["quick/table9"], "table 'table9' is not in quick; choose from attributes"),
         (["--methods", "magic"], "--methods 'magic' is unknown here"),
-        (["--where", "colour=red"], "--where 'colour' is no column or setting here; choose from attribute"),
+        (["--where", "colour=red"], "--where 'colour' is no column or setting here; choose from adam_rate, attribute"),
         (["--where", "records"], "--where 'records' must read key=value"),
         (["--where", "records=7"], "nothing to run"),
+        (["--seeds", ""], "--seeds '' must be a count"),
+        (["--data-dir", "/nowhere"], "--data-dir '/nowhere' is not a folder"),
         (["--seeds", "x"], "--seeds 'x' must be a count"),
         (["--seeds", "0"], "must name at least one seed"),
-        (["--seeds", ","], "must name at least one seed"),
+        (["--seeds", ","], "must be a count"),
     ],
 )
 def test_bad_requests_exit_with_2(arguments, message, capsys, tmp_path):
@@ -119,7 +121,7 @@ def test_missing_data_fails_its_cells_and_keeps_them(tmp_path, monkeypatch, caps
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_location.tgz").write_bytes(b"cut")
     arguments = ["lyu2021/table3", "--where", "records=25", "--methods", "majority", "--seeds", "1"]
-    assert run(*arguments, "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")) == 1
+    assert run(*arguments, "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")) == 2
     rows = rows_of(tmp_path / "out")
     assert len(rows) == 2
     assert all(r["value"] == "" and "truncated" in r["status"] for r in rows)
@@ -194,15 +196,18 @@ def test_members_of_a_group_do_not_depend_on_each_other():
     assert match.detail["objective"] == pytest.approx(alone[0].detail["objective"], abs=1e-6)
 
 
-def test_every_published_number_belongs_to_a_cell():
-    from benchmarks.suites.lyu2021 import _published_values
+@pytest.mark.parametrize("size", ["paper", "small"])
+def test_every_published_number_belongs_to_a_cell(size):
+    from benchmarks.suites.lyu2021 import SIZES, _published_values
 
+    paper_records = {(t, SIZES[size][n]): n for t, _, n, _ in _published_values()}
     found = set()
     for table in SUITES["lyu2021"]:
-        for cell in table.cells("paper", None):
+        for cell in table.cells(size, None):
             for method in table.methods:
                 if table.published(cell, method) is not None:
-                    found.add((cell.table, cell["attribute"], cell["records"], method))
+                    records = paper_records[cell.table, cell["records"]]
+                    found.add((cell.table, cell["attribute"], records, method))
     assert found == set(_published_values())
     assert len(found) == 5 * (8 + 6 + 8)
 
@@ -220,8 +225,9 @@ def test_the_redo_command_selects_just_that_line(finished):
     import tyro
 
     groups = sweep.select(tyro.cli(sweep.Arguments, args=arguments))
-    jobs = [job for g in groups for job in g.jobs if job.cell.dataset == "breast_cancer"]
+    jobs = [job for g in groups for job in g.jobs]
     assert {job.method for job in jobs} == {"cos"}
+    assert {job.cell.dataset for job in jobs} == {"breast_cancer"}
     assert len({job.cell for job in jobs}) == 1
 
 
@@ -235,12 +241,15 @@ def test_intervals():
     assert 0.93 < np.mean([i.low <= 0.5 <= i.high for i in covered]) < 0.97
 
 
-def test_experiment_runs_on_every_local_device():
-    assert jax.local_device_count() >= 1
-    members = {"a": np.arange(5.0, dtype=np.float32)}
-    done = engines.run_members(_double, members)
-    assert done.results["a"].tolist() == [0, 2, 4, 6, 8]
+TWO_DEVICES = """
+import jax, numpy as np
+from benchmarks.engines import run_members
+assert jax.local_device_count() == 2
+print(run_members(abs, np.arange(-5.0, 0, dtype=np.float32)).results.tolist())
+"""
 
 
-def _double(member):
-    return {"a": member["a"] * 2}
+def test_members_are_shared_by_devices():
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", TWO_DEVICES], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "[5.0, 4.0, 3.0, 2.0, 1.0]", done.stderr

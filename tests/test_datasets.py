@@ -4,11 +4,12 @@ import functools
 import gzip
 import http.server
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxfl.datasets import builders, load, partitions, read_csv, sources
+from jaxfl.datasets import embedded, load, partitions, read_csv, sources
 from jaxfl.datasets.embedded import PURCHASE_MARGINALS
 
 FACTS = {
@@ -56,7 +57,7 @@ def test_genome_codings(data_dir, cache):
 
 def _copy(name, data_dir, folder, change):
     for file in sources.SOURCES[name].files:
-        path = builders._find(builders.Path(data_dir), name, file)
+        path = sources.find(Path(data_dir), name, file)
         (folder / path.name).write_bytes(change(path.read_bytes()))
 
 
@@ -78,7 +79,7 @@ def test_damaged_archives_are_refused_even_if_prepared_before(name, change, mess
 
 
 def test_altered_content_in_a_sound_archive_is_refused(data_dir, cache, tmp_path):
-    text = gzip.decompress(builders._find(builders.Path(data_dir), "adult", sources.SOURCES["adult"].files[0]).read_bytes())
+    text = gzip.decompress(sources.find(Path(data_dir), "adult", sources.SOURCES["adult"].files[0]).read_bytes())
     (tmp_path / "adult.data.gz").write_bytes(gzip.compress(text.replace(b"39, State-gov", b"40, State-gov", 1)))
     with pytest.raises(ValueError, match=r"adult.data.gz was altered: its content has sha256 .* fetch it again"):
         load("adult", tmp_path)
@@ -167,7 +168,8 @@ def test_leaf_synthetic_follows_its_recipe():
     data = load("leaf_synthetic", clients=200, records=50, features=20, seed=3)
     assert data.x.shape == (10000, 20)
     # Feature i of a client varies around its centre with variance (i+1)^-1.2.
-    raw = __import__("jaxfl.datasets.embedded", fromlist=["x"]).leaf_synthetic(200, 50, 20, seed=3)
+    raw = embedded.leaf_synthetic(200, 50, 20, seed=3)
+    assert (data.x == raw.values).all()  # not standardised
     within = np.mean([raw.values[raw.group == c].var(0, ddof=1) for c in range(200)], axis=0)
     assert np.allclose(within, np.arange(1, 21) ** -1.2, rtol=0.1)
     # Centres scatter with variance 1 (v) + 1 (B).
@@ -193,6 +195,9 @@ def test_csv(tmp_path):
     assert codes.column("zip").categories == ("8001", "8002", "8003")
     assert codes.column("job").categories == ("clerk", "nurse", "pilot", "(missing)")
     assert load(str(path), target="age", task="regression").classes is None
+    binned = load(str(path), target="income", sensitive="age", bins=2)
+    assert binned.sensitive == "age"
+    assert binned.column("age").categories == ("30 to 42.5", "42.5 to 55")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +207,9 @@ def test_csv(tmp_path):
         ("a,b\n1,2\n", {"target": "b", "kinds": {"z": "numeric"}}, "kinds='z' is not a column"),
         ("a,b\n1,2\n", {"target": "b", "kinds": {"a": "text"}}, "kinds.'a'.='text' is unknown"),
         ("a,b\n1,2\n3\n", {"target": "b"}, "has 1 cells in row 3; the header has 2"),
+        ("a,a,b\n1,2,3\n", {"target": "b"}, "two columns named 'a'"),
+        ("a,b\n1,1\n2,2\ninf,3\n", {"target": "b"}, "column 'a' holds an infinite value"),
+        ("a,b\n1,2\n", {"target": "b", "sensitive": "b"}, "sensitive='b' is the target or dropped"),
         ("a,b\n", {"target": "b"}, "needs a header and at least one row"),
         ("a,b\nx,1\ny,2\n", {"target": "b", "kinds": {"a": "numeric"}}, "column 'a' is numeric but could not convert"),
         ("a,b\n1,?\n", {"target": "b"}, "has no row with a value of 'b'"),

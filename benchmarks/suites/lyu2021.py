@@ -7,7 +7,7 @@ from importlib import resources
 
 from benchmarks import attribute_experiment
 from benchmarks.jobs import Cell, Job, Table, Value
-from jaxfl.datasets.builders import at_hand
+from jaxfl.datasets.sources import at_hand
 
 SUITE = "lyu2021"
 SIZES = {
@@ -32,6 +32,11 @@ def settings(**values: Value) -> tuple[tuple[str, Value], ...]:
         "prior": "known",
         "encoding": "onehot",
         "steps": 300,
+        "gamma": 1.0,
+        "adam_rate": 0.1,
+        "unrolled_steps": 300,
+        "unrolled_orders": 2,
+        "evaluations": 200,
     }
     return tuple(sorted((defaults | values).items()))
 
@@ -82,10 +87,10 @@ def _published_values() -> dict[tuple[str, int, int, str], float]:
 
 def published(cell: Cell, method: str) -> float | None:
     """The paper's number for this cell and method. The paper reports the best phase for `cos`, an oracle's choice."""
-    records = {ours: paper for paper, ours in reversed(SIZES[cell.size].items())}.get(cell["records"])
-    if cell.size == "paper":
-        records = cell["records"]
-    return None if records is None else _published_values().get((cell.table, cell["attribute"], records, method))
+    values = _published_values()
+    in_table = {records for table, _, records, _ in values if table == cell.table}
+    paper = next((records for records in in_table if SIZES[cell.size][records] == cell["records"]), None)
+    return None if paper is None else values.get((cell.table, cell["attribute"], paper, method))
 
 
 def _cost(job: Job) -> tuple[float, float]:

@@ -31,10 +31,14 @@ def load(name: str, data_dir: str | Path | None = None, *, encoding: Encoding = 
       ConnectionError: if a public source is neither at hand nor to be downloaded.
     """
     if name.endswith(".csv"):
+        if "target" not in options:
+            raise ValueError(f"name={name!r} needs target=..., the name of the column to predict")
         return encode(read_csv(name, **options), encoding)
     if name in TABLES:
         return encode(TABLES[name](**options), encoding)
     if name in SOURCES:
+        if options:
+            raise ValueError(f"{next(iter(options))}=... is no option of {name}; public sources take none")
         from jaxfl.datasets.builders import prepared  # TensorFlow Datasets is slow to import
 
         return encode(prepared(name, data_dir), encoding)

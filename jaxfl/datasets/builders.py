@@ -12,12 +12,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from jaxfl.datasets.dataset import Table
-from jaxfl.datasets.sources import SOURCES, Source, SourceFile, content
-
-
-def cache_dir() -> Path:
-    """Where prepared sets are kept: `JAXFL_CACHE`, by default `~/.cache/jaxfl`."""
-    return Path(os.environ.get("JAXFL_CACHE") or Path.home() / ".cache" / "jaxfl")
+from jaxfl.datasets.sources import SOURCES, VERSION, Source, SourceFile, cache_dir, content, find
 
 
 def prepared(name: str, data_dir: str | Path | None) -> Table:
@@ -36,7 +31,7 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"data_dir={str(folder)!r} is not a folder; give the folder that holds the sources' files")
     source = SOURCES[name]
-    local = {file.name: path for file in source.files if folder and (path := _find(Path(folder), name, file))}
+    local = {file.name: path for file in source.files if folder and (path := find(Path(folder), name, file))}
     # A present local copy is always read and checked, so that a bad one is never hidden by what was prepared before.
     contents = {file.name: content(file, local[file.name]) for file in source.files if file.name in local}
     builder = _builder(name, source)(data_dir=str(cache_dir()), contents=contents, file_format="array_record")
@@ -45,21 +40,6 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
         builder.download_and_prepare()
     return _read(builder)
 
-
-def at_hand(name: str, data_dir: str | Path | None = None) -> bool:
-    """True if a public source can be loaded without a download: its files are in `data_dir`, or it was prepared before."""
-    folder = data_dir or os.environ.get("JAXFL_DATA")
-    local = folder is not None and all(_find(Path(folder), name, file) for file in SOURCES[name].files)
-    return local or (cache_dir() / name / VERSION).is_dir()  # an unfinished preparation has another name
-
-
-def _find(folder: Path, name: str, file: SourceFile) -> Path | None:
-    candidates = (parent / (file.name + suffix) for parent in (folder / name, folder) for suffix in ("", ".gz"))
-    return next((path for path in candidates if path.is_file()), None)
-
-
-VERSION = "1.0.0"
-"""Of the prepared sets; to be raised when a parser changes."""
 
 DESCRIPTION = ("names", "categories", "classes", "codes", "note")
 """Fields of a table that describe its columns; they are kept as the prepared set's metadata."""

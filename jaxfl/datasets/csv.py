@@ -1,6 +1,7 @@
 """The user's own CSV as a source like any other."""
 
 import csv
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,8 @@ def read_csv(
     categories: Mapping[str, Sequence[str]] | None = None,
     drop: Sequence[str] = (),
     max_categories: int = 20,
+    sensitive: str | None = None,
+    bins: int = 4,
 ) -> Table:
     """Read a CSV file with a header.
 
@@ -40,6 +43,8 @@ def read_csv(
       categories: the possible values of a column, by its name. Values outside become `(missing)`.
       drop: columns to leave out.
       max_categories: the most categories an inferred categorical column may have.
+      sensitive: the column that an attack is to infer; a numeric one is cut into bins, as paper 000 does (section 3).
+      bins: number of bins of equal width of a numeric sensitive column.
 
     Raises:
       ValueError: if a named column does not exist, a row has another length than the header, a numeric column holds
@@ -48,7 +53,13 @@ def read_csv(
     """
     header, rows = _read(Path(path))
     kinds, categories = dict(kinds or {}), dict(categories or {})
-    for argument, names in (("target", [target]), ("kinds", kinds), ("categories", categories), ("drop", drop)):
+    for argument, names in (
+        ("target", [target]),
+        ("sensitive", [] if sensitive is None else [sensitive]),
+        ("kinds", kinds),
+        ("categories", categories),
+        ("drop", drop),
+    ):
         for name in names:
             if name not in header:
                 raise ValueError(f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}")
@@ -71,12 +82,18 @@ def read_csv(
         limit = None if name in kinds else max_categories
         numeric = kind == "numeric"
         column, options = (_numbers(name, texts), ()) if numeric else _codes(name, texts, categories.get(name), limit)
+        if name == sensitive and numeric:
+            column, options = _binned(column, bins)
         names.append(name)
         tables.append(options)
         values.append(column)
+    if sensitive is not None and sensitive not in names:
+        raise ValueError(f"sensitive={sensitive!r} is the target or dropped; it must be among the features")
     if not names:
         raise ValueError(f"path={str(path)!r} has no column besides the target {target!r}")
-    return Table(Path(path).stem, np.stack(values, 1).astype(np.float32), y, tuple(names), tuple(tables), classes)
+    return Table(
+        Path(path).stem, np.stack(values, 1).astype(np.float32), y, tuple(names), tuple(tables), classes, sensitive=sensitive
+    )
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -85,6 +102,9 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     if len(lines) < 2:
         raise ValueError(f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines")
     header, rows = lines[0], lines[1:]
+    repeated = [name for name in header if header.count(name) > 1]
+    if repeated:
+        raise ValueError(f"path={str(path)!r} has two columns named {repeated[0]!r}; names must be distinct")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise ValueError(f"path={str(path)!r} has {len(row)} cells in row {number}; the header has {len(header)}")
@@ -108,9 +128,17 @@ def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
         values = np.asarray([np.nan if (v := _number(t)) is None else v for t in texts])
     except ValueError as error:
         raise ValueError(f"column {name!r} is numeric but {error}; declare it categorical or clean the file") from None
+    if np.isinf(values).any():
+        raise ValueError(f"column {name!r} holds an infinite value; clean the file")
     if np.isnan(values).all():
         raise ValueError(f"column {name!r} has no value at all; drop it")
     return np.where(np.isfinite(values), values, values[np.isfinite(values)].mean())
+
+
+def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    _check.positive_integer(bins=bins)
+    edges = np.linspace(values.min(), values.max(), bins + 1)
+    return np.digitize(values, edges[1:-1]), tuple(f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges))
 
 
 def _codes(

@@ -40,6 +40,7 @@ class Dataset:
       classes: number of classes; None for regression.
       group: the client to which the source assigns each record `[records]`, or None.
       note: what a reader of results must know of this source (a stand-in, a subset), or "".
+      sensitive: name of the attribute that an attack is to infer, or None.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Dataset:
     classes: int | None
     group: np.ndarray | None = None
     note: str = ""
+    sensitive: str | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -95,6 +97,8 @@ class Table:
       codes: per attribute the numbers that stand for its categories in a scalar coding; absent: 0, 1, 2, ...
       group: client of each record, or None.
       note: see `Dataset`.
+      standardize: whether numbers are brought to mean 0 and deviation 1.
+      sensitive: name of the attribute that an attack is to infer, or None.
     """
 
     name: str
@@ -106,12 +110,15 @@ class Table:
     codes: tuple[float, ...] | None = None
     group: np.ndarray | None = None
     note: str = ""
+    standardize: bool = True
+    sensitive: str | None = None
 
 
 def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     """Features of a table.
 
-    Numbers are standardised by the mean and deviation of the whole source (constant ones become 0). An attribute of two
+    Numbers are standardised by the mean and deviation of the whole source, if the table asks for it (constant ones
+    become 0). An attribute of two
     categories is one column of 0 and 1. More categories become one column each ("onehot"), or one column that holds the
     category's code ("scalar").
     """
@@ -122,14 +129,17 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     for j, (name, categories) in enumerate(zip(table.names, table.categories, strict=True)):
         raw = table.values[:, j]
         looks = _looks(len(categories), encoding, table.codes)
-        part = _standardised(raw)[:, None] if looks is None else looks[raw.astype(int)]
+        numbers = _standardised(raw) if table.standardize else raw
+        part = numbers[:, None] if looks is None else looks[raw.astype(int)]
         positions = tuple(range(width, width + part.shape[1]))
         columns.append(Column(name, positions, categories, np.zeros((0, 1), np.float32) if looks is None else looks))
         parts.append(part)
         width += part.shape[1]
     x = np.concatenate(parts, axis=1, dtype=np.float32)
     label_type = np.float32 if table.classes is None else np.int32
-    return Dataset(table.name, x, table.y.astype(label_type), tuple(columns), table.classes, table.group, table.note)
+    return Dataset(
+        table.name, x, table.y.astype(label_type), tuple(columns), table.classes, table.group, table.note, table.sensitive
+    )
 
 
 def _looks(count: int, encoding: Encoding, codes: Sequence[float] | None) -> np.ndarray | None:

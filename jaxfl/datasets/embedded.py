@@ -80,6 +80,7 @@ def leaf_synthetic(
         ((),) * features,
         classes,
         group=np.repeat(np.arange(clients), records),
+        standardize=False,
     )
 
 

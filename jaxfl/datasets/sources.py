@@ -8,6 +8,7 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import os
 import re
 import tarfile
 import zipfile
@@ -189,3 +190,24 @@ SOURCES = {
         _genome_hs3d,
     ),
 }
+
+VERSION = "1.0.0"
+"""Of the prepared sets; to be raised when a parser changes."""
+
+
+def cache_dir() -> Path:
+    """Where prepared sets are kept: `JAXFL_CACHE`, by default `~/.cache/jaxfl`."""
+    return Path(os.environ.get("JAXFL_CACHE") or Path.home() / ".cache" / "jaxfl")
+
+
+def at_hand(name: str, data_dir: str | Path | None = None) -> bool:
+    """True if a public source can be loaded without a download: its files are in `data_dir`, or it was prepared before."""
+    folder = data_dir or os.environ.get("JAXFL_DATA")
+    local = folder is not None and all(find(Path(folder), name, file) for file in SOURCES[name].files)
+    return local or (cache_dir() / name / VERSION).is_dir()  # an unfinished preparation has another name
+
+
+def find(folder: Path, name: str, file: SourceFile) -> Path | None:
+    """A local copy of a file: `<folder>/<name>/<file>` or `<folder>/<file>`, gzipped or not; None if there is none."""
+    candidates = (parent / (file.name + suffix) for parent in (folder / name, folder) for suffix in ("", ".gz"))
+    return next((path for path in candidates if path.is_file()), None)
