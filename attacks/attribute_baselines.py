@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, decode, erase
+from attacks.candidate_decoding import candidate_records
 from attacks.gradient_matching import Virtual, matching_objective, minimize_lbfgs, squared_distance
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp, one_client
 
@@ -124,3 +126,65 @@ def _l2_lbfgs(model: Model, messages: Messages, knowledge: Knowledge, key: Array
         )
         found = dataclasses.replace(found, variables={"columns": nearest})
         return decode(model, messages, knowledge, found, objective_key, settings.virtual)
+
+
+HEURISTICS = ("label", "probability", "loss", "final_loss", "gradient_norm", "true_label_gradient", "majority")
+"""The seven statistics of paper 000, section 4.3, in its order."""
+
+
+def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
+    """`stats`: judge every candidate by the victim's returned models, without optimisation (paper 000, section 4.3).
+
+    Per record and candidate, over the rounds' returned models, with p the class probabilities, y the known label and h the
+    last layer's input: (1) correct predictions, most; (2) sum of p_y, largest; (3) sum of losses, least; (4) loss of the
+    last model, least; (5) sum of |p - e_y| |h|, the norm of the last layer's gradient, largest (as the paper says; members
+    have small ones); (6) sum of (p_y - 1) sum(h), that gradient's entries for the true label, largest; (7) the majority of
+    these six. Ties go to the lowest candidate.
+
+    Args:
+      model: a classifier with `model.layers` (static).
+      messages: the client's messages; only what it returned is used.
+      knowledge: one unknown column, known labels.
+
+    Returns:
+      Index of the inferred value `[7, records]`, in the order of `HEURISTICS`.
+
+    Raises:
+      ValueError: as `cos_matching`; and without labels, with several columns, or for a model without dense layers.
+    """
+    knowledge = check_knowledge(model, messages, knowledge)
+    if knowledge.y is None or len(knowledge.columns) != 1:
+        raise ValueError("statistics needs known labels and exactly one unknown column")
+    if model.layers is None or model.classes is None or model.classes != _outputs(model, messages):
+        raise ValueError("statistics needs a softmax classifier whose parameters belong to dense layers")
+    return _statistics(model, messages, knowledge)
+
+
+def _outputs(model: Model, messages: Messages) -> int:
+    layers = model.layers
+    assert layers is not None
+    return int(layers.parameters(messages.received, layers.names[-1])["kernel"].shape[-1])
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
+    layers = model.layers
+    assert layers is not None
+    x, y = candidate_records(model, knowledge)
+    count = x.shape[1]
+    flat_x, flat_y = x.reshape(-1, x.shape[-1]), y.reshape(-1)
+
+    def one_model(params: Any) -> Array:
+        outputs, inputs = layers.forward(params, flat_x, {})
+        p, h = jax.nn.softmax(outputs), inputs[layers.names[-1]]
+        true = jnp.take_along_axis(p, flat_y[:, None], 1)[:, 0]
+        error = jnp.linalg.norm(p - jax.nn.one_hot(flat_y, p.shape[1]), axis=1)
+        loss = model.loss(outputs, flat_y)
+        found = (p.argmax(1) == flat_y, true, -loss, -loss, error * jnp.linalg.norm(h, axis=1), (true - 1) * h.sum(1))
+        return jnp.stack([f.astype(p.dtype) for f in found])
+
+    every = jax.lax.map(one_model, messages.returned)  # [rounds, 6, records * K]
+    scores = every.sum(0).at[3].set(every[-1, 3]).reshape(6, -1, count)
+    choices = scores.argmax(2)
+    votes = jax.nn.one_hot(choices, count).sum(0)
+    return jnp.concatenate([choices, votes.argmax(1)[None]])

@@ -4,11 +4,13 @@ A cell's settings:
   attribute: 0-based number of the unknown attribute.
   records: |D_v|, records of the victim.
   batch_size: records per local step; "full" for all.
-  hidden: width of the hidden layer.
+  hidden: widths of the hidden layers, "128" or "1024,256".
+  participants: clients in the federation; 1 is an isolated victim. Each holds as many records as the victim.
   learning_rate: of the clients' SGD.
   rounds: communication rounds, one local epoch each.
   phases: comma-separated sets of rounds the attack may use (see `PHASES`).
   prior: "known" (from the training records) or "unknown".
+  labels: "known" or "unknown".
   encoding: "scalar" or "onehot".
   steps, gamma, adam_rate: Adam iterations of `cos`, its temperature and step size.
   unrolled_steps, unrolled_orders: iterations of `cos_unrolled`, simulated batch orders in each.
@@ -17,6 +19,7 @@ A cell's settings:
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,13 +27,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_baselines import L2Matching, l2_lbfgs, majority_guess, public_model, random_guess
+from attacks.attribute_baselines import L2Matching, l2_lbfgs, majority_guess, public_model, random_guess, statistics
 from attacks.attribute_reconstruction import CosMatching, Knowledge, Reconstruction, UnknownColumn, cos_matching
+from attacks.candidate_decoding import ClosedForm, closed_form
 from attacks.gradient_matching import Virtual
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.engines import Compiled, run_members
 from benchmarks.jobs import Cell, Job, Outcome, Value
-from jaxfl import Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate
+from jaxfl import ClientData, Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate
 from jaxfl.datasets import Dataset, load
 
 Array = jax.Array
@@ -48,8 +52,11 @@ PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
 TEST_RECORDS = 500
 METHOD_SETTINGS = ("steps", "gamma", "adam_rate", "unrolled_steps", "unrolled_orders", "evaluations")
 
-METHODS = ("random", "majority", "public100", "public1000", "l2_lbfgs", "cos")
-MATCHING = ("l2_lbfgs", "cos", "cos_unrolled")
+METHODS = ("random", "majority", "public100", "public1000", "stats", "l2_lbfgs", "cos", "closed_form")
+SELECTING = ("l2_lbfgs", "cos", "cos_unrolled", "closed_form")
+"""Methods with an objective, by which an adversary can choose among sets of rounds."""
+DOUBLE = ("closed_form",)
+"""Methods that compute in float64 on the float32 messages."""
 
 
 @jax.tree_util.register_dataclass
@@ -66,6 +73,8 @@ class Member:
       values_public: their attribute `[public]`.
       x_test: held-out records `[test, features]`.
       y_test: their labels `[test]`.
+      x_others: records of the other participants `[participants - 1, records, features]`.
+      y_others: their labels `[participants - 1, records]`.
       learning_rate: of the victim's SGD.
       key: everything random in this member.
     """
@@ -78,6 +87,8 @@ class Member:
     values_public: Array
     x_test: Array
     y_test: Array
+    x_others: Array
+    y_others: Array
     learning_rate: Array
     key: Array
 
@@ -92,6 +103,7 @@ class Setting:
       rounds: communication rounds.
       phases: sets of rounds that the attack may use.
       prior_known: whether the adversary knows the attribute's distribution.
+      labels_known: whether it knows the labels.
       method: settings of the methods, by name.
     """
 
@@ -100,6 +112,7 @@ class Setting:
     rounds: int
     phases: tuple[str, ...]
     prior_known: bool
+    labels_known: bool
     method: tuple[tuple[str, Any], ...]
 
     @property
@@ -114,7 +127,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Victim:
-    """Trains a member's victim alone, which is what isolation makes of it (paper 000, section 3.1)."""
+    """Trains a member's victim, in its federation or alone, which is what isolation makes of it (paper 000, 3.1)."""
 
     setting: Setting
 
@@ -122,13 +135,17 @@ class Victim:
         """The victim's messages, and the accuracy of its last model on its own and on held-out records."""
         setting = self.setting
         init_key, train_key = jax.random.split(jax.random.fold_in(member.key, 0))
-        clients = jax.tree.map(lambda a: a[None], one_client(member.x, member.y))
+        x = jnp.concatenate([member.x[None], member.x_others])
+        y = jnp.concatenate([member.y[None], member.y_others])
+        clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
         record = Record(clients=(0,), rounds=setting.kept)
         federated = Federated(rounds=setting.rounds, training=setting.training(member), record=record)
         transcript = simulate(setting.model, setting.model.init(init_key), clients, train_key, federated)
-        own = evaluate(setting.model, transcript.params, one_client(member.x, member.y))
-        test = evaluate(setting.model, transcript.params, one_client(member.x_test, member.y_test))
-        return transcript.messages(0), own.accuracy, test.accuracy
+        messages = transcript.messages(0)
+        last = jax.tree.map(lambda a: a[-1], messages.returned)
+        own = evaluate(setting.model, last, one_client(member.x, member.y))
+        test = evaluate(setting.model, last, one_client(member.x_test, member.y_test))
+        return messages, own.accuracy, test.accuracy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +161,9 @@ class Attack:
         key = jax.random.fold_in(member.key, 1)
         candidates, positions = len(member.column.candidates), member.column.positions
         records = len(member.x)
-        if self.method not in MATCHING:
+        if self.method == "stats":
+            return self.judge(member, messages)
+        if self.method not in SELECTING:
             if self.method == "random":
                 values = random_guess(key, records, candidates)
             elif self.method == "majority":
@@ -161,12 +180,28 @@ class Attack:
 
         return over_phases(one_phase, messages, self.setting)
 
+    def knowledge(self, member: Member) -> Knowledge:
+        """What the adversary knows of this member."""
+        column = member.column if self.setting.prior_known else dataclasses.replace(member.column, prior=None)
+        return Knowledge(member.x, member.y if self.setting.labels_known else None, (column,))
+
+    def judge(self, member: Member, messages: Messages) -> tuple[Array, Array, Array]:
+        """The majority of the statistics on all kept rounds, then on each phase."""
+        knowledge = self.knowledge(member)
+
+        def score(messages: Messages) -> Array:
+            return accuracy(statistics(self.setting.model, messages, knowledge)[-1], member.truth)
+
+        scores = jnp.append(score(messages), over_phases(score, messages, self.setting))
+        return scores, jnp.full(len(scores), jnp.nan), jnp.zeros(len(scores), jnp.int32)
+
     def match(self, member: Member, messages: Messages, key: Array) -> Reconstruction:
-        """One gradient-matching method on the messages of one phase."""
-        setting = self.setting
-        column = member.column if setting.prior_known else dataclasses.replace(member.column, prior=None)
-        knowledge = Knowledge(member.x, member.y, (column,))
+        """One method with an objective on the messages of one phase."""
+        setting, knowledge = self.setting, self.knowledge(member)
         training, chosen = setting.training(member), dict(setting.method)
+        if self.method == "closed_form":
+            full_step = ClosedForm(training.learning_rate)
+            return closed_form(setting.model, messages, knowledge, settings=full_step).reconstruction
         if self.method == "l2_lbfgs":
             rival = L2Matching(chosen["evaluations"], Virtual(training=training))
             return l2_lbfgs(setting.model, messages, knowledge, key, settings=rival)
@@ -188,6 +223,13 @@ def over_phases(attack: Callable[[Messages], Any], messages: Messages, setting: 
         for j, i in enumerate(same):
             results[i] = jax.tree.map(lambda a, j=j: a[j], found)
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+
+def applies(cell: Cell, method: str) -> bool:
+    """Simulating the training is for victims that train in batches: with full batches it is the gradient."""
+    if method == "cos_unrolled":
+        return cell["batch_size"] != "full"
+    return cell["labels"] == "known" or method not in ("stats", "l2_lbfgs")
 
 
 def signature(cell: Cell) -> Any:
@@ -214,7 +256,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         wanted = {(job.cell, job.seed): job for job in jobs if job.method == method}
         rows = np.asarray([i for i, place in enumerate(places) if place in wanted])
         chosen = jax.tree.map(lambda a, rows=rows: a[rows], (members, messages))
-        found = run_members(Attack(method, setting), chosen)
+        found = run_members(Attack(method, setting), chosen, x64=method in DOUBLE)
         outcomes: list[Outcome] = []
         for row, i in enumerate(rows):
             shared = {
@@ -226,7 +268,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "run_s": found.run_s,
                 "note": data.note,
                 "device": jax.devices()[0].device_kind,
-                "dtype": str(members.x.dtype),
+                "dtype": "float64" if method in DOUBLE else str(members.x.dtype),
             }
             if method.startswith("public"):
                 shared["detail"] = {"public_records": min(int(method.removeprefix("public")), members.x_public.shape[1])}
@@ -238,11 +280,12 @@ def _setting(cell: Cell, data: Dataset) -> Setting:
     if data.classes is None:
         raise ValueError(f"dataset={cell.dataset!r} is a regression; this experiment needs classes")
     return Setting(
-        model=mlp(data.x.shape[1], (cell["hidden"],), data.classes),
+        model=mlp(data.x.shape[1], tuple(map(int, str(cell["hidden"]).split(","))), data.classes),
         batch_size=None if cell["batch_size"] == "full" else cell["batch_size"],
         rounds=cell["rounds"],
         phases=tuple(cell["phases"].split(",")),
         prior_known=cell["prior"] == "known",
+        labels_known=cell["labels"] == "known",
         method=tuple((name, cell[name]) for name in METHOD_SETTINGS),
     )
 
@@ -252,10 +295,13 @@ def _member(data: Dataset, cell: Cell, seed: int) -> Member:
     order = np.random.default_rng(seed).permutation(len(data))
     public = min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
     train = public + round(TRAIN_FRACTION * (len(data) - public))
-    records = cell["records"]
-    if records > train - public:
-        raise ValueError(f"records={records} exceeds the {train - public} training records of {data.name}")
-    victim, training, test = order[public : public + records], order[public:train], order[train : train + TEST_RECORDS]
+    records, participants = cell["records"], cell["participants"]
+    if records * participants > train - public:
+        raise ValueError(
+            f"records={records} x participants={participants} exceeds {train - public} training records of {data.name}"
+        )
+    held = order[public : public + records * participants].reshape(participants, records)
+    victim, others, training, test = held[0], held[1:], order[public:train], order[train : train + TEST_RECORDS]
     attribute = data.column(cell["attribute"])
     values = data.values_of(cell["attribute"])
     known = order[: min(public, MOST_PUBLIC)]
@@ -273,6 +319,8 @@ def _member(data: Dataset, cell: Cell, seed: int) -> Member:
         values_public=jnp.asarray(values[known]),
         x_test=jnp.asarray(data.x[test]),
         y_test=jnp.asarray(data.y[test]),
+        x_others=jnp.asarray(data.x[others]),
+        y_others=jnp.asarray(data.y[others]),
         learning_rate=jnp.asarray(cell["learning_rate"], jnp.float32),
         key=jax.random.key(seed),
     )
@@ -281,15 +329,19 @@ def _member(data: Dataset, cell: Cell, seed: int) -> Member:
 def _outcomes(job: Job, setting: Setting, row: int, found: Compiled, shared: dict[str, Any]) -> Iterator[Outcome]:
     """One outcome per selection: the phase chosen by the objective, and the best one as the oracle's."""
     scores, objectives, status = (np.asarray(a)[row] for a in found.results)
-    if job.method not in MATCHING:
+    if job.method not in SELECTING:
         yield Outcome(job, "accuracy", float(scores[0]), **shared)
+        if len(scores) > 1:  # stats: the paper shows the best phase
+            best = int(np.argmax(scores))
+            detail: dict[str, Value] = {"rounds_used": ("all kept", *setting.phases)[best]}
+            yield Outcome(job, "accuracy", float(scores[best]), "oracle", detail=detail, **shared)
         return
     choices = {"objective": int(np.nanargmin(np.where(status == 0, objectives, np.inf)))}
     if len(setting.phases) > 1:
         choices["oracle"] = int(np.argmax(np.where(status == 0, scores, -1)))
     for selection, phase in choices.items():
         ok = status[phase] == 0
-        detail: dict[str, Value] = {"rounds_used": setting.phases[phase], "objective": float(objectives[phase])}
+        detail = {"rounds_used": setting.phases[phase], "objective": float(objectives[phase])}
         if len(setting.phases) == 1:
             selection = "none"
         value = float(scores[phase]) if ok else None
@@ -305,7 +357,8 @@ def cost(job: Job, features: int, classes: int) -> tuple[float, float]:
     cell = job.cell
     phases = cell["phases"].split(",")
     rounds = sum(len(PHASES[name]) for name in phases)
-    weights = features * cell["hidden"] + cell["hidden"] * classes
+    widths = (features, *map(int, str(cell["hidden"]).split(",")), classes)
+    weights = sum(a * b for a, b in itertools.pairwise(widths))
     forward = 2.0 * cell["records"] * weights
     batch = cell["records"] if cell["batch_size"] == "full" else cell["batch_size"]
     work = {
@@ -313,10 +366,14 @@ def cost(job: Job, features: int, classes: int) -> tuple[float, float]:
         "majority": 0.0,
         "public100": 200 * 3 * 2.0 * 100 * weights,
         "public1000": 200 * 3 * 2.0 * 1000 * weights,
+        "stats": 2.0 * forward * len(phases) * 5,
+        "closed_form": rounds * 6.0 * cell["records"] ** 2 * sum(widths) * 2,
         "l2_lbfgs": cell["evaluations"] * rounds * 4 * forward,
         "cos": cell["steps"] * rounds * 4 * forward,
         # Simulated training is repeated to save memory, and small batches run at a fraction of the machine's speed.
         "cos_unrolled": cell["unrolled_steps"] * rounds * cell["unrolled_orders"] * 12 * forward * max(1.0, 64 / batch),
     }
     kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
-    return work[job.method] + cell["rounds"] * 3 * forward, 8.0 * kept * weights + 4.0 * cell["records"] * features
+    return work[job.method] + cell["rounds"] * cell["participants"] * 3 * forward, 8.0 * kept * weights + 4.0 * cell[
+        "records"
+    ] * features

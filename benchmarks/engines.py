@@ -37,7 +37,7 @@ def use_all_cores() -> None:
         return
 
 
-def run_members(function: Callable[[Any], Any], members: Any) -> Compiled:
+def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
     """Run a pure function on every member of a group as one compiled call.
 
     Members are shared by the local devices and run one after the other on each CPU core, in chunks on an accelerator.
@@ -45,6 +45,7 @@ def run_members(function: Callable[[Any], Any], members: Any) -> Compiled:
     Args:
       function: from one member to a pytree of arrays. Hashable: equal functions share their compiled program.
       members: a pytree whose leaves have the leading axis `[members]`.
+      x64: allow 64-bit arithmetic inside; results come back in 32 bits.
     """
     count = len(jax.tree.leaves(members)[0])
     devices = min(jax.local_device_count(), count)
@@ -53,9 +54,10 @@ def run_members(function: Callable[[Any], Any], members: Any) -> Compiled:
     placed = jax.device_put(padded, _sharding(devices))
     leaves, structure = jax.tree.flatten(placed)
     start = time.perf_counter()
-    program = _compile(function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
-    compiled = time.perf_counter()
-    results = jax.block_until_ready(program(placed))
+    with jax.enable_x64(x64):
+        program = _compile(function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), x64)
+        compiled = time.perf_counter()
+        results = jax.block_until_ready(program(placed))
     end = time.perf_counter()
     # Back on one device: slicing an array that is spread over devices would make them wait for each other.
     gathered = jax.device_put(results, jax.local_devices()[0])
@@ -67,7 +69,8 @@ def _sharding(devices: int) -> NamedSharding:
 
 
 @functools.cache
-def _compile(function: Callable[[Any], Any], devices: int, structure: Any, signature: tuple[Any, ...]) -> Any:
+def _compile(function: Callable[[Any], Any], devices: int, structure: Any, signature: tuple[Any, ...], x64: bool) -> Any:
+    """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
     strategy: Strategy = "map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
     sharding = _sharding(devices)
     # Members share nothing, so the check for values that differ between devices has nothing to protect.

@@ -100,6 +100,7 @@ class Table:
       cells: from (size, data_dir) to its cells; a real source replaces its stand-in where it is at hand.
       methods: the methods of its rows.
       published: from (cell at paper size, method) to the published value, or None.
+      applies: whether a method makes sense in a cell.
       run: runs jobs of equal signature, yielding outcomes as they come; `run(jobs, data_dir)`.
       signature: from a cell to what must be equal for jobs to run as one compiled call.
       cost: from a job to its estimated (floating-point operations, bytes).
@@ -110,6 +111,7 @@ class Table:
     cells: Callable[[str, str | None], Sequence[Cell]]
     methods: tuple[str, ...]
     published: Callable[[Cell, str], float | None]
+    applies: Callable[[Cell, str], bool]
     run: Callable[[Sequence[Job], str | None], Iterable[Sequence[Outcome]]]
     signature: Callable[[Cell], Any]
     cost: Callable[[Job], tuple[float, float]]
@@ -135,7 +137,8 @@ def expand(
     suite: str, table: Table, size: str, methods: Sequence[str], seeds: Sequence[int], data_dir: str | None
 ) -> list[Job]:
     """All jobs of a table, cell by cell."""
-    return [Job(cell, method, seed) for cell in table.cells(size, data_dir) for method in methods for seed in seeds]
+    cells = table.cells(size, data_dir)
+    return [Job(cell, method, seed) for cell in cells for method in methods if table.applies(cell, method) for seed in seeds]
 
 
 def group(suite: str, table: Table, jobs: Iterable[Job]) -> list[Group]:

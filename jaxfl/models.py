@@ -191,9 +191,16 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
     variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
     if set(variables) != {"params"}:
         return None
-    _, inputs = jax.eval_shape(lambda p, x: forward(p, x, {}), variables["params"], jnp.zeros((1, *record_shape)))
-    layers = DenseLayers(tuple(inputs), forward, isinstance(module, _MLP))
-    dense = sum(len(layers.parameters(variables["params"], name)) for name in inputs)
+    order: list[str] = []  # of evaluation; a dictionary that leaves JAX comes back sorted by name
+
+    def probe(params: Any, x: Array) -> Array:
+        outputs, inputs = forward(params, x, {})
+        order.extend(inputs)
+        return outputs
+
+    jax.eval_shape(probe, variables["params"], jnp.zeros((1, *record_shape)))
+    layers = DenseLayers(tuple(order), forward, isinstance(module, _MLP))
+    dense = sum(len(layers.parameters(variables["params"], name)) for name in order)
     return layers if dense == len(jax.tree.leaves(variables)) else None
 
 

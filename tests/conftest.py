@@ -14,7 +14,8 @@ import jaxfl
 
 def largest_difference(a, b):
     """Largest absolute difference between two pytrees of equal structure."""
-    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(jnp.abs(x - y).max()) for x, y in leaves if x.size)
 
 
 @dataclasses.dataclass(frozen=True)

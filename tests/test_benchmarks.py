@@ -162,7 +162,7 @@ def test_list_and_dry_run(capsys):
     assert all(f"{suite}/{table.name}" in listed for suite, tables in SUITES.items() for table in tables)
     assert run("lyu2021/table3", "--size", "paper", "--dry-run") == 0
     plan = capsys.readouterr().out
-    assert "108 jobs in 3 groups" in plan
+    assert "144 jobs in 3 groups" in plan
     assert "records=300" in plan
 
 
@@ -198,18 +198,25 @@ def test_members_of_a_group_do_not_depend_on_each_other():
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_every_published_number_belongs_to_a_cell(size):
-    from benchmarks.suites.lyu2021 import SIZES, _published_values
+    from benchmarks.suites.lyu2021 import _published_rows
 
-    paper_records = {(t, SIZES[size][n]): n for t, _, n, _ in _published_values()}
-    found = set()
+    values = []
     for table in SUITES["lyu2021"]:
         for cell in table.cells(size, None):
-            for method in table.methods:
-                if table.published(cell, method) is not None:
-                    records = paper_records[cell.table, cell["records"]]
-                    found.add((cell.table, cell["attribute"], records, method))
-    assert found == set(_published_values())
-    assert len(found) == 5 * (8 + 6 + 8)
+            if dict(cell.settings)["encoding"] == "onehot":
+                values += [v for m in table.methods if (v := table.published(cell, m)) is not None]
+    expected = [float(row["value"]) for row in _published_rows()]
+    if size == "small":  # batches of 32 do not fit the smallest victims
+        assert len(values) >= len(expected) - 6
+    else:
+        assert sorted(values) == sorted(expected)
+
+
+def test_some_published_numbers():
+    cells = next(t for t in SUITES["lyu2021"] if t.name == "table12")
+    found = {(c["batch_size"], c["attribute"], c["records"]): cells.published(c, "cos") for c in cells.cells("paper", None)}
+    assert found[8, 69, 300] == 0.5967
+    assert found["full", 1, 50] == 0.94
 
 
 def test_job_keys_are_stable_and_distinct():

@@ -40,7 +40,9 @@ def _cost(job: Job) -> tuple[float, float]:
 
 def _table(name: str, title: str, cells: Callable[[str, str | None], Sequence[Cell]], methods: tuple[str, ...]) -> Table:
     experiment = attribute_experiment
-    return Table(name, title, cells, methods, lambda cell, method: None, experiment.run, experiment.signature, _cost)
+    return Table(
+        name, title, cells, methods, lambda cell, method: None, experiment.applies, experiment.run, experiment.signature, _cost
+    )
 
 
 TABLES = (

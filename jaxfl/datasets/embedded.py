@@ -1,5 +1,7 @@
 """Sets that need no files: scikit-learn's bundled ones and two generators."""
 
+import dataclasses
+
 import numpy as np
 
 from jaxfl.datasets.dataset import Table
@@ -109,10 +111,20 @@ def purchase_like(records: int = 20_000, seed: int = 0) -> Table:
     return Table("purchase_like", x, y, names, (BINARY,) * 600, 100, note=note)
 
 
+def purchase2_like(records: int = 20_000, seed: int = 0) -> Table:
+    """`purchase_like` with two classes: 2-means of its 600 columns, seeded, as Purchase-100's own classes are clusters."""
+    from sklearn.cluster import KMeans
+
+    table = purchase_like(records, seed)
+    y = KMeans(2, n_init=3, random_state=seed).fit_predict(table.values)
+    return dataclasses.replace(table, name="purchase2_like", y=y, classes=2)
+
+
 TABLES = {
     "breast_cancer": breast_cancer,
     "diabetes": diabetes,
     "digits": digits,
     "leaf_synthetic": leaf_synthetic,
     "purchase_like": purchase_like,
+    "purchase2_like": purchase2_like,
 }

@@ -1,0 +1,224 @@
+"""Decoding is exact for full-batch clients, whatever the model and the coding, and finds nothing where nothing is."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.attribute_baselines import statistics
+from attacks.attribute_reconstruction import Knowledge, UnknownColumn, binary_column
+from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form, normal_equations, unknowns
+from attacks.gradient_matching import Virtual, column_objective, matching_objective
+from attacks.metrics import accuracy_interval, majority_rate
+from jaxfl import Federated, LocalTraining, Model, cross_entropy, from_flax, linear, mlp, simulate, squared_error, stack_clients
+from tests.conftest import largest_difference
+
+N, D = 40, 20
+KEY = jax.random.key(3)
+ONE_HOT = UnknownColumn(np.arange(4, 8), np.eye(4))
+SCALAR = UnknownColumn([5], np.array([[1.0], [2], [3], [4]]))
+
+
+def make_victim(model, seed=0, rounds=3, column=None, training=None, y=None):
+    rng = np.random.default_rng(seed)
+    x = (rng.random((N, D)) < 0.4).astype(np.float32)
+    truth = x[:, 6].astype(int)
+    if column is not None:
+        truth = rng.integers(0, len(column.candidates), N)
+        x[:, np.asarray(column.positions)] = np.asarray(column.candidates)[truth]
+    if y is None:
+        y = rng.integers(0, model.classes, N) if model.classes else rng.normal(size=N).astype(np.float32)
+    key = jax.random.key(seed)
+    federated = Federated(rounds=rounds, training=training or LocalTraining(0.1))
+    run = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated)
+    return x, y, truth, run.messages(0)
+
+
+def explicit(model):
+    """The same model without its dense layers named."""
+    return dataclasses.replace(model, layers=None)
+
+
+def test_the_two_ways_to_the_normal_equations_agree():
+    for hidden in ((), (16,), (16, 12)):
+        model = mlp(D, hidden, 3)
+        x, y, _, messages = make_victim(model, column=ONE_HOT)
+        with jax.enable_x64(True):
+            wide = jax.tree.map(lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, messages)
+            cx, cy = candidate_records(model, Knowledge(jnp.asarray(x, jnp.float64), jnp.asarray(y), (ONE_HOT,)))
+            for rate in (jnp.asarray(0.1), None):
+                a, b = (normal_equations(m, wide, cx, cy, rate) for m in (model, explicit(model)))
+                assert (
+                    largest_difference(
+                        jax.tree.map(lambda u: u / jnp.abs(u).max(), (a, b))[0],
+                        (b.gram / jnp.abs(b.gram).max(), b.right / jnp.abs(b.right).max(), b.square / b.square),
+                    )
+                    < 1e-10
+                )
+
+
+@pytest.mark.parametrize("hidden", [(128,), (64, 32)])
+@pytest.mark.parametrize("column", [None, ONE_HOT, SCALAR], ids=["binary", "onehot", "scalar"])
+def test_exact_at_every_width_and_coding(hidden, column):
+    model = mlp(D, hidden, 3)
+    x, y, truth, messages = make_victim(model, column=column, rounds=10)
+    found = closed_form(model, messages, Knowledge(x, y, (column or binary_column(6),)), settings=ClosedForm(0.1))
+    assert (np.asarray(found.reconstruction.values[0]) == truth).all()
+    assert found.residual < 1e-6
+    assert found.condition >= 1
+
+
+def test_unknown_rate_is_found_too():
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, training=LocalTraining(0.37))
+    found = closed_form(model, messages, Knowledge(x, y, (binary_column(6),)))
+    assert (np.asarray(found.reconstruction.values[0]) == truth).all()
+    assert found.learning_rate == pytest.approx(0.37, rel=1e-4)
+
+
+def test_unknown_labels_are_found_too():
+    model = mlp(D, (128,), 2)
+    x, y, truth, messages = make_victim(model, rounds=8)
+    known = Knowledge(x, None, (binary_column(6),))
+    found = closed_form(model, messages, known, settings=ClosedForm(0.1)).reconstruction
+    assert (np.asarray(found.values[0]) == truth).all()
+    assert (np.asarray(found.labels) == y).all()
+    assert unknowns(known, 2) == 3 * N
+
+
+def test_any_model_of_three_functions():
+    def init(key):
+        a, b = jax.random.split(key)
+        return {"a": 0.3 * jax.random.normal(a, (D, 40)), "b": 0.3 * jax.random.normal(b, (40, 3))}
+
+    def apply(params, x, *, key=None, mask=None):
+        return jnp.tanh(x @ params["a"]) @ params["b"]
+
+    model = Model(init, apply, cross_entropy, 3)
+    x, y, truth, messages = make_victim(model, column=ONE_HOT)
+    found = closed_form(model, messages, Knowledge(x, y, (ONE_HOT,)), settings=ClosedForm(0.1))
+    assert (np.asarray(found.reconstruction.values[0]) == truth).all()
+
+
+def test_a_linear_model_needs_enough_equations():
+    """Linear regression has D + 1 numbers per message: the residual is zero, the answer is not determined, and the
+    condition number says so."""
+    model = linear(D)
+    x, y, _, messages = make_victim(model, rounds=1)
+    found = closed_form(model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
+    assert found.condition > 1e8
+
+
+def test_the_truth_left_in_the_records_is_not_used():
+    model = mlp(D, (64,), 3)
+    x, y, _, messages = make_victim(model)
+    hidden = x.copy()
+    hidden[:, 6] = np.nan
+    a, b = (closed_form(model, messages, Knowledge(v, y, (binary_column(6),)), settings=ClosedForm(0.1)) for v in (x, hidden))
+    assert largest_difference(a, b) == 0
+
+
+def test_another_clients_messages_tell_nothing():
+    model = mlp(D, (64,), 3)
+    scores, majorities = [], []
+    for seed in range(12):
+        x, y, truth, _ = make_victim(model, seed)
+        wrong = make_victim(model, seed + 100)[3]
+        found = closed_form(model, wrong, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
+        scores.append(float((np.asarray(found.reconstruction.values[0]) == truth).mean()))
+        majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
+    assert accuracy_interval(scores, N).low <= np.mean(majorities)
+
+
+def test_a_column_that_does_not_enter_the_model_fails_or_says_nothing():
+    inner = mlp(D, (64,), 3)
+    blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 6].set(0), **rest), cross_entropy, 3)
+    x, y, truth, messages = make_victim(blind)
+    answer = closed_form(blind, messages, Knowledge(x, y, (binary_column(6, 0.3),)), settings=ClosedForm(0.1)).reconstruction
+    values = np.asarray(answer.values[0])
+    assert answer.status == 1 or (values == 0).all()  # the prior's majority for everyone
+    assert (values == truth).mean() <= majority_rate(jnp.asarray(truth), 2)
+
+
+def test_several_columns_are_refused():
+    model = mlp(D, (8,), 3)
+    x, y, _, messages = make_victim(model)
+    with pytest.raises(ValueError, match="columns has 2 entries"):
+        closed_form(model, messages, Knowledge(x, y, (binary_column(6), binary_column(7))))
+
+
+@pytest.mark.parametrize("records", [30, 60])
+@pytest.mark.parametrize("hidden", [(), (16,), (16, 12)])
+@pytest.mark.parametrize("soft", [False, True])
+def test_structured_objective_equals_the_generic_one(records, hidden, soft):
+    model = mlp(D, hidden, 4)
+    x = jax.random.bernoulli(KEY, 0.3, (records, D)).astype(jnp.float32)
+    y = jax.random.randint(KEY, (records,), 0, 4)
+    messages = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(rounds=3)).messages(0)
+    if soft:
+        y = jax.nn.softmax(jax.random.normal(KEY, (records, 4)))
+    positions = jnp.array([3, 7, 11])
+    erased = x.at[:, positions].set(0)
+    features = jax.random.uniform(jax.random.key(9), (records, 3))
+
+    def generic(features, y):
+        return matching_objective(model, messages, erased.at[:, positions].set(features), y, KEY, Virtual())
+
+    which = (0, 1) if soft else (0,)
+    fast = jax.value_and_grad(column_objective(model, messages, erased, positions), which)(features, y)
+    slow = jax.value_and_grad(generic, which)(features, y)
+    assert abs(fast[0] - slow[0]) < 1e-6
+    for a, b in zip(fast[1], slow[1], strict=True):
+        assert jnp.abs(a - b).max() < 1e-5 * jnp.abs(b).max()
+
+
+def test_statistics_equal_a_plain_loop():
+    model = mlp(D, (16,), 3)
+    x, y, _, messages = make_victim(model, rounds=4)
+    found = np.asarray(statistics(model, messages, Knowledge(x, y, (binary_column(6),))))
+    for n in (0, 7, 23):
+        table = np.zeros((6, 2, 4))
+        for k in range(2):
+            row = x[n].copy()
+            row[6] = k
+            for e in range(4):
+                params = jax.tree.map(lambda a, e=e: np.asarray(a[e]), messages.returned)
+                h = np.maximum(row @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
+                logits = h @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+                p = np.exp(logits - logits.max())
+                p /= p.sum()
+                gradient = np.outer(h, p - np.eye(3)[y[n]])
+                loss = -np.log(p[y[n]])
+                table[:, k, e] = (p.argmax() == y[n], p[y[n]], -loss, -loss, np.linalg.norm(gradient), gradient[:, y[n]].sum())
+        scores = table.sum(2)
+        scores[3] = table[3, :, -1]
+        choices = scores.argmax(1)
+        assert found[:6, n].tolist() == choices.tolist()
+        assert found[6, n] == np.bincount(choices, minlength=2).argmax()
+
+
+def test_statistics_need_labels_and_layers():
+    model = mlp(D, (16,), 3)
+    x, y, _, messages = make_victim(model)
+    with pytest.raises(ValueError, match="needs known labels"):
+        statistics(model, messages, Knowledge(x, None, (binary_column(6),)))
+    with pytest.raises(ValueError, match="belong to dense layers"):
+        statistics(explicit(model), messages, Knowledge(x, y, (binary_column(6),)))
+
+
+def test_regression_and_flax_modules_have_layers():
+    import flax.linen as nn
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1, use_bias=False)(nn.tanh(nn.Dense(30)(x)))
+
+    model = from_flax(Block(), (D,), squared_error)
+    assert model.layers.names == ("Dense_1", "Dense_0")  # in order of evaluation; Flax names them as they are built
+    x, y, truth, messages = make_victim(model, rounds=6)
+    found = closed_form(model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
+    assert (np.asarray(found.reconstruction.values[0]) == truth).all()
+    assert mlp(D, (8,), 3, batch_norm=True).layers is None
