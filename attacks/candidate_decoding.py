@@ -93,22 +93,22 @@ def closed_form(
     _check.finite(ridge=settings.ridge)
     traced = _check.is_traced(messages, knowledge, settings)
     with jax.enable_x64(jax.config.read("jax_enable_x64") if traced else dtype == jnp.float64):
-        precision = jnp.zeros((), dtype).dtype
-        cast = functools.partial(jax.tree.map, lambda a: _cast(a, precision))
-        found = _closed_form(model, cast(messages), cast(knowledge), cast(settings))
-        # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
-        return jax.tree.map(lambda a: _cast(a, jnp.float32, jnp.int32), found)
+        return _closed_form(model, messages, knowledge, settings, jnp.zeros((), dtype).dtype)
 
 
-def _cast(a: Any, floating: Any, integer: Any = None) -> Array:
-    a = jnp.asarray(a)
-    if jnp.issubdtype(a.dtype, jnp.floating):
-        return a.astype(floating)
-    return a if integer is None or not jnp.issubdtype(a.dtype, jnp.integer) else a.astype(integer)
+def _cast(tree: Any, floating: Any, integer: Any = None) -> Any:
+    def cast(a: Any) -> Array:
+        a = jnp.asarray(a)
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return a.astype(floating)
+        return a if integer is None or not jnp.issubdtype(a.dtype, jnp.integer) else a.astype(integer)
+
+    return jax.tree.map(cast, tree)
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _closed_form(model: Model, messages: Messages, knowledge: Knowledge, settings: ClosedForm) -> Decoding:
+@functools.partial(jax.jit, static_argnames=("model", "dtype"))
+def _closed_form(model: Model, messages: Messages, knowledge: Knowledge, settings: ClosedForm, dtype: Any) -> Decoding:
+    messages, knowledge, settings = _cast((messages, knowledge, settings), dtype)
     x, y = candidate_records(model, knowledge)
     records, count = x.shape[:2]
     rate_known = settings.learning_rate is not None
@@ -125,7 +125,9 @@ def _closed_form(model: Model, messages: Messages, knowledge: Knowledge, setting
         weights, rate = solution[:-1], 1 / solution[-1]
     weights = weights.reshape(records, count - 1)
     scores = jnp.concatenate([1 - weights.sum(1, keepdims=True), weights], 1)
-    return _decoded(knowledge, system, scores, solution, condition, residual, rate)
+    decoding = _decoded(knowledge, system, scores, solution, condition, residual, rate)
+    # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
+    return _cast(decoding, jnp.float32, jnp.int32)
 
 
 def candidate_records(model: Model, knowledge: Knowledge) -> tuple[Array, Array]:

@@ -90,21 +90,32 @@ def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | Non
 def check_records(model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x", y_name: str = "y") -> None:
     """Raise `ValueError` unless the model takes records `x [records, ...]` and its loss labels `y [records, ...]`; shapes
     only, so traced arrays are checked too."""
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, x, y))
+    leaves, structure = jax.tree.flatten(shapes)
+    error = _shape_error(model, structure, tuple(leaves), x_name, y_name)
+    if error:
+        raise ValueError(error)
+
+
+@functools.lru_cache(maxsize=256)  # tracing a model takes milliseconds, attacks may take less
+def _shape_error(model: Model, structure: Any, leaves: tuple[Any, ...], x_name: str, y_name: str) -> str:
+    params, x, y = structure.unflatten(leaves)
     try:
         outputs = jax.eval_shape(model.apply, params, x)
     except (TypeError, ValueError, flax.errors.FlaxError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{x_name} has records of shape {x.shape[1:]}, which the model does not take ({reason})") from error
+        return f"{x_name} has records of shape {x.shape[1:]}, which the model does not take ({reason})"
     try:
         shape = jax.eval_shape(model.loss, outputs, y).shape
     except (TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{y_name} has shape {y.shape}, which the model's loss does not take ({reason})") from error
+        return f"{y_name} has shape {y.shape}, which the model's loss does not take ({reason})"
     if shape != x.shape[:1]:
-        raise ValueError(
+        return (
             f"{y_name} has shape {y.shape}; with it the model's loss has shape {shape}, "
-            f"not one value for each of {len(x)} records"
+            f"not one value for each of {x.shape[0]} records"
         )
+    return ""
 
 
 def zero_rows(array: Array, mask: Array) -> Array:
