@@ -9,7 +9,8 @@ import pytest
 
 from attacks.attribute_baselines import statistics
 from attacks.attribute_reconstruction import Knowledge, UnknownColumn, binary_column
-from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form, normal_equations, unknowns
+from attacks.candidate_decoding import GLS, ClosedForm, candidate_records, closed_form, gls, normal_equations, unknowns
+from attacks.candidate_decoding.gls import _constrained
 from attacks.gradient_matching import Virtual, column_objective, matching_objective
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import Federated, LocalTraining, Model, cross_entropy, from_flax, linear, mlp, simulate, squared_error, stack_clients
@@ -222,3 +223,56 @@ def test_regression_and_flax_modules_have_layers():
     found = closed_form(model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
     assert (np.asarray(found.reconstruction.values[0]) == truth).all()
     assert mlp(D, (8,), 3, batch_norm=True).layers is None
+
+
+MINIBATCH = LocalTraining(0.2, batch_size=4)
+SMALL = GLS(MINIBATCH, orders=48, points=4)
+
+
+def test_gls_beats_the_closed_form_on_minibatches():
+    model = mlp(D, (64,), 3)
+    simple, better = [], []
+    for seed in range(3):
+        x, y, truth, messages = make_victim(model, seed, rounds=10, training=MINIBATCH)
+        known = Knowledge(x, y, (binary_column(6, 0.4),))
+        better.append((np.asarray(gls(model, messages, known, KEY, settings=SMALL).values[0]) == truth).mean())
+        full = closed_form(model, messages, known, settings=ClosedForm(0.2 * MINIBATCH.steps(N))).reconstruction
+        simple.append((np.asarray(full.values[0]) == truth).mean())
+    assert np.mean(better) > 0.9
+    assert np.mean(better) > np.mean(simple) + 0.05
+
+
+def test_gls_with_several_epochs_and_values_and_any_model():
+    training = LocalTraining(0.1, epochs=2, batch_size=10)
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, rounds=10, training=training, column=ONE_HOT)
+    settings = GLS(training, orders=48, points=3)
+    known = Knowledge(x, y, (ONE_HOT,))
+    found, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
+    assert (np.asarray(found.values[0]) == truth).mean() > 0.8
+    assert (np.asarray(found.values[0]) == np.asarray(plain.values[0])).mean() > 0.95
+    assert np.allclose(np.asarray(found.scores[0]).sum(1), 1, atol=1e-5)
+    assert np.asarray(found.scores[0]).min() > -1e-5
+
+
+def test_gls_on_another_clients_messages_tells_nothing():
+    model = mlp(D, (64,), 3)
+    scores, majorities = [], []
+    for seed in range(6):
+        x, y, truth, _ = make_victim(model, seed, training=MINIBATCH)
+        wrong = make_victim(model, seed + 100, training=MINIBATCH)[3]
+        found = gls(model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=SMALL)
+        scores.append(float((np.asarray(found.values[0]) == truth).mean()))
+        majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
+    assert accuracy_interval(scores, N).low <= np.mean(majorities)
+
+
+def test_constrained_minimum_satisfies_its_optimality_conditions():
+    a = jax.random.normal(KEY, (60, 30))
+    gram, right = a.T @ a, jax.random.normal(jax.random.key(5), (30,)) * 20
+    weights = _constrained(gram, right, jnp.full(30, 0.5), 30, 3000)
+    slope = gram @ weights - right
+    assert ((weights >= 0) & (weights <= 1)).all()
+    assert jnp.abs(jnp.where((weights > 1e-6) & (weights < 1 - 1e-6), slope, 0)).max() < 1e-2
+    assert jnp.where(weights <= 1e-6, slope, 1).min() > -1e-2
+    assert jnp.where(weights >= 1 - 1e-6, slope, -1).max() < 1e-2

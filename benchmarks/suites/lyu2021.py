@@ -52,6 +52,8 @@ def settings(**values: Value) -> tuple[tuple[str, Value], ...]:
         "unrolled_steps": 300,
         "unrolled_orders": 2,
         "evaluations": 200,
+        "gls_orders": 256,
+        "gls_passes": 2,
     }
     return tuple(sorted((defaults | values).items()))
 
@@ -151,8 +153,8 @@ TABLES = (
     ),
     _table(
         "minibatch",
-        "Batches of 8, pre5: matching a gradient or the simulated training",
-        _grid("minibatch", ["location"], [300], batch_size=[8], phases=["pre5"]),
-        ("majority", "cos", "cos_unrolled"),
+        "Batches of 8: matching a gradient, matching the simulated training, decoding",
+        _grid("minibatch", ["location"], [300], batch_size=[8], phases=["pre5", "first20", "first50"]),
+        ("majority", "cos", "cos_unrolled", "gls"),
     ),
 )

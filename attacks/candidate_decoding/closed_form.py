@@ -114,7 +114,7 @@ def _closed_form(model: Model, messages: Messages, knowledge: Knowledge, setting
     rate_known = settings.learning_rate is not None
     with jax.default_matmul_precision("highest"):
         system = normal_equations(model, messages, x, y, settings.learning_rate)
-        start = _start(model, knowledge, count)
+        start = prior_weights(model, knowledge, count)
         if not rate_known:
             start = jnp.append(start, 0)
         solution, condition = _solve(system, start, settings.ridge)
@@ -170,7 +170,7 @@ def normal_equations(model: Model, messages: Messages, x: Array, y: Array, learn
     records = len(x)
     updates = messages.pseudo_gradient
     products = _layer_products if model.layers is not None else _jacobian_products
-    inputs = _first_inputs(model, x, y, jax.tree.map(lambda a: a[0], messages.received))
+    inputs = first_inputs(model, x, y, jax.tree.map(lambda a: a[0], messages.received))
 
     def one_round(received_update: tuple[Any, Any]) -> NormalEquations:
         received, update = received_update
@@ -198,7 +198,7 @@ def _dot(a: Any, b: Any) -> Array:
     return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, a, b))
 
 
-def _inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+def inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[dict[str, Array], dict[str, Array]]:
     """Input and error (derivative of the record's loss by the layer's output) of every dense layer, `[batch, width]`."""
     layers = model.layers
     assert layers is not None
@@ -213,7 +213,7 @@ def _inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[d
     return inputs, errors
 
 
-def _split(a: Array, records: int) -> tuple[Array, Array, Array]:
+def split(a: Array, records: int) -> tuple[Array, Array, Array]:
     """Base `[records, w]`, other candidates `[unknowns, w]`, and their difference from the base, of `[records * K, w]`."""
     a = a.reshape(records, -1, a.shape[-1])
     return a[:, 0], a[:, 1:].reshape(-1, a.shape[-1]), (a[:, 1:] - a[:, :1]).reshape(-1, a.shape[-1])
@@ -226,13 +226,13 @@ def _input_products(base: Array, difference: Array, repeat: int) -> tuple[Array,
     return spread(own.T), spread(base @ difference.T), difference @ difference.T
 
 
-def _first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
+def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
     """Products of the first layer's inputs: no parameter comes before it, so they are the same in every round."""
     if model.layers is None:
         return None
     records, count = x.shape[:2]
-    inputs, _ = _inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-    base, _, difference = _split(inputs[model.layers.names[0]], records)
+    inputs, _ = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    base, _, difference = split(inputs[model.layers.names[0]], records)
     return base, difference, _input_products(base, difference, count - 1)
 
 
@@ -241,7 +241,7 @@ def _layer_products(model: Model, params: Any, x: Array, y: Array, first: Any) -
     layers = model.layers
     assert layers is not None
     records, count = x.shape[:2]
-    inputs, errors = _inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    inputs, errors = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
     gram = jnp.zeros((records * (count - 1),) * 2, x.dtype)
     parts: dict[str, Any] = {}
     flat: dict[str, dict[str, Array]] = {}
@@ -250,9 +250,9 @@ def _layer_products(model: Model, params: Any, x: Array, y: Array, first: Any) -
         if name == layers.names[0]:
             base, difference, products = first
         else:
-            base, _, difference = _split(inputs[name], records)
+            base, _, difference = split(inputs[name], records)
             products = _input_products(base, difference, count - 1)
-        error0, error1, error_difference = _split(errors[name], records)
+        error0, error1, error_difference = split(errors[name], records)
         same, across, both = products
         mixed = across * (error_difference @ error1.T)
         gram += (same + bias) * (error_difference @ error_difference.T) + mixed + mixed.T + both * (error1 @ error1.T)
@@ -292,7 +292,7 @@ def _jacobian_products(model: Model, params: Any, x: Array, y: Array, first: Any
     return jacobian @ jacobian.T, lambda target: jacobian @ ravel_pytree(target)[0], ravel_pytree(params)[1](base)
 
 
-def _start(model: Model, knowledge: Knowledge, count: int) -> Array:
+def prior_weights(model: Model, knowledge: Knowledge, count: int) -> Array:
     """Prior weights of the candidates but the base, for every record; uniform where unknown."""
     column = knowledge.columns[0]
     values = len(column.candidates)
