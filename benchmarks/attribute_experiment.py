@@ -368,30 +368,33 @@ def _outcomes(job: Job, setting: Setting, row: int, found: Compiled, shared: dic
 def cost(job: Job, features: int, classes: int) -> tuple[float, float]:
     """Estimated (floating-point operations, bytes) of a job.
 
-    One round of one iteration costs about three forward passes' worth of matrix products on top of the forward pass
-    itself (gradient with respect to weights, and its derivative with respect to one column).
+    Operations are counted from the matrix products of each method; the factors for what small products lose were read off
+    runs on two CPU cores.
     """
-    cell = job.cell
+    cell, records = job.cell, job.cell["records"]
     phases = cell["phases"].split(",")
     rounds = sum(len(PHASES[name]) for name in phases)
     widths = (features, *map(int, str(cell["hidden"]).split(",")), classes)
-    weights = sum(a * b for a, b in itertools.pairwise(widths))
-    forward = 2.0 * cell["records"] * weights
-    batch = cell["records"] if cell["batch_size"] == "full" else cell["batch_size"]
+    layers = [a * b for a, b in itertools.pairwise(widths)]
+    weights, behind = sum(layers), sum(layers[1:])
+    forward = 2.0 * records * weights
+    batch = records if cell["batch_size"] == "full" else cell["batch_size"]
+    small = max(1.0, 24 / batch)  # batches of few records run at a fraction of the machine's speed
+    unknowns = records * (3 if cell.dataset.startswith("genome") else 1) * (2 if cell["labels"] == "unknown" else 1)
+    gram = 2.0 * records * min(records, 2 * features) * widths[1]
     work = {
         "random": 0.0,
         "majority": 0.0,
         "public100": 200 * 3 * 2.0 * 100 * weights,
         "public1000": 200 * 3 * 2.0 * 1000 * weights,
-        "stats": 2.0 * forward * len(phases) * 5,
-        "closed_form": rounds * 6.0 * cell["records"] ** 2 * sum(widths) * 2,
+        "stats": 4.0 * forward * rounds,
+        "closed_form": rounds * 12.0 * unknowns**2 * sum(widths),
         "l2_lbfgs": cell["evaluations"] * rounds * 4 * forward,
-        "cos": cell["steps"] * rounds * 4 * forward,
-        "gls": cell["gls_passes"] * rounds * (cell["gls_orders"] * 3 * forward * max(1.0, 24 / batch)),
-        # Simulated training is repeated to save memory, and small batches run at a fraction of the machine's speed.
-        "cos_unrolled": cell["unrolled_steps"] * rounds * cell["unrolled_orders"] * 12 * forward * max(1.0, 64 / batch),
+        "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
+        "gls": cell["gls_passes"] * rounds * cell["gls_orders"] * 3 * forward * small,
+        # Simulated training is repeated once more to save memory.
+        "cos_unrolled": cell["unrolled_steps"] * rounds * cell["unrolled_orders"] * 12 * forward * small,
     }
     kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
-    return work[job.method] + cell["rounds"] * cell["participants"] * 3 * forward, 8.0 * kept * weights + 4.0 * cell[
-        "records"
-    ] * features
+    training = cell["rounds"] * cell["participants"] * 3 * forward * small
+    return work[job.method] + training, 8.0 * kept * weights + 4.0 * records * features
