@@ -29,8 +29,8 @@ from benchmarks.jobs import Group, Job, Outcome, Table, expand, group
 from benchmarks.store import Row, Store
 from benchmarks.suites import SUITES
 
-COMPILE_SECONDS = 4.0
-"""Typical time to compile one method of one group, for estimates."""
+COMPILE_SECONDS = 3.0
+"""Typical time to compile one method of one group, for estimates; guesses and public models take less, L-BFGS more."""
 
 
 @dataclasses.dataclass(frozen=True)
