@@ -34,7 +34,7 @@ from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
 from attacks.gradient_matching import Virtual
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.engines import Compiled, run_members
-from benchmarks.jobs import Cell, Job, Outcome, Value
+from benchmarks.jobs import Cell, Cost, Job, Outcome, Value
 from jaxfl import ClientData, Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate
 from jaxfl.datasets import Dataset, load
 
@@ -365,8 +365,15 @@ def _outcomes(job: Job, setting: Setting, row: int, found: Compiled, shared: dic
         yield Outcome(job, "accuracy", value, selection, "ok" if ok else "diverged", detail=detail, **shared)
 
 
-def cost(job: Job, features: int, classes: int) -> tuple[float, float]:
-    """Estimated (floating-point operations, bytes) of a job.
+COMPILE_SECONDS = {
+    **{"random": 0.4, "majority": 0.2, "public100": 1.6, "public1000": 1.6, "stats": 2.0},
+    **{"l2_lbfgs": 6.0, "cos": 3.5, "closed_form": 3.5, "gls": 6.0, "cos_unrolled": 4.5},
+}
+"""Per program, read off runs on two CPU cores."""
+
+
+def cost(job: Job, features: int, classes: int) -> Cost:
+    """Estimated cost of a job.
 
     Operations are counted from the matrix products of each method; the factors for what small products lose were read off
     runs on two CPU cores.
@@ -397,4 +404,5 @@ def cost(job: Job, features: int, classes: int) -> tuple[float, float]:
     }
     kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
     training = cell["rounds"] * cell["participants"] * 3 * forward * small
-    return work[job.method] + training, 8.0 * kept * weights + 4.0 * records * features
+    memory = 8.0 * kept * weights + 4.0 * records * features
+    return Cost(work[job.method] + training, memory, COMPILE_SECONDS[job.method])

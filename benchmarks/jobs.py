@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Value = str | int | float | bool | None
 
@@ -90,6 +90,20 @@ class Outcome:
     note: str = ""
 
 
+class Cost(NamedTuple):
+    """Estimates.
+
+    Attributes:
+      operations: floating-point operations of one job.
+      memory: bytes of one job.
+      compile_s: seconds to compile its program, once per group and method.
+    """
+
+    operations: float
+    memory: float
+    compile_s: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """One table or figure of a paper, as a grid.
@@ -103,7 +117,7 @@ class Table:
       applies: whether a method makes sense in a cell.
       run: runs jobs of equal signature, yielding outcomes as they come; `run(jobs, data_dir)`.
       signature: from a cell to what must be equal for jobs to run as one compiled call.
-      cost: from a job to its estimated (floating-point operations, bytes).
+      cost: from a job to its estimated cost.
     """
 
     name: str
@@ -114,7 +128,7 @@ class Table:
     applies: Callable[[Cell, str], bool]
     run: Callable[[Sequence[Job], str | None], Iterable[Sequence[Outcome]]]
     signature: Callable[[Cell], Any]
-    cost: Callable[[Job], tuple[float, float]]
+    cost: Callable[[Job], Cost]
 
 
 @dataclasses.dataclass(frozen=True)

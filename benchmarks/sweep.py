@@ -29,9 +29,6 @@ from benchmarks.jobs import Group, Job, Outcome, Table, expand, group
 from benchmarks.store import Row, Store
 from benchmarks.suites import SUITES
 
-COMPILE_SECONDS = 3.0
-"""Typical time to compile one method of one group, for estimates; guesses and public models take less, L-BFGS more."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
@@ -205,14 +202,12 @@ def _run_groups(console: Console, arguments: Arguments, store: Store, groups: li
     estimate = _estimator()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        total = sum(estimate(job) for g in groups for job in g.jobs) + COMPILE_SECONDS * _programs(groups)
-        bar = progress.add_task("", total=total)
+        bar = progress.add_task("", total=sum(estimate(g.jobs) for g in groups))
         run = functools.partial(_run_safely, data_dir=arguments.data_dir)
         for owner, outcomes in ENGINES[arguments.engine](run, groups):
             store.add(_row(owner, outcome, versions) for outcome in outcomes)
-            ended = {o.job for o in outcomes}
             progress.update(bar, description=f"{owner.label} {outcomes[0].job.method}"[:70])
-            progress.advance(bar, sum(map(estimate, ended)) + COMPILE_SECONDS * len({job.method for job in ended}))
+            progress.advance(bar, estimate(list(dict.fromkeys(o.job for o in outcomes))))
 
 
 def _run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]]:
@@ -247,8 +242,8 @@ def _programs(groups: Sequence[Group]) -> int:
     return sum(len({job.method for job in g.jobs}) for g in groups)
 
 
-def _estimator() -> Callable[[Job], float]:
-    """Seconds of a job, from its operation count and the speed of one matrix product measured here."""
+def _estimator() -> Callable[[Sequence[Job]], float]:
+    """Seconds of a group's jobs, from operation counts and the speed of one matrix product measured here."""
     tables = {(suite, table.name): table for suite, tables in SUITES.items() for table in tables}
     a, b = jnp.ones((300, 446)), jnp.ones((446, 128))
     product = jax.jit(lambda a, b: a @ b)
@@ -259,7 +254,13 @@ def _estimator() -> Callable[[Job], float]:
         product(a, b).block_until_ready()
         times.append(time.perf_counter() - start)
     rate = 2 * 300 * 446 * 128 / float(np.median(times)) * jax.local_device_count()
-    return lambda job: tables[job.cell.suite, job.cell.table].cost(job)[0] / rate
+
+    def seconds(jobs: Sequence[Job]) -> float:
+        costs = {job: tables[job.cell.suite, job.cell.table].cost(job) for job in jobs}
+        compiling = {job.method: cost.compile_s for job, cost in costs.items()}
+        return sum(cost.operations for cost in costs.values()) / rate + sum(compiling.values())
+
+    return seconds
 
 
 def _print_suites(console: Console) -> None:
@@ -273,9 +274,9 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
     table = RichTable(*("group", "cells", "jobs", "programs", "estimated s", "estimated MiB"), title="plan")
     total = 0.0
     for g in groups:
-        seconds = sum(map(estimate, g.jobs)) + COMPILE_SECONDS * _programs([g])
+        seconds = estimate(g.jobs)
         members = len({(job.cell, job.seed) for job in g.jobs})
-        memory = members * max(g.table.cost(job)[1] for job in g.jobs) / 2**20
+        memory = members * max(g.table.cost(job).memory for job in g.jobs) / 2**20
         cells = len({job.cell for job in g.jobs})
         table.add_row(g.label, str(cells), str(len(g.jobs)), str(_programs([g])), f"{seconds:.0f}", f"{memory:.0f}")
         total += seconds

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks import attribute_experiment
-from benchmarks.jobs import Cell, Job, Table
+from benchmarks.jobs import Cell, Cost, Job, Table
 from benchmarks.suites.lyu2021 import settings
 
 SUITE = "quick"
@@ -34,7 +34,7 @@ def _learning_rate(size: str, data_dir: str | None) -> list[Cell]:
     ]
 
 
-def _cost(job: Job) -> tuple[float, float]:
+def _cost(job: Job) -> Cost:
     return attribute_experiment.cost(job, *SHAPES[job.cell.dataset])
 
 
