@@ -79,7 +79,8 @@ def _section(key: tuple[str, str, str], rows: list[dict[str, Any]]) -> Section:
     cells = [{"dataset": r["dataset"]} | {k: v for k, v in r["settings"].items() if k not in DERIVED} for r in rows]
     names = list(dict.fromkeys(k for cell in cells for k in cell))
     varying = _varying(names, cells)
-    shared = ", ".join(f"{k}={cells[0][k]}" for k in names if k not in varying)
+    values = {k: next(cell[k] for cell in cells if k in cell) for k in names}  # older rows may lack a setting
+    shared = ", ".join(f"{k}={value}" for k, value in values.items() if k not in varying)
     by_line: dict[Any, list[dict[str, Any]]] = {}
     for row, cell in zip(rows, cells, strict=True):
         place = tuple((k, cell.get(k)) for k in varying)

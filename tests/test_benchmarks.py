@@ -238,6 +238,15 @@ def test_the_redo_command_selects_just_that_line(finished):
     assert len({job.cell for job in jobs}) == 1
 
 
+def test_rows_of_an_older_version_may_lack_a_setting(finished):
+    store = Store(finished)
+    rows = store.rows()
+    store.close()
+    older = [r | {"settings": {k: v for k, v in r["settings"].items() if k != "gls_orders"}} for r in rows if r["seed"] == 0]
+    sections = report.sections([*older, *(r for r in rows if r["seed"] != 0)])
+    assert sum(line.n for line in sections[0].lines) == len(rows)
+
+
 def test_intervals():
     assert wilson_interval(8, 10).low == pytest.approx(0.490, abs=1e-3)  # Wilson 1927; NIST e-Handbook's formula
     assert student_interval([1, 2, 3, 4, 5]).high == pytest.approx(3 + 2.776 * np.sqrt(2.5 / 5), abs=1e-3)  # t(.975, 4)
