@@ -20,7 +20,6 @@ A cell's settings:
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
 from attacks.gradient_matching import Virtual
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.engines import Compiled, run_members
-from benchmarks.jobs import Cell, Cost, Job, Outcome, Value
+from benchmarks.jobs import Cell, Job, Outcome, Value
 from jaxfl import ClientData, Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate
 from jaxfl.datasets import Dataset, load
 
@@ -363,46 +362,3 @@ def _outcomes(job: Job, setting: Setting, row: int, found: Compiled, shared: dic
             selection = "none"
         value = float(scores[phase]) if ok else None
         yield Outcome(job, "accuracy", value, selection, "ok" if ok else "diverged", detail=detail, **shared)
-
-
-COMPILE_SECONDS = {
-    **{"random": 0.4, "majority": 0.2, "public100": 1.6, "public1000": 1.6, "stats": 2.0},
-    **{"l2_lbfgs": 6.0, "cos": 3.5, "closed_form": 3.5, "gls": 6.0, "cos_unrolled": 4.5},
-}
-"""Per program, read off runs on two CPU cores."""
-
-
-def cost(job: Job, features: int, classes: int) -> Cost:
-    """Estimated cost of a job.
-
-    Operations are counted from the matrix products of each method; the factors for what small products lose were read off
-    runs on two CPU cores.
-    """
-    cell, records = job.cell, job.cell["records"]
-    phases = cell["phases"].split(",")
-    rounds = sum(len(PHASES[name]) for name in phases)
-    widths = (features, *map(int, str(cell["hidden"]).split(",")), classes)
-    layers = [a * b for a, b in itertools.pairwise(widths)]
-    weights, behind = sum(layers), sum(layers[1:])
-    forward = 2.0 * records * weights
-    batch = records if cell["batch_size"] == "full" else cell["batch_size"]
-    small = max(1.0, 24 / batch)  # batches of few records run at a fraction of the machine's speed
-    unknowns = records * (3 if cell.dataset.startswith("genome") else 1) * (2 if cell["labels"] == "unknown" else 1)
-    gram = 2.0 * records * min(records, 2 * features) * widths[1]
-    work = {
-        "random": 0.0,
-        "majority": 0.0,
-        "public100": 200 * 3 * 2.0 * 100 * weights,
-        "public1000": 200 * 3 * 2.0 * 1000 * weights,
-        "stats": 4.0 * forward * rounds,
-        "closed_form": rounds * 12.0 * unknowns**2 * sum(widths),
-        "l2_lbfgs": cell["evaluations"] * rounds * 4 * forward,
-        "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
-        "gls": cell["gls_passes"] * rounds * cell["gls_orders"] * 3 * forward * small,
-        # Simulated training is repeated once more to save memory.
-        "cos_unrolled": cell["unrolled_steps"] * rounds * cell["unrolled_orders"] * 12 * forward * small,
-    }
-    kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
-    training = cell["rounds"] * cell["participants"] * 3 * forward * small
-    memory = 8.0 * kept * weights + 4.0 * records * features
-    return Cost(work[job.method] + training, memory, COMPILE_SECONDS[job.method])

@@ -12,7 +12,7 @@ import optax
 
 from jaxfl import _check
 from jaxfl.clients import ClientData, check_clients
-from jaxfl.evaluation import Evaluation, evaluate
+from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
 from jaxfl.training import LocalTraining, local_update
 from jaxfl.transcript import Transcript
@@ -326,16 +326,3 @@ def _scan_rounds(round_: Callable[..., Any], state: ServerState, rounds: int, ke
 
     (state, store), logs = jax.lax.scan(keep_some, (state, store), (jnp.arange(rounds), jnp.asarray(places)))
     return state, store, logs
-
-
-__all__ = [
-    "Evaluation",
-    "Federated",
-    "Record",
-    "Server",
-    "ServerState",
-    "honest_server",
-    "isolating_server",
-    "map_clients",
-    "simulate",
-]

@@ -9,7 +9,6 @@ from attacks.candidate_decoding.closed_form import (
     candidate_records,
     closed_form,
     normal_equations,
-    unknowns,
 )
 from attacks.candidate_decoding.gls import GLS, gls
 
@@ -21,5 +20,4 @@ __all__ = [
     "closed_form",
     "gls",
     "normal_equations",
-    "unknowns",
 ]

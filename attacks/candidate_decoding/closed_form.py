@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, erase
@@ -360,9 +359,3 @@ def _decoded(
         status=failed.astype(jnp.int32),
     )
     return Decoding(reconstruction, condition, residual, rate)
-
-
-def unknowns(knowledge: Knowledge, classes: int) -> int:
-    """Number of unknown weights of a decoding, (K-1) records; what has to stay below rounds x parameters."""
-    candidates = len(np.asarray(knowledge.columns[0].candidates)) * (1 if knowledge.y is not None else classes)
-    return (candidates - 1) * len(knowledge.x)

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from importlib import resources
 
-from benchmarks import attribute_experiment
+from benchmarks import attribute_cost, attribute_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from jaxfl.datasets.sources import at_hand
 
@@ -113,7 +113,7 @@ def published(cell: Cell, method: str) -> float | None:
 
 def _cost(job: Job) -> Cost:
     features, classes = SHAPES[job.cell.dataset]
-    return attribute_experiment.cost(job, features, classes)
+    return attribute_cost.cost(job, features, classes)
 
 
 def _table(

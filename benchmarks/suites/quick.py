@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from benchmarks import attribute_experiment
+from benchmarks import attribute_cost, attribute_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table
 from benchmarks.suites.lyu2021 import settings
 
@@ -35,7 +35,7 @@ def _learning_rate(size: str, data_dir: str | None) -> list[Cell]:
 
 
 def _cost(job: Job) -> Cost:
-    return attribute_experiment.cost(job, *SHAPES[job.cell.dataset])
+    return attribute_cost.cost(job, *SHAPES[job.cell.dataset])
 
 
 def _table(name: str, title: str, cells: Callable[[str, str | None], Sequence[Cell]], methods: tuple[str, ...]) -> Table:

@@ -1,0 +1,48 @@
+"""Estimated cost of the jobs of `attribute_experiment`, for plans and progress."""
+
+import itertools
+
+from benchmarks.attribute_experiment import PHASES
+from benchmarks.jobs import Cost, Job
+
+COMPILE_SECONDS = {
+    **{"random": 0.4, "majority": 0.2, "public100": 1.6, "public1000": 1.6, "stats": 2.0},
+    **{"l2_lbfgs": 6.0, "cos": 3.5, "closed_form": 3.5, "gls": 6.0, "cos_unrolled": 4.5},
+}
+"""Per program, read off runs on two CPU cores."""
+
+
+def cost(job: Job, features: int, classes: int) -> Cost:
+    """Estimated cost of a job.
+
+    Operations are counted from the matrix products of each method; the factors for what small products lose were read off
+    runs on two CPU cores.
+    """
+    cell, records = job.cell, job.cell["records"]
+    phases = cell["phases"].split(",")
+    rounds = sum(len(PHASES[name]) for name in phases)
+    widths = (features, *map(int, str(cell["hidden"]).split(",")), classes)
+    layers = [a * b for a, b in itertools.pairwise(widths)]
+    weights, behind = sum(layers), sum(layers[1:])
+    forward = 2.0 * records * weights
+    batch = records if cell["batch_size"] == "full" else cell["batch_size"]
+    small = max(1.0, 24 / batch)  # batches of few records run at a fraction of the machine's speed
+    unknowns = records * (3 if cell.dataset.startswith("genome") else 1) * (2 if cell["labels"] == "unknown" else 1)
+    gram = 2.0 * records * min(records, 2 * features) * widths[1]
+    work = {
+        "random": 0.0,
+        "majority": 0.0,
+        "public100": 200 * 3 * 2.0 * 100 * weights,
+        "public1000": 200 * 3 * 2.0 * 1000 * weights,
+        "stats": 4.0 * forward * rounds,
+        "closed_form": rounds * 12.0 * unknowns**2 * sum(widths),
+        "l2_lbfgs": cell["evaluations"] * rounds * 4 * forward,
+        "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
+        "gls": cell["gls_passes"] * rounds * cell["gls_orders"] * 3 * forward * small,
+        # Simulated training is repeated once more to save memory.
+        "cos_unrolled": cell["unrolled_steps"] * rounds * cell["unrolled_orders"] * 12 * forward * small,
+    }
+    kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
+    training = cell["rounds"] * cell["participants"] * 3 * forward * small
+    memory = 8.0 * kept * weights + 4.0 * records * features
+    return Cost(work[job.method] + training, memory, COMPILE_SECONDS[job.method])
