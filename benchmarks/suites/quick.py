@@ -22,8 +22,8 @@ def _attributes(size: str, data_dir: str | None) -> list[Cell]:
 
 
 def _minibatch(size: str, data_dir: str | None) -> list[Cell]:
-    cell = settings(attribute=20, records=60, batch_size=10, phases="pre5")
-    return [Cell(SUITE, "minibatch", size, "digits", cell)]
+    shared = {"attribute": 20, "records": 100, "batch_size": 5, "unrolled_steps": 200, "unrolled_orders": 1, "gls_orders": 64}
+    return [Cell(SUITE, "minibatch", size, "digits", settings(phases=phases, **shared)) for phases in ("pre5", "first20")]
 
 
 def _learning_rate(size: str, data_dir: str | None) -> list[Cell]:
@@ -54,9 +54,9 @@ TABLES = (
     ),
     _table(
         "minibatch",
-        "A client that trains in small batches: matching a gradient or the simulated training",
+        "A client that trains in small batches: matching a gradient, matching the simulated training, decoding",
         _minibatch,
-        ("majority", "cos", "cos_unrolled"),
+        ("majority", "cos", "cos_unrolled", "gls"),
     ),
     _table(
         "learning_rate", "The clients' learning rate and what their last rounds give away", _learning_rate, ("majority", "cos")
