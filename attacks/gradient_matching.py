@@ -71,9 +71,7 @@ class Virtual:
         _check.positive_integer(orders=self.orders)
         if self.rounds_per_step is not None:
             _check.positive_integer(rounds_per_step=self.rounds_per_step)
-        self.training.check()
-        if self.training.batch_size is not None and self.training.batch_size > records:
-            raise ValueError(f"batch_size={self.training.batch_size} is larger than the client's {records} records")
+        self.training.check(records)
 
 
 def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, virtual: Virtual) -> Any:

@@ -287,7 +287,10 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "dtype": "float64" if method in DOUBLE else str(members.x.dtype),
             }
             if method.startswith("public"):
-                shared["detail"] = {"public_records": min(int(method.removeprefix("public")), members.x_public.shape[1])}
+                asked, there = int(method.removeprefix("public")), members.x_public.shape[1]
+                shared["detail"] = {"public_records": min(asked, there)}
+                if there < asked:
+                    shared["note"] = "; ".join(filter(None, (data.note, f"only {there} public records")))
             outcomes += _outcomes(wanted[places[i]], setting, row, found, shared)
         yield outcomes
 

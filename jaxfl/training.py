@@ -38,11 +38,13 @@ class LocalTraining:
         """Number of optimiser steps per round of a client with that many records."""
         return self.epochs * (1 if self.batch_size is None else -(-records // self.batch_size))
 
-    def check(self) -> None:
-        """Raise `ValueError` on settings that make no sense."""
+    def check(self, records: int | None = None) -> None:
+        """Raise `ValueError` on settings that make no sense, or that a client with that many records cannot follow."""
         _check.positive_integer(epochs=self.epochs)
         if self.batch_size is not None:
             _check.positive_integer(batch_size=self.batch_size)
+            if records is not None and self.batch_size > records:
+                raise ValueError(f"batch_size={self.batch_size} is larger than the client's {records} records")
         _check.finite(learning_rate=self.learning_rate)
 
 

@@ -275,3 +275,18 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
     assert jnp.abs(jnp.where((weights > 1e-6) & (weights < 1 - 1e-6), slope, 0)).max() < 1e-2
     assert jnp.where(weights <= 1e-6, slope, 1).min() > -1e-2
     assert jnp.where(weights >= 1 - 1e-6, slope, -1).max() < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (lambda *a: gls(*a, KEY, settings=GLS(orders=1)), "orders=1 gives no spread"),
+        (lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(batch_size=99))), "batch_size=99 is larger than the client's 40"),
+        (lambda *a: closed_form(*a, settings=ClosedForm(0.0)), r"learning_rate=0\.0 must be positive"),
+    ],
+)
+def test_bad_settings(attack, message):
+    model = mlp(D, (8,), 3)
+    x, y, _, messages = make_victim(model)
+    with pytest.raises(ValueError, match=message):
+        attack(model, messages, Knowledge(x, y, (binary_column(6),)))

@@ -90,6 +90,9 @@ def closed_form(
         raise ValueError(f"columns has {len(knowledge.columns)} entries; closed_form decodes one unknown column")
     settings = settings or ClosedForm()
     _check.finite(ridge=settings.ridge)
+    rate = settings.learning_rate
+    if rate is not None and not _check.is_traced(rate) and not 0 < float(rate) < float("inf"):
+        raise ValueError(f"learning_rate={rate!r} must be positive, or None if unknown")
     traced = _check.is_traced(messages, knowledge, settings)
     with jax.enable_x64(jax.config.read("jax_enable_x64") if traced else dtype == jnp.float64):
         return _closed_form(model, messages, knowledge, settings, jnp.zeros((), dtype).dtype)

@@ -43,7 +43,7 @@ class GLS:
     """Settings of `gls`.
 
     Attributes:
-      training: the client's recipe, known to the server that prescribed it.
+      training: the client's recipe, known to the server that prescribed it. The Jacobian is that of plain SGD.
       orders: simulated runs M per round, for mean and noise (static). The noise of N records has about N directions;
         what M runs miss of them is taken for signal.
       points: places along the path where gradients are taken, per epoch (static).
@@ -83,8 +83,12 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
     if knowledge.y is None or len(knowledge.columns) != 1:
         raise ValueError("gls needs known labels and exactly one unknown column")
     settings = settings or GLS()
-    _check.positive_integer(orders=settings.orders - 1, points=settings.points, passes=settings.passes)
-    settings.training.check()
+    _check.positive_integer(
+        orders=settings.orders, points=settings.points, passes=settings.passes, iterations=settings.iterations
+    )
+    if settings.orders < 2:
+        raise ValueError(f"orders={settings.orders} gives no spread; simulate at least 2")
+    settings.training.check(len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
     return _gls(model, messages, knowledge, key, settings)
 
