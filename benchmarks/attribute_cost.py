@@ -1,13 +1,14 @@
 """Estimated cost of the jobs of `attribute_experiment`, for plans and progress."""
 
 import itertools
+from typing import Any
 
-from benchmarks.attribute_experiment import PHASES
+from benchmarks.attribute_experiment import SELECTING, SIMULATED, measured, phases_of, rounds_of
 from benchmarks.jobs import Cost, Job
 
 COMPILE_SECONDS = {
     **{"random": 0.4, "majority": 0.2, "public100": 1.6, "public1000": 1.6, "stats": 2.0},
-    **{"l2_lbfgs": 6.0, "cos": 3.5, "closed_form": 3.5, "gls": 6.0, "cos_unrolled": 4.5},
+    **{"simulation": 1.5, "l2_lbfgs": 6.0, "cos": 3.5, "closed_form": 3.5, "gls": 6.0, "cos_unrolled": 4.5},
 }
 """Per program, read off runs on two CPU cores."""
 
@@ -19,8 +20,8 @@ def cost(job: Job, features: int, classes: int) -> Cost:
     runs on two CPU cores.
     """
     cell, records = job.cell, job.cell["records"]
-    phases = cell["phases"].split(",")
-    rounds = sum(len(PHASES[name]) for name in phases)
+    names = phases_of(job)
+    rounds = sum(len(rounds_of(name, cell["rounds"])) for name in names)
     widths = (features, *map(int, str(cell["hidden"]).split(",")), classes)
     layers = [a * b for a, b in itertools.pairwise(widths)]
     weights, behind = sum(layers), sum(layers[1:])
@@ -29,6 +30,7 @@ def cost(job: Job, features: int, classes: int) -> Cost:
     small = max(1.0, 24 / batch)  # batches of few records run at a fraction of the machine's speed
     unknowns = records * (3 if cell.dataset.startswith("genome") else 1) * (2 if cell["labels"] == "unknown" else 1)
     gram = 2.0 * records * min(records, 2 * features) * widths[1]
+    drawn = sum(min(len(rounds_of(name, cell["rounds"])), cell["unrolled_rounds"]) for name in names)
     work = {
         "random": 0.0,
         "majority": 0.0,
@@ -40,9 +42,16 @@ def cost(job: Job, features: int, classes: int) -> Cost:
         "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "gls": cell["gls_passes"] * rounds * cell["gls_orders"] * 3 * forward * small,
         # Simulated training is repeated once more to save memory.
-        "cos_unrolled": cell["unrolled_steps"] * rounds * cell["unrolled_orders"] * 12 * forward * small,
+        "cos_unrolled": cell["unrolled_steps"] * drawn * cell["unrolled_orders"] * 12 * forward * small,
     }
-    kept = min(len({t for name in phases for t in PHASES[name]}) + 1, cell["rounds"])
     training = cell["rounds"] * cell["participants"] * 3 * forward * small
-    memory = 8.0 * kept * weights + 4.0 * records * features
-    return Cost(work[job.method] + training, memory, COMPILE_SECONDS[job.method])
+    memory = 8.0 * len({t for name in names for t in rounds_of(name, cell["rounds"])}) * weights + 4.0 * records * features
+    simulation = (cell.dataset, cell["encoding"], cell["hidden"], records, cell["batch_size"], cell["participants"])
+    program: tuple[Any, ...] = (job.method, *simulation[:4])
+    if job.method in (*SELECTING, "stats"):
+        program += (cell["prior"], cell["labels"], names, *(simulation[4:5] if job.method in SIMULATED else ()))
+    return Cost(
+        operations={(measured(cell), job.seed): training, (measured(cell), job.seed, job.method): work[job.method]},
+        compiling={simulation: COMPILE_SECONDS["simulation"], program: COMPILE_SECONDS[job.method]},
+        memory=memory,
+    )

@@ -9,11 +9,13 @@ A cell's settings:
   learning_rate: of the clients' SGD.
   rounds: communication rounds, one local epoch each.
   phases: comma-separated sets of rounds the attack may use (see `PHASES`).
+  simulated_phases: the same for methods that simulate the training, or "as phases".
   prior: "known" (from the training records) or "unknown".
   labels: "known" or "unknown".
   encoding: "scalar" or "onehot".
   steps, gamma, adam_rate: Adam iterations of `cos`, its temperature and step size.
-  unrolled_steps, unrolled_orders: iterations of `cos_unrolled`, simulated batch orders in each.
+  unrolled_steps, unrolled_orders, unrolled_rounds: iterations of `cos_unrolled`, simulated batch orders in each, and
+    rounds drawn at random for each if the phase has more.
   evaluations: budget of `l2_lbfgs`.
   gls_orders, gls_passes: simulated runs per round of `gls`, and its repetitions.
 """
@@ -52,20 +54,19 @@ PHASES = {
 
 PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
 TEST_RECORDS = 500
-METHOD_SETTINGS = (
-    "steps",
-    "gamma",
-    "adam_rate",
-    "unrolled_steps",
-    "unrolled_orders",
-    "evaluations",
-    "gls_orders",
-    "gls_passes",
-)
+USES = {
+    "cos": ("steps", "gamma", "adam_rate"),
+    "cos_unrolled": ("unrolled_steps", "unrolled_orders", "unrolled_rounds", "gamma", "adam_rate"),
+    "l2_lbfgs": ("evaluations",),
+    "gls": ("gls_orders", "gls_passes"),
+}
+"""Settings of each method. Cells that differ in others share its compiled program."""
 
 METHODS = ("random", "majority", "public100", "public1000", "stats", "l2_lbfgs", "cos", "closed_form")
 SELECTING = ("l2_lbfgs", "cos", "cos_unrolled", "closed_form", "gls")
 """Methods with an objective, by which an adversary can choose among sets of rounds."""
+SIMULATED = ("cos_unrolled", "gls")
+"""Methods that simulate the client's training; the others take its update for one gradient."""
 DOUBLE = ("closed_form",)
 """Methods that compute in float64 on the float32 messages."""
 
@@ -82,10 +83,6 @@ class Member:
       column: the attribute; its prior is always there, the experiment hides it if unknown.
       x_public: public records `[public, features]`.
       values_public: their attribute `[public]`.
-      x_test: held-out records `[test, features]`.
-      y_test: their labels `[test]`.
-      x_others: records of the other participants `[participants - 1, records, features]`.
-      y_others: their labels `[participants - 1, records]`.
       learning_rate: of the victim's SGD.
       key: everything random in this member.
     """
@@ -96,143 +93,153 @@ class Member:
     column: UnknownColumn
     x_public: Array
     values_public: Array
-    x_test: Array
-    y_test: Array
-    x_others: Array
-    y_others: Array
     learning_rate: Array
     key: Array
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """What members of a group share; static.
+class Surroundings:
+    """What else the training and its evaluation need.
+
+    Attributes:
+      x_test: held-out records `[test, features]`.
+      y_test: their labels `[test]`.
+      x_others: records of the other participants `[participants - 1, records, features]`.
+      y_others: their labels `[participants - 1, records]`.
+    """
+
+    x_test: Array
+    y_test: Array
+    x_others: Array
+    y_others: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Victim:
+    """Trains a member's victim, in its federation or alone, which is what isolation makes of it (paper 000, 3.1).
 
     Attributes:
       model: the model.
-      batch_size: records per local step, or None.
+      batch_size: records per local step, or None for all.
       rounds: communication rounds.
-      phases: sets of rounds that the attack may use.
-      prior_known: whether the adversary knows the attribute's distribution.
-      labels_known: whether it knows the labels.
-      method: settings of the methods, by name.
+      kept: the rounds whose messages are kept, the last one among them.
     """
 
     model: Model
     batch_size: int | None
     rounds: int
-    phases: tuple[str, ...]
-    prior_known: bool
-    labels_known: bool
-    method: tuple[tuple[str, Any], ...]
+    kept: tuple[int, ...]
 
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Rounds whose messages are kept: the union of the phases, and the last for evaluation."""
-        return tuple(sorted({t % self.rounds for name in self.phases for t in PHASES[name]} | {self.rounds - 1}))
-
-    def training(self, member: Member) -> LocalTraining:
-        """The victim's recipe."""
-        return LocalTraining(member.learning_rate, batch_size=self.batch_size)
-
-
-@dataclasses.dataclass(frozen=True)
-class Victim:
-    """Trains a member's victim, in its federation or alone, which is what isolation makes of it (paper 000, 3.1)."""
-
-    setting: Setting
-
-    def __call__(self, member: Member) -> tuple[Messages, Array, Array]:
+    def __call__(self, inputs: tuple[Member, Surroundings]) -> tuple[Messages, Array, Array]:
         """The victim's messages, and the accuracy of its last model on its own and on held-out records."""
-        setting = self.setting
+        member, around = inputs
         init_key, train_key = jax.random.split(jax.random.fold_in(member.key, 0))
-        x = jnp.concatenate([member.x[None], member.x_others])
-        y = jnp.concatenate([member.y[None], member.y_others])
+        x = jnp.concatenate([member.x[None], around.x_others])
+        y = jnp.concatenate([member.y[None], around.y_others])
         clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
-        record = Record(clients=(0,), rounds=setting.kept)
-        federated = Federated(rounds=setting.rounds, training=setting.training(member), record=record)
-        transcript = simulate(setting.model, setting.model.init(init_key), clients, train_key, federated)
+        training = LocalTraining(member.learning_rate, batch_size=self.batch_size)
+        federated = Federated(rounds=self.rounds, training=training, record=Record(clients=(0,), rounds=self.kept))
+        transcript = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
         messages = transcript.messages(0)
         last = jax.tree.map(lambda a: a[-1], messages.returned)
-        own = evaluate(setting.model, last, one_client(member.x, member.y))
-        test = evaluate(setting.model, last, one_client(member.x_test, member.y_test))
+        own = evaluate(self.model, last, one_client(member.x, member.y))
+        test = evaluate(self.model, last, one_client(around.x_test, around.y_test))
         return messages, own.accuracy, test.accuracy
 
 
 @dataclasses.dataclass(frozen=True)
-class Attack:
-    """Runs one method on a member and its victim's messages."""
+class Guess:
+    """A method that needs no messages."""
 
     method: str
-    setting: Setting
 
-    def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array, Array]:
-        """Accuracy, objective and status, each `[phases]`."""
+    def __call__(self, member: Member) -> Array:
+        """Its accuracy."""
+        key = jax.random.fold_in(member.key, 1)
+        records, candidates = len(member.x), len(member.column.candidates)
+        if self.method == "random":
+            values = random_guess(key, records, candidates)
+        elif self.method == "majority":
+            values = majority_guess(jnp.asarray(member.column.prior), records)
+        else:
+            n = int(self.method.removeprefix("public"))
+            public, known = member.x_public[:n], member.values_public[:n]
+            values = public_model(public, known, member.x, member.column.positions, candidates, key)
+        return accuracy(values, member.truth)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """Runs one method on a member and its victim's messages. Holds nothing that the method does not use, so that cells
+    share compiled programs.
+
+    Attributes:
+      method: its name.
+      model: the model.
+      phases: places of each phase's rounds among the messages.
+      prior_known: whether the adversary knows the attribute's distribution.
+      labels_known: whether it knows the labels.
+      batch_size: of the training that the method simulates, if it does.
+      chosen: the settings the method uses, by name.
+    """
+
+    method: str
+    model: Model
+    phases: tuple[tuple[int, ...], ...]
+    prior_known: bool
+    labels_known: bool
+    batch_size: int | None
+    chosen: tuple[tuple[str, Any], ...]
+
+    def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array, Array, Array]:
+        """Accuracy, accuracy of the labels, objective and status, each `[phases]`."""
         member, messages = inputs
         key = jax.random.fold_in(member.key, 1)
-        candidates, positions = len(member.column.candidates), member.column.positions
-        records = len(member.x)
-        if self.method == "stats":
-            return self.judge(member, messages)
-        if self.method not in SELECTING:
-            if self.method == "random":
-                values = random_guess(key, records, candidates)
-            elif self.method == "majority":
-                values = majority_guess(jnp.asarray(member.column.prior), records)
-            else:
-                n = int(self.method.removeprefix("public"))
-                public, known = member.x_public[:n], member.values_public[:n]
-                values = public_model(public, known, member.x, positions, candidates, key)
-            return accuracy(values, member.truth)[None], jnp.full(1, jnp.nan), jnp.zeros(1, jnp.int32)
+        unknown = jnp.asarray(jnp.nan)
 
-        def one_phase(messages: Messages) -> tuple[Array, Array, Array]:
+        def one_phase(messages: Messages) -> tuple[Array, Array, Array, Array]:
+            if self.method == "stats":
+                values = statistics(self.model, messages, self.knowledge(member))[-1]
+                return accuracy(values, member.truth), unknown, unknown, jnp.asarray(0)
             answer = self.match(member, messages, key)
-            return accuracy(answer.values[0], member.truth), answer.objective, answer.status
+            labels = unknown if answer.labels is None else accuracy(answer.labels, member.y)
+            return accuracy(answer.values[0], member.truth), labels, answer.objective, answer.status
 
-        return over_phases(one_phase, messages, self.setting)
+        return over_phases(one_phase, messages, self.phases)
 
     def knowledge(self, member: Member) -> Knowledge:
         """What the adversary knows of this member."""
-        column = member.column if self.setting.prior_known else dataclasses.replace(member.column, prior=None)
-        return Knowledge(member.x, member.y if self.setting.labels_known else None, (column,))
-
-    def judge(self, member: Member, messages: Messages) -> tuple[Array, Array, Array]:
-        """The majority of the statistics on all kept rounds, then on each phase."""
-        knowledge = self.knowledge(member)
-
-        def score(messages: Messages) -> Array:
-            return accuracy(statistics(self.setting.model, messages, knowledge)[-1], member.truth)
-
-        scores = jnp.append(score(messages), over_phases(score, messages, self.setting))
-        return scores, jnp.full(len(scores), jnp.nan), jnp.zeros(len(scores), jnp.int32)
+        column = member.column if self.prior_known else dataclasses.replace(member.column, prior=None)
+        return Knowledge(member.x, member.y if self.labels_known else None, (column,))
 
     def match(self, member: Member, messages: Messages, key: Array) -> Reconstruction:
         """One method with an objective on the messages of one phase."""
-        setting, knowledge = self.setting, self.knowledge(member)
-        training, chosen = setting.training(member), dict(setting.method)
+        model, knowledge, chosen = self.model, self.knowledge(member), dict(self.chosen)
+        training = LocalTraining(member.learning_rate, batch_size=self.batch_size)
         if self.method == "closed_form":
-            full_step = ClosedForm(training.learning_rate)
-            return closed_form(setting.model, messages, knowledge, settings=full_step).reconstruction
+            return closed_form(model, messages, knowledge, settings=ClosedForm(training.learning_rate)).reconstruction
         if self.method == "gls":
             simulated = GLS(training, orders=chosen["gls_orders"], passes=chosen["gls_passes"])
-            return gls(setting.model, messages, knowledge, key, settings=simulated)
+            return gls(model, messages, knowledge, key, settings=simulated)
         if self.method == "l2_lbfgs":
             rival = L2Matching(chosen["evaluations"], Virtual(training=training))
-            return l2_lbfgs(setting.model, messages, knowledge, key, settings=rival)
-        steps, virtual = chosen["steps"], Virtual(training=training)
+            return l2_lbfgs(model, messages, knowledge, key, settings=rival)
         if self.method == "cos_unrolled":
-            steps, virtual = chosen["unrolled_steps"], Virtual("unrolled", training, chosen["unrolled_orders"])
-        settings = CosMatching(chosen["gamma"], chosen["adam_rate"], steps, virtual=virtual)
-        return cos_matching(setting.model, messages, knowledge, key, settings=settings)
+            sampled = chosen["unrolled_rounds"] if chosen["unrolled_rounds"] < len(messages) else None
+            virtual = Virtual("unrolled", training, chosen["unrolled_orders"], sampled)
+            settings = CosMatching(chosen["gamma"], chosen["adam_rate"], chosen["unrolled_steps"], virtual=virtual)
+        else:
+            settings = CosMatching(chosen["gamma"], chosen["adam_rate"], chosen["steps"], virtual=Virtual(training=training))
+        return cos_matching(model, messages, knowledge, key, settings=settings)
 
 
-def over_phases(attack: Callable[[Messages], Any], messages: Messages, setting: Setting) -> Any:
+def over_phases(attack: Callable[[Messages], Any], messages: Messages, phases: tuple[tuple[int, ...], ...]) -> Any:
     """`attack` on every phase `[phases]`; phases of equal length share one compiled loop."""
-    places = [jnp.asarray([setting.kept.index(t % setting.rounds) for t in PHASES[name]]) for name in setting.phases]
-    results: list[Any] = [None] * len(places)
-    for length in {len(p) for p in places}:
-        same = [i for i, p in enumerate(places) if len(p) == length]
-        rows = jnp.stack([places[i] for i in same])
+    results: list[Any] = [None] * len(phases)
+    for length in {len(p) for p in phases}:
+        same = [i for i, p in enumerate(phases) if len(p) == length]
+        rows = jnp.asarray([phases[i] for i in same])
         found = jax.lax.map(lambda r: attack(jax.tree.map(lambda a: a[r], messages)), rows)
         for j, i in enumerate(same):
             results[i] = jax.tree.map(lambda a, j=j: a[j], found)
@@ -240,18 +247,34 @@ def over_phases(attack: Callable[[Messages], Any], messages: Messages, setting: 
 
 
 def applies(cell: Cell, method: str) -> bool:
-    """Simulating the training is for victims that train in batches: with full batches it is the gradient. Differentiating
-    through more than five rounds of it takes too long here."""
-    if method in ("cos_unrolled", "gls"):
-        few = all(len(PHASES[name]) <= 5 for name in cell["phases"].split(","))
-        return cell["batch_size"] != "full" and (few or method == "gls")
+    """Simulating the training is for victims that train in batches: with full batches it is the gradient."""
+    if method in SIMULATED:
+        return cell["batch_size"] != "full"
     return cell["labels"] == "known" or method not in ("stats", "l2_lbfgs")
 
 
+def phases_of(job: Job) -> tuple[str, ...]:
+    """Names of the sets of rounds that a job may use; `stats` takes their union too."""
+    cell = job.cell
+    simulated = job.method in SIMULATED and cell["simulated_phases"] != "as phases"
+    names = tuple(cell["simulated_phases" if simulated else "phases"].split(","))
+    return (*names, "+".join(names)) if job.method == "stats" and len(names) > 1 else names
+
+
+def rounds_of(name: str, rounds: int) -> tuple[int, ...]:
+    """The rounds of a phase, or of several joined by "+", counted from 0."""
+    return tuple(sorted({t % rounds for part in name.split("+") for t in PHASES[part]}))
+
+
+def measured(cell: Cell) -> Any:
+    """What is run for a cell. Cells that differ in their tables or phases only are measured together."""
+    return cell.dataset, tuple((k, v) for k, v in cell.settings if k not in ("phases", "simulated_phases"))
+
+
 def signature(cell: Cell) -> Any:
-    """Everything but the attribute and the learning rate, which are traced."""
-    traced = ("attribute", "learning_rate")
-    return cell.dataset, tuple((k, v) for k, v in cell.settings if k not in traced)
+    """Everything but the attribute and the learning rate, which are traced, and the phases, which are united."""
+    dataset, settings = measured(cell)
+    return dataset, tuple((k, v) for k, v in settings if k not in ("attribute", "learning_rate"))
 
 
 @functools.lru_cache(maxsize=2)
@@ -263,53 +286,87 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     """Run jobs of equal signature: one simulation for all methods, then one compiled call per method."""
     cell = jobs[0].cell
     data = _dataset(cell.dataset, data_dir, cell["encoding"])
-    places = list(dict.fromkeys((job.cell, job.seed) for job in jobs))
-    members = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(_member(data, cell, seed) for cell, seed in places))
-    setting = _setting(cell, data)
-    messages, train, test = run_members(Victim(setting), members).results
-    majority = jax.vmap(lambda truth: majority_rate(truth, members.column.candidates.shape[1]))(members.truth)
+    if data.classes is None:
+        raise ValueError(f"dataset={cell.dataset!r} is a regression; this experiment needs classes")
+    model = mlp(data.x.shape[1], tuple(map(int, str(cell["hidden"]).split(","))), data.classes)
+    place_of = {job: (measured(job.cell), job.seed) for job in jobs}
+    cells = {place: job.cell for job, place in place_of.items()}
+    drawn = [_member(data, cell, seed) for (_, seed), cell in cells.items()]
+    members, around = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+    batch_size = None if cell["batch_size"] == "full" else cell["batch_size"]
+    kept = _kept([name for job in jobs for name in phases_of(job)], cell["rounds"])
+    messages, train, test = run_members(Victim(model, batch_size, cell["rounds"], kept), (members, around)).results
+    candidates = members.column.candidates.shape[1]
+    majority = jax.vmap(lambda truth: majority_rate(truth, candidates))(members.truth)
+    facts = {
+        place: {
+            **{"majority": float(majority[i]), "train_accuracy": float(train[i]), "test_accuracy": float(test[i])},
+            **{"chance": 1 / candidates, "note": data.note, "device": jax.devices()[0].device_kind},
+        }
+        for i, place in enumerate(cells)
+    }
     for method in dict.fromkeys(job.method for job in jobs):
-        wanted = {(job.cell, job.seed): job for job in jobs if job.method == method}
-        rows = np.asarray([i for i, place in enumerate(places) if place in wanted])
-        chosen = jax.tree.map(lambda a, rows=rows: a[rows], (members, messages))
-        found = run_members(Attack(method, setting), chosen, x64=method in DOUBLE)
+        wanted = [job for job in jobs if job.method == method]
+        chosen = [place for place in cells if place in {place_of[job] for job in wanted}]
+        rows = np.asarray([list(cells).index(place) for place in chosen])
+        names = tuple(dict.fromkeys(name for job in wanted for name in phases_of(job)))
+        found = _measure(method, cell, model, batch_size, names, kept, _rows((members, messages), rows))
+        results = jax.tree.map(np.asarray, found.results)
+        shared: dict[str, Any] = {"compile_s": found.compile_s, "run_s": found.run_s}
+        shared["dtype"] = "float64" if method in DOUBLE else str(members.x.dtype)
         outcomes: list[Outcome] = []
-        for row, i in enumerate(rows):
-            shared = {
-                "majority": float(majority[i]),
-                "train_accuracy": float(train[i]),
-                "test_accuracy": float(test[i]),
-                "chance": 1 / members.column.candidates.shape[1],
-                "compile_s": found.compile_s,
-                "run_s": found.run_s,
-                "note": data.note,
-                "device": jax.devices()[0].device_kind,
-                "dtype": "float64" if method in DOUBLE else str(members.x.dtype),
-            }
+        for job in wanted:
+            own = facts[place_of[job]] | shared
             if method.startswith("public"):
-                asked, there = int(method.removeprefix("public")), members.x_public.shape[1]
-                shared["detail"] = {"public_records": min(asked, there)}
-                if there < asked:
-                    shared["note"] = "; ".join(filter(None, (data.note, f"only {there} public records")))
-            outcomes += _outcomes(wanted[places[i]], setting, row, found, shared)
+                own |= _public_facts(method, members.x_public.shape[1], data.note)
+            outcomes += _outcomes(job, names, _rows(results, chosen.index(place_of[job])), own)
         yield outcomes
 
 
-def _setting(cell: Cell, data: Dataset) -> Setting:
-    if data.classes is None:
-        raise ValueError(f"dataset={cell.dataset!r} is a regression; this experiment needs classes")
-    return Setting(
-        model=mlp(data.x.shape[1], tuple(map(int, str(cell["hidden"]).split(","))), data.classes),
-        batch_size=None if cell["batch_size"] == "full" else cell["batch_size"],
-        rounds=cell["rounds"],
-        phases=tuple(cell["phases"].split(",")),
-        prior_known=cell["prior"] == "known",
+def _rows(tree: Any, rows: Any) -> Any:
+    return jax.tree.map(lambda a: a[rows], tree)
+
+
+def _kept(phases: Sequence[str], rounds: int) -> tuple[int, ...]:
+    """Rounds of the phases, and the last for evaluation."""
+    return tuple(sorted({t for name in phases for t in rounds_of(name, rounds)} | {rounds - 1}))
+
+
+def _measure(
+    method: str,
+    cell: Cell,
+    model: Model,
+    batch_size: int | None,
+    names: tuple[str, ...],
+    kept: tuple[int, ...],
+    chosen: tuple[Member, Messages],
+) -> Compiled:
+    """One method on the members of a group."""
+    if method not in (*SELECTING, "stats"):
+        return run_members(Guess(method), chosen[0])
+    rounds = _kept(names, cell["rounds"])
+    phases = tuple(tuple(map(rounds.index, rounds_of(name, cell["rounds"]))) for name in names)
+    attack = Attack(
+        method=method,
+        model=model,
+        phases=phases,
+        prior_known=cell["prior"] == "known" or method == "stats",
         labels_known=cell["labels"] == "known",
-        method=tuple((name, cell[name]) for name in METHOD_SETTINGS),
+        batch_size=batch_size if method in SIMULATED else None,
+        chosen=tuple((name, cell[name]) for name in USES.get(method, ())),
     )
+    members, messages = chosen
+    needed = _rows(messages, (slice(None), np.asarray([kept.index(t) for t in rounds])))
+    return run_members(attack, (members, needed), x64=method in DOUBLE)
 
 
-def _member(data: Dataset, cell: Cell, seed: int) -> Member:
+def _public_facts(method: str, there: int, note: str) -> dict[str, Any]:
+    asked = int(method.removeprefix("public"))
+    facts: dict[str, Any] = {"detail": {"public_records": min(asked, there)}}
+    return facts | ({"note": "; ".join(filter(None, (note, f"only {there} public records")))} if there < asked else {})
+
+
+def _member(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
     """A seed's split: public records (10 %, at least 1,000 if there are enough), then training and test 8:2 (section 4.1)."""
     order = np.random.default_rng(seed).permutation(len(data))
     public = min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
@@ -329,39 +386,38 @@ def _member(data: Dataset, cell: Cell, seed: int) -> Member:
         jnp.asarray(attribute.values),
         jnp.asarray(data.prior(cell["attribute"], training), jnp.float32),
     )
-    return Member(
+    member = Member(
         x=jnp.asarray(data.x[victim]),
         y=jnp.asarray(data.y[victim]),
         truth=jnp.asarray(values[victim]),
         column=column,
         x_public=jnp.asarray(data.x[known]),
         values_public=jnp.asarray(values[known]),
-        x_test=jnp.asarray(data.x[test]),
-        y_test=jnp.asarray(data.y[test]),
-        x_others=jnp.asarray(data.x[others]),
-        y_others=jnp.asarray(data.y[others]),
         learning_rate=jnp.asarray(cell["learning_rate"], jnp.float32),
         key=jax.random.key(seed),
     )
+    return member, Surroundings(*map(jnp.asarray, (data.x[test], data.y[test], data.x[others], data.y[others])))
 
 
-def _outcomes(job: Job, setting: Setting, row: int, found: Compiled, shared: dict[str, Any]) -> Iterator[Outcome]:
-    """One outcome per selection: the phase chosen by the objective, and the best one as the oracle's."""
-    scores, objectives, status = (np.asarray(a)[row] for a in found.results)
-    if job.method not in SELECTING:
-        yield Outcome(job, "accuracy", float(scores[0]), **shared)
-        if len(scores) > 1:  # stats: the paper shows the best phase
-            best = int(np.argmax(scores))
-            detail: dict[str, Value] = {"rounds_used": ("all kept", *setting.phases)[best]}
-            yield Outcome(job, "accuracy", float(scores[best]), "oracle", detail=detail, **shared)
+def _outcomes(job: Job, names: tuple[str, ...], found: Any, shared: dict[str, Any]) -> Iterator[Outcome]:
+    """One outcome per selection among the job's own phases: the one chosen by the objective, and the best as the oracle's."""
+    if job.method not in (*SELECTING, "stats"):
+        yield Outcome(job, "accuracy", float(found), **shared)
         return
-    choices = {"objective": int(np.nanargmin(np.where(status == 0, objectives, np.inf)))}
-    if len(setting.phases) > 1:
-        choices["oracle"] = int(np.argmax(np.where(status == 0, scores, -1)))
-    for selection, phase in choices.items():
-        ok = status[phase] == 0
-        detail = {"rounds_used": setting.phases[phase], "objective": float(objectives[phase])}
-        if len(setting.phases) == 1:
-            selection = "none"
-        value = float(scores[phase]) if ok else None
-        yield Outcome(job, "accuracy", value, selection, "ok" if ok else "diverged", detail=detail, **shared)
+    scores, labels, objectives, status = found
+    own = [names.index(name) for name in phases_of(job)]
+    usable = [i for i in own if status[i] == 0] or own
+    if len(own) == 1:
+        choices = {"none": own[0]}
+    else:
+        chosen = ("none", own[-1]) if job.method == "stats" else ("objective", min(usable, key=lambda i: objectives[i]))
+        choices = dict([chosen, ("oracle", max(usable, key=lambda i: scores[i]))])
+    for selection, i in choices.items():
+        ok = status[i] == 0
+        state = "ok" if ok else "diverged"
+        detail: dict[str, Value] = {"rounds_used": names[i]}
+        if np.isfinite(objectives[i]):
+            detail["objective"] = float(objectives[i])
+        yield Outcome(job, "accuracy", float(scores[i]) if ok else None, selection, state, detail=detail, **shared)
+        if np.isfinite(labels[i]):
+            yield Outcome(job, "label_accuracy", float(labels[i]), selection, state, detail=detail, **shared)

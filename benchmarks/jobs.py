@@ -57,7 +57,7 @@ class Outcome:
 
     Attributes:
       job: the job.
-      metric: "accuracy".
+      metric: what was measured: "accuracy", "label_accuracy", ...
       value: the score; None if it failed.
       selection: "objective" (chosen by what the adversary knows), "oracle" (chosen by the score), "none".
       status: "ok", or why there is no value.
@@ -91,17 +91,17 @@ class Outcome:
 
 
 class Cost(NamedTuple):
-    """Estimates.
+    """Estimates for one job.
 
     Attributes:
-      operations: floating-point operations of one job.
-      memory: bytes of one job.
-      compile_s: seconds to compile its program, once per group and method.
+      operations: floating-point operations by what they compute (hashable); jobs share parts of equal name.
+      compiling: seconds of compilation by program (hashable); likewise.
+      memory: bytes.
     """
 
-    operations: float
+    operations: Mapping[Any, float]
+    compiling: Mapping[Any, float]
     memory: float
-    compile_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +133,9 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Jobs of one table and equal signature: data and simulation are shared, each method is one compiled call."""
+    """Jobs of equal signature, of one table or several: data and simulation are shared, each method is one compiled call."""
 
-    suite: str
-    table: Table
+    tables: tuple[Table, ...]
     jobs: tuple[Job, ...]
 
     @property
@@ -144,7 +143,7 @@ class Group:
         """One line for progress."""
         shared = set.intersection(*(set(j.cell.settings) for j in self.jobs))
         text = " ".join(f"{k}={v}" for k, v in self.jobs[0].cell.settings if (k, v) in shared)
-        return f"{self.suite}/{self.table.name} {self.jobs[0].cell.dataset} {text}"
+        return f"{self.jobs[0].cell.suite}/{'+'.join(t.name for t in self.tables)} {self.jobs[0].cell.dataset} {text}"
 
 
 def expand(
@@ -155,9 +154,11 @@ def expand(
     return [Job(cell, method, seed) for cell in cells for method in methods if table.applies(cell, method) for seed in seeds]
 
 
-def group(suite: str, table: Table, jobs: Iterable[Job]) -> list[Group]:
+def group(jobs: Iterable[tuple[Table, Job]]) -> list[Group]:
     """Jobs by signature, in the order of their first member."""
-    groups: dict[Any, list[Job]] = {}
-    for job in jobs:
-        groups.setdefault(table.signature(job.cell), []).append(job)
-    return [Group(suite, table, tuple(members)) for members in groups.values()]
+    groups: dict[Any, tuple[dict[str, Table], list[Job]]] = {}
+    for table, job in jobs:
+        tables, members = groups.setdefault((table.run, table.signature(job.cell)), ({}, []))
+        tables[table.name] = table
+        members.append(job)
+    return [Group(tuple(tables.values()), tuple(members)) for tables, members in groups.values()]

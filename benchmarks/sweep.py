@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,15 +95,13 @@ def select(arguments: Arguments) -> list[Group]:
     for method in methods or ():
         if method not in known:
             raise UsageError(f"--methods {method!r} is unknown here; choose from {', '.join(sorted(known))}")
-    groups: list[Group] = []
-    everything: list[Job] = []
-    keep = _filter(arguments.where)
+    everything: list[tuple[Table, Job]] = []
     for suite, table in tables:
         chosen = [m for m in table.methods if methods is None or m in methods]
-        jobs = expand(suite, table, arguments.size, chosen, seeds, arguments.data_dir)
-        everything += jobs
-        groups += group(suite, table, filter(keep, jobs))
-    _check_keys(arguments.where, everything)
+        everything += [(table, job) for job in expand(suite, table, arguments.size, chosen, seeds, arguments.data_dir)]
+    _check_keys(arguments.where, [job for _, job in everything])
+    keep = _filter(arguments.where)
+    groups = group((table, job) for table, job in everything if keep(job))
     if not groups:
         raise UsageError(f"nothing to run: no cell of {' '.join(arguments.suites)} matches --where {' '.join(arguments.where)}")
     return groups
@@ -179,7 +177,7 @@ def _sweep(console: Console, arguments: Arguments, groups: list[Group]) -> int:
         keys = {job.key for g in groups for job in g.jobs}
         path = store.write_csv()
         page = report.write(store.rows(), store.folder)
-        _print_results(console, store.rows(), {(g.suite, g.table.name) for g in groups})
+        _print_results(console, store.rows(), {(job.cell.suite, job.cell.table) for g in groups for job in g.jobs})
         failed = store.failed(keys)
         console.print(f"{left} jobs in {time.perf_counter() - start:.0f} s; table {path}, report {page}")
         if interrupted:
@@ -199,22 +197,22 @@ def _without(group: Group, finished: set[str]) -> Group:
 
 def _run_groups(console: Console, arguments: Arguments, store: Store, groups: list[Group]) -> None:
     versions = f"jax {jax.__version__}, numpy {np.__version__}, jaxfl {jaxfl.__version__}"
-    estimate = _estimator()
+    estimate, whole, done = _estimator(), Seen(set(), set()), Seen(set(), set())
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=sum(estimate(g.jobs) for g in groups))
+        bar = progress.add_task("", total=sum(estimate(g.jobs, whole) for g in groups))
         run = functools.partial(_run_safely, data_dir=arguments.data_dir)
         for owner, outcomes in ENGINES[arguments.engine](run, groups):
-            store.add(_row(owner, outcome, versions) for outcome in outcomes)
+            store.add(_row(outcome, versions) for outcome in outcomes)
             progress.update(bar, description=f"{owner.label} {outcomes[0].job.method}"[:70])
-            progress.advance(bar, estimate(list(dict.fromkeys(o.job for o in outcomes))))
+            progress.advance(bar, estimate([o.job for o in outcomes], done))
 
 
 def _run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]]:
     """A group's outcomes; a failure becomes the status of the jobs that have none yet."""
     done: set[Job] = set()
     try:
-        for outcomes in group.table.run(group.jobs, data_dir):
+        for outcomes in group.tables[0].run(group.jobs, data_dir):
             done |= {o.job for o in outcomes}
             yield outcomes
     except (ValueError, TypeError, ConnectionError, OSError, RuntimeError, MemoryError) as error:
@@ -222,12 +220,12 @@ def _run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome
         yield [Outcome(job, "accuracy", None, status=status) for job in group.jobs if job not in done]
 
 
-def _row(owner: Group, outcome: Outcome, versions: str) -> Row:
+def _row(outcome: Outcome, versions: str) -> Row:
     job, cell = outcome.job, outcome.job.cell
     settings = dict(cell.settings) | dict(outcome.detail) | ({"note": outcome.note} if outcome.note else {})
     values = {
         **{"suite": cell.suite, "table": cell.table, "size": cell.size, "dataset": cell.dataset, "method": job.method},
-        **{"published": owner.table.published(cell, job.method), "versions": versions},
+        **{"published": _table_of(job).published(cell, job.method), "versions": versions},
         **{name: getattr(outcome, name) for name in ("selection", "metric", "value", "status", "chance", "majority")},
         **{
             name: getattr(outcome, name)
@@ -238,13 +236,19 @@ def _row(owner: Group, outcome: Outcome, versions: str) -> Row:
     return Row(job.key, values)
 
 
-def _programs(groups: Sequence[Group]) -> int:
-    return sum(len({job.method for job in g.jobs}) for g in groups)
+def _table_of(job: Job) -> Table:
+    return next(table for table in SUITES[job.cell.suite] if table.name == job.cell.table)
 
 
-def _estimator() -> Callable[[Sequence[Job]], float]:
-    """Seconds of a group's jobs, from operation counts and the speed of one matrix product measured here."""
-    tables = {(suite, table.name): table for suite, tables in SUITES.items() for table in tables}
+class Seen(NamedTuple):
+    """Parts of the work that an estimate has counted already, since later jobs share them."""
+
+    work: set[Any]
+    programs: set[Any]
+
+
+def _estimator() -> Callable[[Sequence[Job], Seen], float]:
+    """Seconds of jobs, from operation counts and the speed of one matrix product measured here."""
     a, b = jnp.ones((300, 446)), jnp.ones((446, 128))
     product = jax.jit(lambda a, b: a @ b)
     product(a, b).block_until_ready()
@@ -255,10 +259,15 @@ def _estimator() -> Callable[[Sequence[Job]], float]:
         times.append(time.perf_counter() - start)
     rate = 2 * 300 * 446 * 128 / float(np.median(times)) * jax.local_device_count()
 
-    def seconds(jobs: Sequence[Job]) -> float:
-        costs = {job: tables[job.cell.suite, job.cell.table].cost(job) for job in jobs}
-        compiling = {job.method: cost.compile_s for job, cost in costs.items()}
-        return sum(cost.operations for cost in costs.values()) / rate + sum(compiling.values())
+    def seconds(jobs: Sequence[Job], seen: Seen) -> float:
+        total = 0.0
+        for job in dict.fromkeys(jobs):
+            cost = _table_of(job).cost(job)
+            total += sum(operations for part, operations in cost.operations.items() if part not in seen.work) / rate
+            total += sum(time for program, time in cost.compiling.items() if program not in seen.programs)
+            seen.work.update(cost.operations)
+            seen.programs.update(cost.compiling)
+        return total
 
     return seconds
 
@@ -270,15 +279,18 @@ def _print_suites(console: Console) -> None:
 
 
 def _print_plan(console: Console, groups: list[Group]) -> None:
-    estimate = _estimator()
+    estimate, seen = _estimator(), Seen(set(), set())
     table = RichTable(*("group", "cells", "jobs", "programs", "estimated s", "estimated MiB"), title="plan")
     total = 0.0
     for g in groups:
-        seconds = estimate(g.jobs)
+        programs = len(seen.programs)
+        seconds = estimate(g.jobs, seen)
         members = len({(job.cell, job.seed) for job in g.jobs})
-        memory = members * max(g.table.cost(job).memory for job in g.jobs) / 2**20
+        memory = members * max(_table_of(job).cost(job).memory for job in g.jobs) / 2**20
         cells = len({job.cell for job in g.jobs})
-        table.add_row(g.label, str(cells), str(len(g.jobs)), str(_programs([g])), f"{seconds:.0f}", f"{memory:.0f}")
+        table.add_row(
+            g.label, str(cells), str(len(g.jobs)), str(len(seen.programs) - programs), f"{seconds:.0f}", f"{memory:.0f}"
+        )
         total += seconds
     console.print(table)
     for g in groups:

@@ -168,7 +168,7 @@ def test_list_and_dry_run(capsys):
 
 def test_eight_learning_rates_and_five_seeds_are_one_compilation():
     table = next(t for t in SUITES["quick"] if t.name == "learning_rate")
-    groups = group("quick", table, expand("quick", table, "small", ("cos",), range(5), None))
+    groups = group((table, job) for job in expand("quick", table, "small", ("cos",), range(5), None))
     assert len(groups) == 1
     assert len(groups[0].jobs) == 40
     jobs = [Job(_short(job.cell), job.method, job.seed) for job in groups[0].jobs]
