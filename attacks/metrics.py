@@ -56,3 +56,23 @@ def accuracy_interval(values: Sequence[float], records: int, confidence: float =
     if finite and np.ptp(finite) == 0 and 0 <= finite[0] <= 1:
         return wilson_interval(round(sum(finite) * records), len(finite) * records, confidence)
     return student_interval(finite, confidence)
+
+
+class Detection(NamedTuple):
+    """Attributes:
+    auc: area under the receiver operating characteristic.
+    tpr: true-positive rate where at most `fpr` of the negatives are taken for positive.
+    """
+
+    auc: float
+    tpr: float
+
+
+def detection(scores: np.ndarray, truth: np.ndarray, fpr: float = 0.01) -> Detection:
+    """How well scores tell the positives of `truth` `[records]` from the rest; NaN if a score is not finite."""
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    if not np.isfinite(scores).all():
+        return Detection(math.nan, math.nan)
+    false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+    return Detection(float(roc_auc_score(truth, scores)), float(true[false <= fpr].max()))

@@ -2,12 +2,15 @@
 
 A cell's settings:
   attribute: 0-based number of the unknown attribute.
+  columns: unknown attributes; the first is `attribute`, the others are drawn by the seed.
   records: |D_v|, records of the victim.
   batch_size: records per local step; "full" for all.
+  epochs: local epochs per round.
   hidden: widths of the hidden layers, "128" or "1024,256".
   participants: clients in the federation; 1 is an isolated victim. Each holds as many records as the victim.
   learning_rate: of the clients' SGD.
-  rounds: communication rounds, one local epoch each.
+  rounds: communication rounds.
+  noise_multiplier, bits: what clients do to their updates (see `jaxfl.Upload`).
   phases: comma-separated sets of rounds the attack may use (see `PHASES`).
   simulated_phases: the same for methods that simulate the training, or "as phases".
   prior: "known" (from the training records) or "unknown".
@@ -23,7 +26,7 @@ A cell's settings:
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +34,12 @@ import numpy as np
 
 from attacks.attribute_baselines import L2Matching, l2_lbfgs, majority_guess, public_model, random_guess, statistics
 from attacks.attribute_reconstruction import CosMatching, Knowledge, Reconstruction, UnknownColumn, cos_matching
-from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
+from attacks.candidate_decoding import GLS, ClosedForm, GaussNewton, closed_form, gauss_newton, gls
 from attacks.gradient_matching import Virtual
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.engines import Compiled, run_members
 from benchmarks.jobs import Cell, Job, Outcome, Value
-from jaxfl import ClientData, Federated, LocalTraining, Messages, Model, Record, evaluate, mlp, one_client, simulate
+from jaxfl import ClientData, Federated, LocalTraining, Messages, Model, Record, Upload, evaluate, mlp, one_client, simulate
 from jaxfl.datasets import Dataset, load
 
 Array = jax.Array
@@ -63,10 +66,12 @@ USES = {
 """Settings of each method. Cells that differ in others share its compiled program."""
 
 METHODS = ("random", "majority", "public100", "public1000", "stats", "l2_lbfgs", "cos", "closed_form")
-SELECTING = ("l2_lbfgs", "cos", "cos_unrolled", "closed_form", "gls")
+SELECTING = ("l2_lbfgs", "cos", "cos_unrolled", "closed_form", "gauss_newton", "gls")
 """Methods with an objective, by which an adversary can choose among sets of rounds."""
 SIMULATED = ("cos_unrolled", "gls")
 """Methods that simulate the client's training; the others take its update for one gradient."""
+TRACED = ("attribute", "learning_rate", "noise_multiplier", "bits")
+"""Settings in which members of a group may differ."""
 DOUBLE = ("closed_form",)
 """Methods that compute in float64 on the float32 messages."""
 
@@ -79,21 +84,25 @@ class Member:
     Attributes:
       x: the victim's records `[records, features]`.
       y: its labels `[records]`.
-      truth: index of the attribute's true value `[records]`; for scoring only.
-      column: the attribute; its prior is always there, the experiment hides it if unknown.
+      truth: index of each unknown attribute's true value `[records, columns]`; for scoring only.
+      columns: the attributes; their priors are always there, the experiment hides them if unknown.
       x_public: public records `[public, features]`.
-      values_public: their attribute `[public]`.
+      values_public: their (first) attribute `[public]`.
       learning_rate: of the victim's SGD.
+      step: learning rate times local steps, the step size of the one gradient that most methods take an update for.
+      upload: what clients do to their updates, or None.
       key: everything random in this member.
     """
 
     x: Array
     y: Array
     truth: Array
-    column: UnknownColumn
+    columns: tuple[UnknownColumn, ...]
     x_public: Array
     values_public: Array
     learning_rate: Array
+    step: Array
+    upload: Upload | None
     key: Array
 
 
@@ -122,12 +131,14 @@ class Victim:
     Attributes:
       model: the model.
       batch_size: records per local step, or None for all.
+      epochs: local epochs.
       rounds: communication rounds.
       kept: the rounds whose messages are kept, the last one among them.
     """
 
     model: Model
     batch_size: int | None
+    epochs: int
     rounds: int
     kept: tuple[int, ...]
 
@@ -138,8 +149,9 @@ class Victim:
         x = jnp.concatenate([member.x[None], around.x_others])
         y = jnp.concatenate([member.y[None], around.y_others])
         clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
-        training = LocalTraining(member.learning_rate, batch_size=self.batch_size)
-        federated = Federated(rounds=self.rounds, training=training, record=Record(clients=(0,), rounds=self.kept))
+        training = LocalTraining(member.learning_rate, self.epochs, self.batch_size)
+        record = Record(clients=(0,), rounds=self.kept)
+        federated = Federated(rounds=self.rounds, training=training, upload=member.upload, record=record)
         transcript = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
         messages = transcript.messages(0)
         last = jax.tree.map(lambda a: a[-1], messages.returned)
@@ -157,16 +169,17 @@ class Guess:
     def __call__(self, member: Member) -> Array:
         """Its accuracy."""
         key = jax.random.fold_in(member.key, 1)
-        records, candidates = len(member.x), len(member.column.candidates)
+        records, column = len(member.x), member.columns[0]
         if self.method == "random":
-            values = random_guess(key, records, candidates)
+            keys = jax.random.split(key, len(member.columns))
+            guesses = [random_guess(k, records, len(c.candidates)) for k, c in zip(keys, member.columns, strict=True)]
         elif self.method == "majority":
-            values = majority_guess(jnp.asarray(member.column.prior), records)
+            guesses = [majority_guess(jnp.asarray(c.prior), records) for c in member.columns]
         else:
             n = int(self.method.removeprefix("public"))
             public, known = member.x_public[:n], member.values_public[:n]
-            values = public_model(public, known, member.x, member.column.positions, candidates, key)
-        return accuracy(values, member.truth)
+            guesses = [public_model(public, known, member.x, column.positions, len(column.candidates), key)]
+        return accuracy(jnp.stack(guesses, 1).reshape(-1), member.truth.reshape(-1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +193,7 @@ class Attack:
       phases: places of each phase's rounds among the messages.
       prior_known: whether the adversary knows the attribute's distribution.
       labels_known: whether it knows the labels.
-      batch_size: of the training that the method simulates, if it does.
+      batch_size, epochs: of the training that the method simulates, if it does.
       chosen: the settings the method uses, by name.
     """
 
@@ -190,6 +203,7 @@ class Attack:
     prior_known: bool
     labels_known: bool
     batch_size: int | None
+    epochs: int
     chosen: tuple[tuple[str, Any], ...]
 
     def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array, Array, Array]:
@@ -201,29 +215,34 @@ class Attack:
         def one_phase(messages: Messages) -> tuple[Array, Array, Array, Array]:
             if self.method == "stats":
                 values = statistics(self.model, messages, self.knowledge(member))[-1]
-                return accuracy(values, member.truth), unknown, unknown, jnp.asarray(0)
+                return accuracy(values, member.truth[:, 0]), unknown, unknown, jnp.asarray(0)
             answer = self.match(member, messages, key)
             labels = unknown if answer.labels is None else accuracy(answer.labels, member.y)
-            return accuracy(answer.values[0], member.truth), labels, answer.objective, answer.status
+            right = accuracy(jnp.stack(answer.values, 1).reshape(-1), member.truth.reshape(-1))
+            return right, labels, answer.objective, answer.status
 
         return over_phases(one_phase, messages, self.phases)
 
     def knowledge(self, member: Member) -> Knowledge:
         """What the adversary knows of this member."""
-        column = member.column if self.prior_known else dataclasses.replace(member.column, prior=None)
-        return Knowledge(member.x, member.y if self.labels_known else None, (column,))
+        columns = member.columns
+        if not self.prior_known:
+            columns = tuple(dataclasses.replace(column, prior=None) for column in columns)
+        return Knowledge(member.x, member.y if self.labels_known else None, columns)
 
     def match(self, member: Member, messages: Messages, key: Array) -> Reconstruction:
         """One method with an objective on the messages of one phase."""
         model, knowledge, chosen = self.model, self.knowledge(member), dict(self.chosen)
-        training = LocalTraining(member.learning_rate, batch_size=self.batch_size)
+        training = LocalTraining(member.learning_rate, self.epochs, self.batch_size)
         if self.method == "closed_form":
-            return closed_form(model, messages, knowledge, settings=ClosedForm(training.learning_rate)).reconstruction
+            return closed_form(model, messages, knowledge, settings=ClosedForm(member.step)).reconstruction
+        if self.method == "gauss_newton":
+            return gauss_newton(model, messages, knowledge, settings=GaussNewton(member.step))
         if self.method == "gls":
             simulated = GLS(training, orders=chosen["gls_orders"], passes=chosen["gls_passes"])
             return gls(model, messages, knowledge, key, settings=simulated)
         if self.method == "l2_lbfgs":
-            rival = L2Matching(chosen["evaluations"], Virtual(training=training))
+            rival = L2Matching(chosen["evaluations"], Virtual(training=LocalTraining(member.step)))
             return l2_lbfgs(model, messages, knowledge, key, settings=rival)
         if self.method == "cos_unrolled":
             sampled = chosen["unrolled_rounds"] if chosen["unrolled_rounds"] < len(messages) else None
@@ -247,10 +266,13 @@ def over_phases(attack: Callable[[Messages], Any], messages: Messages, phases: t
 
 
 def applies(cell: Cell, method: str) -> bool:
-    """Simulating the training is for victims that train in batches: with full batches it is the gradient."""
+    """Simulating the training is for victims that take several steps a round: with one it is the gradient. The closed form
+    is for one unknown column, the Gauss-Newton method for several."""
     if method in SIMULATED:
-        return cell["batch_size"] != "full"
-    return cell["labels"] == "known" or method not in ("stats", "l2_lbfgs")
+        return cell["batch_size"] != "full" or cell["epochs"] > 1
+    if cell["columns"] > 1:
+        return method in ("random", "majority", "cos", "l2_lbfgs", "gauss_newton")
+    return method != "gauss_newton" and (cell["labels"] == "known" or method not in ("stats", "l2_lbfgs"))
 
 
 def phases_of(job: Job) -> tuple[str, ...]:
@@ -272,9 +294,32 @@ def measured(cell: Cell) -> Any:
 
 
 def signature(cell: Cell) -> Any:
-    """Everything but the attribute and the learning rate, which are traced, and the phases, which are united."""
+    """Everything but what is traced, and the phases, which are united."""
     dataset, settings = measured(cell)
-    return dataset, tuple((k, v) for k, v in settings if k not in ("attribute", "learning_rate"))
+    return dataset, protected(cell), tuple((k, v) for k, v in settings if k not in TRACED)
+
+
+def protected(cell: Cell) -> bool:
+    """Whether clients do anything to their updates before they send them."""
+    return cell["noise_multiplier"] > 0 or cell["bits"] > 0
+
+
+def classifier(cell: Cell, data_dir: str | None) -> tuple[Dataset, Model]:
+    """A cell's data, and the model for it; errors as `labelled_data`."""
+    data = labelled_data(cell, data_dir)
+    return data, mlp(data.x.shape[1], tuple(map(int, str(cell["hidden"]).split(","))), data.classes or 0)
+
+
+def labelled_data(cell: Cell, data_dir: str | None) -> Dataset:
+    """A cell's data.
+
+    Raises:
+      ValueError: if it has no classes.
+    """
+    data = _dataset(cell.dataset, data_dir, cell["encoding"])
+    if data.classes is None:
+        raise ValueError(f"dataset={cell.dataset!r} is a regression; this experiment needs classes")
+    return data
 
 
 @functools.lru_cache(maxsize=2)
@@ -285,23 +330,27 @@ def _dataset(name: str, data_dir: str | None, encoding: str) -> Dataset:
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     """Run jobs of equal signature: one simulation for all methods, then one compiled call per method."""
     cell = jobs[0].cell
-    data = _dataset(cell.dataset, data_dir, cell["encoding"])
-    if data.classes is None:
-        raise ValueError(f"dataset={cell.dataset!r} is a regression; this experiment needs classes")
-    model = mlp(data.x.shape[1], tuple(map(int, str(cell["hidden"]).split(","))), data.classes)
+    data, model = classifier(cell, data_dir)
     place_of = {job: (measured(job.cell), job.seed) for job in jobs}
     cells = {place: job.cell for job, place in place_of.items()}
-    drawn = [_member(data, cell, seed) for (_, seed), cell in cells.items()]
+    drawn = [draw(data, cell, seed) for (_, seed), cell in cells.items()]
     members, around = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
     batch_size = None if cell["batch_size"] == "full" else cell["batch_size"]
-    kept = _kept([name for job in jobs for name in phases_of(job)], cell["rounds"])
-    messages, train, test = run_members(Victim(model, batch_size, cell["rounds"], kept), (members, around)).results
-    candidates = members.column.candidates.shape[1]
-    majority = jax.vmap(lambda truth: majority_rate(truth, candidates))(members.truth)
+    kept = kept_rounds([name for job in jobs for name in phases_of(job)], cell["rounds"])
+    messages, train, test = run_members(
+        Victim(model, batch_size, cell["epochs"], cell["rounds"], kept), (members, around)
+    ).results
+    candidates = [column.candidates.shape[1] for column in members.columns]
+    rates = [jax.vmap(functools.partial(majority_rate, candidates=k))(members.truth[:, :, j]) for j, k in enumerate(candidates)]
+    majority = jnp.stack(rates).mean(0)
     facts = {
         place: {
             **{"majority": float(majority[i]), "train_accuracy": float(train[i]), "test_accuracy": float(test[i])},
-            **{"chance": 1 / candidates, "note": data.note, "device": jax.devices()[0].device_kind},
+            **{
+                "chance": float(np.mean([1 / k for k in candidates])),
+                "note": data.note,
+                "device": jax.devices()[0].device_kind,
+            },
         }
         for i, place in enumerate(cells)
     }
@@ -310,7 +359,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         chosen = [place for place in cells if place in {place_of[job] for job in wanted}]
         rows = np.asarray([list(cells).index(place) for place in chosen])
         names = tuple(dict.fromkeys(name for job in wanted for name in phases_of(job)))
-        found = _measure(method, cell, model, batch_size, names, kept, _rows((members, messages), rows))
+        found = _measure(method, cell, model, batch_size, names, kept, take_rows((members, messages), rows))
         results = jax.tree.map(np.asarray, found.results)
         shared: dict[str, Any] = {"compile_s": found.compile_s, "run_s": found.run_s}
         shared["dtype"] = "float64" if method in DOUBLE else str(members.x.dtype)
@@ -319,15 +368,16 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             own = facts[place_of[job]] | shared
             if method.startswith("public"):
                 own |= _public_facts(method, members.x_public.shape[1], data.note)
-            outcomes += _outcomes(job, names, _rows(results, chosen.index(place_of[job])), own)
+            outcomes += _outcomes(job, names, take_rows(results, chosen.index(place_of[job])), own)
         yield outcomes
 
 
-def _rows(tree: Any, rows: Any) -> Any:
+def take_rows(tree: Any, rows: Any) -> Any:
+    """Index every leaf."""
     return jax.tree.map(lambda a: a[rows], tree)
 
 
-def _kept(phases: Sequence[str], rounds: int) -> tuple[int, ...]:
+def kept_rounds(phases: Sequence[str], rounds: int) -> tuple[int, ...]:
     """Rounds of the phases, and the last for evaluation."""
     return tuple(sorted({t for name in phases for t in rounds_of(name, rounds)} | {rounds - 1}))
 
@@ -344,7 +394,7 @@ def _measure(
     """One method on the members of a group."""
     if method not in (*SELECTING, "stats"):
         return run_members(Guess(method), chosen[0])
-    rounds = _kept(names, cell["rounds"])
+    rounds = kept_rounds(names, cell["rounds"])
     phases = tuple(tuple(map(rounds.index, rounds_of(name, cell["rounds"]))) for name in names)
     attack = Attack(
         method=method,
@@ -353,10 +403,11 @@ def _measure(
         prior_known=cell["prior"] == "known" or method == "stats",
         labels_known=cell["labels"] == "known",
         batch_size=batch_size if method in SIMULATED else None,
+        epochs=cell["epochs"] if method in SIMULATED else 1,
         chosen=tuple((name, cell[name]) for name in USES.get(method, ())),
     )
     members, messages = chosen
-    needed = _rows(messages, (slice(None), np.asarray([kept.index(t) for t in rounds])))
+    needed = take_rows(messages, (slice(None), np.asarray([kept.index(t) for t in rounds])))
     return run_members(attack, (members, needed), x64=method in DOUBLE)
 
 
@@ -366,8 +417,30 @@ def _public_facts(method: str, there: int, note: str) -> dict[str, Any]:
     return facts | ({"note": "; ".join(filter(None, (note, f"only {there} public records")))} if there < asked else {})
 
 
-def _member(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
-    """A seed's split: public records (10 %, at least 1,000 if there are enough), then training and test 8:2 (section 4.1)."""
+class Split(NamedTuple):
+    """Row numbers of a seed's records.
+
+    Attributes:
+      victim: the victim's.
+      others: the other participants' `[participants - 1, records]`.
+      public: known to the adversary, attribute included.
+      training: all that clients could hold; the known prior is theirs.
+      test: held out.
+    """
+
+    victim: np.ndarray
+    others: np.ndarray
+    public: np.ndarray
+    training: np.ndarray
+    test: np.ndarray
+
+
+def split(data: Dataset, cell: Cell, seed: int) -> Split:
+    """Public records (10 %, at least 1,000 if there are enough), then training and test 8:2 (section 4.1).
+
+    Raises:
+      ValueError: if there are too few records for the participants.
+    """
     order = np.random.default_rng(seed).permutation(len(data))
     public = min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
     train = public + round(TRAIN_FRACTION * (len(data) - public))
@@ -377,26 +450,38 @@ def _member(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]
             f"records={records} x participants={participants} exceeds {train - public} training records of {data.name}"
         )
     held = order[public : public + records * participants].reshape(participants, records)
-    victim, others, training, test = held[0], held[1:], order[public:train], order[train : train + TEST_RECORDS]
-    attribute = data.column(cell["attribute"])
-    values = data.values_of(cell["attribute"])
-    known = order[: min(public, MOST_PUBLIC)]
-    column = UnknownColumn(
-        jnp.asarray(attribute.positions),
-        jnp.asarray(attribute.values),
-        jnp.asarray(data.prior(cell["attribute"], training), jnp.float32),
-    )
+    return Split(held[0], held[1:], order[: min(public, MOST_PUBLIC)], order[public:train], order[train:])
+
+
+def draw(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
+    """A cell's member for a seed."""
+    rows = split(data, cell, seed)
+    others = np.setdiff1d(np.arange(len(data.columns)), cell["attribute"])
+    attributes = [cell["attribute"], *np.random.default_rng(seed).permutation(others)[: cell["columns"] - 1].tolist()]
+    values = [data.values_of(attribute) for attribute in attributes]
+    rate = jnp.asarray(cell["learning_rate"], jnp.float32)
+    training = LocalTraining(epochs=cell["epochs"], batch_size=None if cell["batch_size"] == "full" else cell["batch_size"])
+    upload = Upload(jnp.asarray(jnp.inf), jnp.asarray(cell["noise_multiplier"], jnp.float32), jnp.asarray(cell["bits"]))
     member = Member(
-        x=jnp.asarray(data.x[victim]),
-        y=jnp.asarray(data.y[victim]),
-        truth=jnp.asarray(values[victim]),
-        column=column,
-        x_public=jnp.asarray(data.x[known]),
-        values_public=jnp.asarray(values[known]),
-        learning_rate=jnp.asarray(cell["learning_rate"], jnp.float32),
+        x=jnp.asarray(data.x[rows.victim]),
+        y=jnp.asarray(data.y[rows.victim]),
+        truth=jnp.asarray(np.stack([v[rows.victim] for v in values], 1)),
+        columns=tuple(unknown_column(data, attribute, rows.training) for attribute in attributes),
+        x_public=jnp.asarray(data.x[rows.public]),
+        values_public=jnp.asarray(values[0][rows.public]),
+        learning_rate=rate,
+        step=rate * training.steps(cell["records"]),
+        upload=upload if protected(cell) else None,
         key=jax.random.key(seed),
     )
-    return member, Surroundings(*map(jnp.asarray, (data.x[test], data.y[test], data.x[others], data.y[others])))
+    test = rows.test[:TEST_RECORDS]
+    return member, Surroundings(*map(jnp.asarray, (data.x[test], data.y[test], data.x[rows.others], data.y[rows.others])))
+
+
+def unknown_column(data: Dataset, attribute: int, records: np.ndarray) -> UnknownColumn:
+    """An attribute of the data, with its distribution over some records as prior."""
+    column, prior = data.column(attribute), data.prior(attribute, records)
+    return UnknownColumn(jnp.asarray(column.positions), jnp.asarray(column.values), jnp.asarray(prior, jnp.float32))
 
 
 def _outcomes(job: Job, names: tuple[str, ...], found: Any, shared: dict[str, Any]) -> Iterator[Outcome]:

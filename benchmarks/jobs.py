@@ -113,7 +113,7 @@ class Table:
       title: what it shows, one line.
       cells: from (size, data_dir) to its cells; a real source replaces its stand-in where it is at hand.
       methods: the methods of its rows.
-      published: from (cell, method) to the published value of the cell's paper-size counterpart, or None.
+      published: from (cell, method, metric) to the published value of the cell's paper-size counterpart, or None.
       applies: whether a method makes sense in a cell.
       run: runs jobs of equal signature, yielding outcomes as they come; `run(jobs, data_dir)`.
       signature: from a cell to what must be equal for jobs to run as one compiled call.
@@ -124,7 +124,7 @@ class Table:
     title: str
     cells: Callable[[str, str | None], Sequence[Cell]]
     methods: tuple[str, ...]
-    published: Callable[[Cell, str], float | None]
+    published: Callable[[Cell, str, str], float | None]
     applies: Callable[[Cell, str], bool]
     run: Callable[[Sequence[Job], str | None], Iterable[Sequence[Outcome]]]
     signature: Callable[[Cell], Any]

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 import tyro
 
-from attacks.metrics import Interval, accuracy_interval
+from attacks.metrics import Interval, accuracy_interval, student_interval
 from benchmarks.store import Store
 
 DERIVED = ("rounds_used", "objective", "note", "public_records", "condition", "residual")
@@ -111,10 +111,11 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
     first = rows[0]
     values = [r["value"] for r in rows if r["value"] is not None]
     failed = [r for r in rows if r["value"] is None]
-    estimate = accuracy_interval(values, int(first["settings"].get("records", 1)))
+    proportion = first["metric"].endswith("accuracy")
+    estimate = accuracy_interval(values, first["settings"].get("records", 1)) if proportion else student_interval(values)
     majority = _mean([r["majority"] for r in rows])
     published = first["published"]
-    other_size = first["size"] != "paper" and published is not None
+    other_size = first["size"] != "paper" and published is not None and "records" in first["settings"]
     note = "; ".join(dict.fromkeys([*(r["settings"].get("note", "") for r in rows), *(r["status"] for r in failed)]))
     return Line(
         setting=" ".join(f"{k}={v}" for k, v in place) or first["dataset"],
@@ -147,7 +148,7 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _text(value: float, digits: int = 3) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
+    return "" if math.isnan(value) else f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.5g}"
 
 
 def _interval(estimate: Interval) -> str:
@@ -175,7 +176,8 @@ def _plot(section: Section) -> str:
     mpl.use("Agg")
     from matplotlib.figure import Figure
 
-    lines = [line for line in section.lines if line.selection != "oracle" and math.isfinite(line.estimate.mean)]
+    shown = [line for line in section.lines if line.metric == "accuracy" and math.isfinite(line.estimate.mean)]
+    lines = [line for line in shown if line.selection != "oracle"]
     settings = list(dict.fromkeys(line.setting for line in lines))
     methods = list(dict.fromkeys(line.method for line in lines))
     figure = Figure(figsize=(max(6.0, 0.9 * len(settings) + 3), 3.6), layout="constrained")
@@ -205,7 +207,10 @@ def _plot(section: Section) -> str:
 
 def write(rows: list[dict[str, Any]], folder: Path) -> Path:
     """Write `report.html`, one file that needs nothing beside it."""
-    shown = [dataclasses.replace(s, plot=_plot(s) if any(line.n for line in s.lines) else "") for s in sections(rows)]
+    shown = [
+        dataclasses.replace(s, plot=_plot(s) if any(line.n and line.metric == "accuracy" for line in s.lines) else "")
+        for s in sections(rows)
+    ]
     text = resources.files("benchmarks").joinpath("templates/report.html.jinja").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text).render(sections=shown)
     path = folder / "report.html"

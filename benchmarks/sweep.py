@@ -225,7 +225,7 @@ def _row(outcome: Outcome, versions: str) -> Row:
     settings = dict(cell.settings) | dict(outcome.detail) | ({"note": outcome.note} if outcome.note else {})
     values = {
         **{"suite": cell.suite, "table": cell.table, "size": cell.size, "dataset": cell.dataset, "method": job.method},
-        **{"published": _table_of(job).published(cell, job.method), "versions": versions},
+        **{"published": _table_of(job).published(cell, job.method, outcome.metric), "versions": versions},
         **{name: getattr(outcome, name) for name in ("selection", "metric", "value", "status", "chance", "majority")},
         **{
             name: getattr(outcome, name)
@@ -301,21 +301,17 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
 
 def _print_results(console: Console, rows: list[dict[str, Any]], tables: set[tuple[str, str]]) -> None:
     for section in report.sections([row for row in rows if (row["suite"], row["table"]) in tables]):
-        table = RichTable(title=f"{section.title}: accuracy, mean and 95 % interval over seeds", title_justify="left")
-        for name in ("data and setting", "method", "selected by", "n", "mean", "interval", "majority", "published"):
+        columns = {
+            **{"data and setting": "setting", "method": "method", "metric": "metric", "selected by": "selection"},
+            **{"n": "n", "mean": "mean", "interval": "interval", "majority": "majority", "published": "published"},
+        }
+        if len({line.metric for line in section.lines}) == 1:
+            del columns["metric"]
+        table = RichTable(title=f"{section.title}: mean and 95 % interval over seeds", title_justify="left")
+        for name in columns:
             table.add_column(name, justify="right" if name in ("n", "mean", "majority", "published") else "left", no_wrap=True)
         for line in section.lines:
-            cells = (
-                line.setting,
-                line.method,
-                line.selection,
-                str(line.n),
-                line.mean,
-                line.interval,
-                line.majority,
-                line.published,
-            )
-            table.add_row(*cells)
+            table.add_row(*(str(getattr(line, field)) for field in columns.values()))
         console.print(table)
 
 

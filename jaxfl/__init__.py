@@ -1,6 +1,7 @@
 """jaxfl: federated learning as pure functions, and what its messages give away."""
 
 from jaxfl.clients import ClientData, one_client, stack_clients
+from jaxfl.defenses import Upload, protect
 from jaxfl.evaluation import Evaluation, evaluate
 from jaxfl.federated import Federated, Record, Server, ServerState, honest_server, isolating_server, simulate
 from jaxfl.models import (
@@ -34,6 +35,7 @@ __all__ = [
     "Server",
     "ServerState",
     "Transcript",
+    "Upload",
     "binary_cross_entropy",
     "cross_entropy",
     "evaluate",
@@ -47,6 +49,7 @@ __all__ = [
     "mean_loss",
     "mlp",
     "one_client",
+    "protect",
     "simulate",
     "squared_error",
     "stack_clients",

@@ -12,6 +12,7 @@ import optax
 
 from jaxfl import _check
 from jaxfl.clients import ClientData, check_clients
+from jaxfl.defenses import Upload, protect
 from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
 from jaxfl.training import LocalTraining, local_update
@@ -19,6 +20,8 @@ from jaxfl.transcript import Transcript
 
 Array = jax.Array
 Strategy = Literal["vmap", "map"] | int
+UPLOAD = 2**32 - 1
+"""Tells the stream for what clients do to their updates from the clients' own: no id is that large."""
 
 
 class ServerState(NamedTuple):
@@ -137,6 +140,7 @@ class Federated:
     Attributes:
       rounds: communication rounds (static).
       training: what a client does in a round; its numbers are traced.
+      upload: what a client does to its update before it sends it, or None (nothing).
       clients_per_round: participants drawn without replacement in each round, or None for all (static).
       strategy: how clients run (static): "vmap" at once, "map" one after the other, an integer in chunks of that many;
         None picks "map" on CPU, where batching per-client weights costs time, and "vmap" on accelerators. It changes
@@ -146,6 +150,7 @@ class Federated:
 
     rounds: int = dataclasses.field(default=1, metadata={"static": True})
     training: LocalTraining = LocalTraining()
+    upload: Upload | None = None
     clients_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
     strategy: Strategy | None = dataclasses.field(default=None, metadata={"static": True})
     record: Record = dataclasses.field(default=Record(), metadata={"static": True})
@@ -154,6 +159,8 @@ class Federated:
         """Raise `ValueError` on settings that these clients cannot run."""
         _check.positive_integer(rounds=self.rounds)
         self.training.check()
+        if self.upload is not None:
+            self.upload.check()
         count = len(clients.mask)
         if self.clients_per_round is not None:
             _check.positive_integer(clients_per_round=self.clients_per_round)
@@ -215,8 +222,8 @@ def simulate(
         raise ValueError(f"server names clients {server.named}, not all of whom are among the clients")
     strategy = federated.strategy or ("map" if jax.default_backend() == "cpu" else "vmap")
     # Arrays of one dtype: a Python float and an array would compile twice.
-    training = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), federated.training)
-    federated = dataclasses.replace(federated, strategy=strategy, training=training)
+    training, upload = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), (federated.training, federated.upload))
+    federated = dataclasses.replace(federated, strategy=strategy, training=training, upload=upload)
     return _simulate(model, server, params, clients, key, federated, test)
 
 
@@ -272,7 +279,12 @@ def _train(
     def client(data: ClientData) -> Any:
         received = server.send(state, data.id)
         update_key = jax.random.fold_in(key, data.id)
-        return received, local_update(model, received, data, update_key, federated.training)
+        returned = local_update(model, received, data, update_key, federated.training)
+        if federated.upload is None:
+            return received, returned
+        upload_key = jax.random.fold_in(jax.random.fold_in(key, UPLOAD), data.id)
+        update = protect(jax.tree.map(jnp.subtract, received, returned), upload_key, federated.upload)
+        return received, jax.tree.map(jnp.subtract, received, update)
 
     received, returned = map_clients(client, cohort, federated.strategy)
     return (received if server.personal else server.send(state, cohort.id[0])), returned

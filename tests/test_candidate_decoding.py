@@ -9,8 +9,17 @@ import pytest
 
 from attacks.attribute_baselines import statistics
 from attacks.attribute_reconstruction import Knowledge, UnknownColumn, binary_column
-from attacks.candidate_decoding import GLS, ClosedForm, candidate_records, closed_form, gls, normal_equations
-from attacks.candidate_decoding.gls import _constrained
+from attacks.candidate_decoding import (
+    GLS,
+    ClosedForm,
+    GaussNewton,
+    candidate_records,
+    closed_form,
+    gauss_newton,
+    gls,
+    normal_equations,
+)
+from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
 from attacks.gradient_matching import Virtual, column_objective, matching_objective
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import Federated, LocalTraining, Model, cross_entropy, from_flax, linear, mlp, simulate, squared_error, stack_clients
@@ -69,6 +78,66 @@ def test_exact_at_every_width_and_coding(hidden, column):
     assert (np.asarray(found.reconstruction.values[0]) == truth).all()
     assert found.residual < 1e-6
     assert found.condition >= 1
+
+
+@pytest.mark.parametrize("rate", [0.1, None])
+@pytest.mark.parametrize("labels", [True, False])
+def test_conjugate_gradients_find_the_same(rate, labels):
+    model = mlp(D, (128,), 2)
+    x, y, truth, messages = make_victim(model, rounds=8)
+    known = Knowledge(x, y if labels else None, (binary_column(6),))
+    direct, iterated = (closed_form(model, messages, known, settings=ClosedForm(rate, solver=s)) for s in ("direct", "cg"))
+    assert (np.asarray(iterated.reconstruction.values[0]) == truth).all()
+    assert np.allclose(direct.reconstruction.scores[0], iterated.reconstruction.scores[0], atol=0.05)
+    assert direct.learning_rate == pytest.approx(float(iterated.learning_rate), rel=1e-2)
+
+
+def test_conjugate_gradients_need_no_named_layers():
+    model = explicit(mlp(D, (64,), 3))
+    x, y, truth, messages = make_victim(model, column=ONE_HOT)
+    found = closed_form(model, messages, Knowledge(x, y, (ONE_HOT,)), settings=ClosedForm(0.1, solver="cg"))
+    assert (np.asarray(found.reconstruction.values[0]) == truth).all()
+
+
+SEVERAL = (ONE_HOT, binary_column(10, 0.4), binary_column(11))
+
+
+def several_truths(x):
+    return [x[:, 4:8].argmax(1), x[:, 10], x[:, 11]]
+
+
+def test_gauss_newton_finds_several_columns_of_any_coding():
+    model = mlp(D, (128,), 3)
+    x, y, _, messages = make_victim(model, column=ONE_HOT, rounds=10)
+    found = gauss_newton(model, messages, Knowledge(x, y, SEVERAL), settings=GaussNewton(0.1))
+    for values, truth in zip(found.values, several_truths(x), strict=True):
+        assert (np.asarray(values) == truth).all()
+    assert found.objective < 1e-6
+    assert all(np.asarray(s).min() > -1e-5 and np.allclose(s.sum(1), 1, atol=1e-5) for s in found.scores)
+
+
+def test_gauss_newton_on_another_clients_messages_tells_nothing():
+    model = mlp(D, (64,), 3)
+    scores, majorities = [], []
+    for seed in range(8):
+        x, y, _, _ = make_victim(model, seed, column=ONE_HOT)
+        wrong = make_victim(model, seed + 100, column=ONE_HOT)[3]
+        found = gauss_newton(model, wrong, Knowledge(x, y, SEVERAL), settings=GaussNewton(0.1))
+        right = zip(found.values, several_truths(x), strict=True)
+        scores.append(np.mean([(np.asarray(values) == truth).mean() for values, truth in right]))
+        majorities.append(np.mean([majority_rate(jnp.asarray(t.astype(int)), 4) for t in several_truths(x)]))
+    assert accuracy_interval(scores, 3 * N).low <= np.mean(majorities)
+
+
+def test_columns_that_do_not_enter_the_model_keep_their_prior():
+    inner = mlp(D, (64,), 3)
+    blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 4:12].set(0), **rest), cross_entropy, 3)
+    x, y, _, messages = make_victim(blind, column=ONE_HOT)
+    found = gauss_newton(blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), settings=GaussNewton(0.1))
+    assert np.allclose(found.scores[0], [0.7, 0.3])
+    batched = make_victim(blind, training=MINIBATCH)[3]
+    answer = gls(blind, batched, Knowledge(x, y, (binary_column(10, 0.3),)), KEY, settings=SMALL)
+    assert (np.asarray(answer.values[0]) == 0).all()
 
 
 def test_unknown_rate_is_found_too():
@@ -269,7 +338,9 @@ def test_gls_on_another_clients_messages_tells_nothing():
 def test_constrained_minimum_satisfies_its_optimality_conditions():
     a = jax.random.normal(KEY, (60, 30))
     gram, right = a.T @ a, jax.random.normal(jax.random.key(5), (30,)) * 20
-    weights = _constrained(gram, right, jnp.full(30, 0.5), 30, 3000)
+    bound = jnp.abs(gram).sum(1).max()
+    start, project = jnp.full(30, 0.5), lambda w: onto_simplex(w[:, None])[:, 0]
+    weights = minimize_quadratic(lambda w: gram @ w - right, start, project, bound, 3000)
     slope = gram @ weights - right
     assert ((weights >= 0) & (weights <= 1)).all()
     assert jnp.abs(jnp.where((weights > 1e-6) & (weights < 1 - 1e-6), slope, 0)).max() < 1e-2
@@ -283,6 +354,9 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
         (lambda *a: gls(*a, KEY, settings=GLS(orders=1)), "orders=1 gives no spread"),
         (lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(batch_size=99))), "batch_size=99 is larger than the client's 40"),
         (lambda *a: closed_form(*a, settings=ClosedForm(0.0)), r"learning_rate=0\.0 must be positive"),
+        (lambda *a: closed_form(*a, settings=ClosedForm(0.1, solver="lu")), "solver='lu' is unknown"),
+        (lambda *a: gauss_newton(*a, settings=GaussNewton(0.1, passes=0)), "passes=0 must be an integer"),
+        (lambda *a: gauss_newton(*a, settings=GaussNewton(-1.0)), r"learning_rate=-1\.0 must be positive"),
     ],
 )
 def test_bad_settings(attack, message):

@@ -1,6 +1,7 @@
 """Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
 
-`closed_form` is exact for clients that take one full-batch step a round; `gls` is to first order right for any other.
+`closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it to several unknown columns
+at once, and `gls` is to first order right for any other client.
 """
 
 from attacks.candidate_decoding.closed_form import (
@@ -8,16 +9,21 @@ from attacks.candidate_decoding.closed_form import (
     Decoding,
     candidate_records,
     closed_form,
+    inputs_and_errors,
     normal_equations,
 )
+from attacks.candidate_decoding.gauss_newton import GaussNewton, gauss_newton
 from attacks.candidate_decoding.gls import GLS, gls
 
 __all__ = [
     "GLS",
     "ClosedForm",
     "Decoding",
+    "GaussNewton",
     "candidate_records",
     "closed_form",
+    "gauss_newton",
     "gls",
+    "inputs_and_errors",
     "normal_equations",
 ]

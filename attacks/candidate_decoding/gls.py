@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
@@ -31,6 +30,7 @@ from attacks.candidate_decoding.closed_form import (
     prior_weights,
     split,
 )
+from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
 from jaxfl import LocalTraining, Messages, Model, _check, local_update
 from jaxfl.clients import ClientData
 
@@ -117,7 +117,13 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
         (gram, right), _ = jax.lax.scan(add, zero, rounds)
         right = right + gram @ weights  # linearised at the current weights
         gram, right = gram + jnp.diag(precision), right + precision * prior
-        found = _constrained(gram, right, weights, records, settings.iterations)
+        found = minimize_quadratic(
+            lambda w: gram @ w - right,
+            weights,
+            lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
+            jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
+            settings.iterations,
+        )
         return found, (gram, right, _misfit(gram, right, found, prior))
 
     with jax.default_matmul_precision("highest"):
@@ -176,7 +182,8 @@ def _one_round(
     noise, signal = projected[:, :-1], projected[:, -1]
     products = centred @ targets.T
     total = jnp.trace(products[:, :-1]) / settings.orders
-    floor = settings.floor * total
+    # A full batch has no order: without noise, rounding errors are what is left.
+    floor = settings.floor * total + 1e-10 * mean @ mean
     inner = products[:, :-1] + floor * settings.orders * jnp.eye(settings.orders)
     solved = jnp.linalg.solve(inner, jnp.concatenate([noise.T, products[:, -1:]], 1))
     return (gram - noise @ solved[:, :-1]) / floor, (signal - noise @ solved[:, -1]) / floor
@@ -292,20 +299,3 @@ def _factors(model: Model, params: Any, x: Array, y: Array) -> tuple[tuple[Array
     rest = jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(place, params)), 1)
     _, error, error_difference = split(errors[first], records)
     return (error_difference, error), rest
-
-
-def _constrained(gram: Array, right: Array, start: Array, records: int, iterations: int) -> Array:
-    """Minimise `w gram w / 2 - right w` over weights of every record in the simplex, by accelerated projected gradient."""
-    largest = jnp.abs(gram).sum(1).max()  # bounds the largest eigenvalue
-
-    def project(weights: Array) -> Array:
-        clipped = jnp.maximum(weights.reshape(records, -1), 0)
-        onto = jax.vmap(optax.projections.projection_simplex)(weights.reshape(records, -1))
-        return jnp.where(clipped.sum(1, keepdims=True) > 1, onto, clipped).reshape(-1)
-
-    def step(carry: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], None]:
-        weights, ahead = carry
-        moved = project(ahead - (gram @ ahead - right) / largest)
-        return (moved, moved + t / (t + 3) * (moved - weights)), None
-
-    return jax.lax.scan(step, (start, start), jnp.arange(iterations))[0][0]

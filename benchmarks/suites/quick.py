@@ -41,7 +41,15 @@ def _cost(job: Job) -> Cost:
 def _table(name: str, title: str, cells: Callable[[str, str | None], Sequence[Cell]], methods: tuple[str, ...]) -> Table:
     experiment = attribute_experiment
     return Table(
-        name, title, cells, methods, lambda cell, method: None, experiment.applies, experiment.run, experiment.signature, _cost
+        name,
+        title,
+        cells,
+        methods,
+        lambda cell, method, metric: None,
+        experiment.applies,
+        experiment.run,
+        experiment.signature,
+        _cost,
     )
 
 

@@ -1,0 +1,131 @@
+"""Which of a set of records a client trained on, where one of their columns is unknown (paper 000, section 3.3).
+
+`variance_mixture` is the paper's: the last layer's gradient varies little on records the model has fitted. It needs a
+client that has fitted its records. `decode_membership` reads the records out of the messages instead: a record that was not
+there has weight 0 in them (`attacks.candidate_decoding`), whatever the model makes of it.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from attacks.attribute_reconstruction import Knowledge, check_knowledge
+from attacks.candidate_decoding import ClosedForm, Decoding, candidate_records, closed_form, inputs_and_errors
+from jaxfl import Messages, Model
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """The answer of a membership attack. Host arrays.
+
+    Attributes:
+      members: whether each record is judged a member `[records]`.
+      scores: the more, the likelier a member `[records]`.
+      candidates: whether each record with each value of the unknown column is judged a member `[records, K]`, the unit in
+        which the paper counts; None if records are judged as a whole.
+    """
+
+    members: np.ndarray
+    scores: np.ndarray
+    candidates: np.ndarray | None = None
+
+
+def variance_mixture(model: Model, messages: Messages, knowledge: Knowledge, *, seed: int = 0) -> Membership:
+    """Split candidates into members and others by a mixture of two Gaussians (paper 000, section 3.3).
+
+    The mixture is fitted to log10 of the gradients' variance at the last returned model; members are the component of the
+    lower mean. The paper leaves scale and model open. Records are judged by a second mixture, on the mean over candidates.
+
+    Args:
+      model: the model; its last layer must be a dense layer that it names.
+      messages: the client's messages; the last one is used.
+      knowledge: records that may or may not be the client's, labels known, one unknown column.
+      seed: of the mixture's five starts.
+
+    Raises:
+      ValueError: as `cos_matching`; if labels are unknown, columns are several, or the model names no dense layers.
+    """
+    knowledge = _check(model, messages, knowledge)
+    last = jax.tree.map(lambda a: a[-1], messages.returned)
+    variance = gradient_variance(model, last, *candidate_records(model, knowledge))
+    return split_variances(np.asarray(variance), seed=seed)
+
+
+def split_variances(variance: np.ndarray, *, seed: int = 0) -> Membership:
+    """The mixture's part of `variance_mixture`, on variances `[records, K]`."""
+    logarithm = np.log10(np.asarray(variance, np.float64) + 1e-12)
+    score = -logarithm.mean(1)
+    candidates = _lower_component(logarithm.reshape(-1), seed).reshape(logarithm.shape)
+    return Membership(members=_lower_component(-score, seed), scores=score, candidates=candidates)
+
+
+def _lower_component(values: np.ndarray, seed: int) -> np.ndarray:
+    from sklearn.mixture import GaussianMixture
+
+    mixture = GaussianMixture(2, n_init=5, random_state=seed).fit(values[:, None])
+    return mixture.predict(values[:, None]) == mixture.means_[:, 0].argmin()
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def gradient_variance(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """Variance over the entries of each candidate's own gradient by the last layer's kernel `[records, K]`.
+
+    With h the layer's input and e the derivative of the loss by its output, the gradient is h e', so nothing is
+    differentiated but the loss: var = |h|^2 |e|^2 / n - (sum h sum e / n)^2 over its n entries.
+
+    Args:
+      model: a model that names its dense layers (static).
+      params: where gradients are taken.
+      x: candidates `[records, K, features]`.
+      y: labels `[records, K]`.
+
+    Raises:
+      ValueError: if the model names no dense layers.
+    """
+    if model.layers is None:
+        raise ValueError("model.layers is None; the variance of the last layer's gradient needs a model that names its layers")
+    inputs, errors = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    name = model.layers.names[-1]
+    h, e = inputs[name], errors[name]
+    entries = h.shape[1] * e.shape[1]
+    mean = h.sum(1) * e.sum(1) / entries
+    return ((h**2).sum(1) * (e**2).sum(1) / entries - mean**2).reshape(y.shape)
+
+
+def decode_membership(
+    model: Model, messages: Messages, knowledge: Knowledge, members: int, *, settings: ClosedForm | None = None
+) -> tuple[Membership, Decoding]:
+    """Membership and the unknown column at once, from a full-batch client's messages (see `closed_form`).
+
+    Args:
+      model: the model that was trained.
+      messages: the client's messages in the rounds to be used.
+      knowledge: records that may or may not be the client's, labels known, one unknown column.
+      members: how many of them are; FedAvg weighs clients by it, so the server knows.
+      settings: see `ClosedForm`.
+
+    Returns:
+      The membership, and the decoding with the values of the unknown column.
+
+    Raises:
+      ValueError: as `closed_form`; if labels are unknown, or `members` exceeds the records.
+    """
+    knowledge = _check(model, messages, knowledge)
+    decoding = closed_form(model, messages, knowledge, members=members, settings=settings)
+    scores = np.asarray(decoding.presence)
+    return Membership(members=scores > 0.5, scores=scores), decoding
+
+
+def _check(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
+    knowledge = check_knowledge(model, messages, knowledge)
+    if knowledge.y is None or len(knowledge.columns) != 1:
+        raise ValueError("membership attacks need known labels and exactly one unknown column")
+    return knowledge
+
+
+__all__ = ["Membership", "decode_membership", "gradient_variance", "split_variances", "variance_mixture"]

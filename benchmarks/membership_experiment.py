@@ -1,0 +1,161 @@
+"""Membership (paper 000, section 5.2): the victim's records among as many that it never saw, one attribute unknown in all.
+
+Settings as in `attribute_experiment`. Methods: `mixture`, the paper's, at the last returned model, and cosine matching of the
+attribute on the records that rank first; `closed_form`, membership and attribute decoded together. Metrics: `accuracy` (per
+record), `candidate_accuracy` (per record and value, as the paper counts), `auc`, `tpr_at_fpr_0.01` (per record), and
+`attribute_accuracy` (of the records judged members, as many as the victim has).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attribute_reconstruction import Knowledge
+from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form
+from attacks.membership import Membership, gradient_variance, split_variances
+from attacks.metrics import detection
+from benchmarks import attribute_experiment
+from benchmarks.attribute_experiment import (
+    USES,
+    Attack,
+    Member,
+    Victim,
+    classifier,
+    draw,
+    kept_rounds,
+    rounds_of,
+    split,
+    take_rows,
+)
+from benchmarks.engines import Compiled, run_members
+from benchmarks.jobs import Cell, Job, Outcome
+from jaxfl import Messages, Model
+from jaxfl.datasets import Dataset
+
+Array = jax.Array
+
+METHODS = ("mixture", "closed_form")
+FITTED = 0.9
+"""Accuracy on its own records below which a victim has not fitted them."""
+signature = attribute_experiment.signature
+
+
+def applies(cell: Cell, method: str) -> bool:
+    """The closed form is for clients that take one full-batch step a round."""
+    return method == "mixture" or cell["batch_size"] == "full"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variances:
+    """Gradient variance of every candidate `[records, K]` at the last returned model."""
+
+    model: Model
+
+    def __call__(self, inputs: tuple[Member, Messages]) -> Array:
+        """Of one member, whose records are the victim's and others."""
+        member, messages = inputs
+        last = jax.tree.map(lambda a: a[-1], messages.returned)
+        return gradient_variance(self.model, last, *candidate_records(self.model, _knowledge(member)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """Presence of every record `[records]` and index of its attribute `[records]`, from the messages."""
+
+    model: Model
+
+    def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array]:
+        """Of one member, whose records are the victim's and as many others."""
+        member, messages = inputs
+        settings, half = ClosedForm(member.step), len(member.x) // 2
+        found = closed_form(self.model, messages, _knowledge(member), members=half, settings=settings)
+        return jnp.asarray(found.presence), found.reconstruction.values[0]
+
+
+def _knowledge(member: Member) -> Knowledge:
+    return Knowledge(member.x, member.y, member.columns)
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of equal signature: one simulation, then both methods on its messages."""
+    cell = jobs[0].cell
+    data, model = classifier(cell, data_dir)
+    places = list(dict.fromkeys((job.cell, job.seed) for job in jobs))
+    drawn = [(*draw(data, cell, seed), _strangers(data, cell, seed)) for cell, seed in places]
+    victims, around, others = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+    batch_size = None if cell["batch_size"] == "full" else cell["batch_size"]
+    rounds, kept = rounds_of(cell["phases"], cell["rounds"]), kept_rounds([cell["phases"]], cell["rounds"])
+    messages, train, _ = run_members(Victim(model, batch_size, cell["epochs"], cell["rounds"], kept), (victims, around)).results
+    used = take_rows(messages, (slice(None), np.asarray([kept.index(t) for t in rounds])))
+    mixed = jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), (victims.x, victims.y, victims.truth), others)
+    everyone = dataclasses.replace(victims, **dict(zip(("x", "y", "truth"), mixed, strict=True)))
+    truth = np.arange(everyone.y.shape[1]) < victims.y.shape[1]
+    for method in dict.fromkeys(job.method for job in jobs):
+        if method == "mixture":
+            found = run_members(Variances(model), (everyone, messages))
+            answers = [split_variances(v, seed=seed) for v, (_, seed) in zip(found.results, places, strict=True)]
+            matched = _match(model, cell, everyone, used, answers)
+            compile_s, run_s = found.compile_s + matched.compile_s, found.run_s + matched.run_s
+            attribute = np.asarray(matched.results[0])[:, 0]
+        else:
+            found = run_members(Decoder(model), (everyone, used), x64=True)
+            presence, values = map(np.asarray, found.results)
+            answers = [Membership(scores > 0.5, scores) for scores in presence]
+            compile_s, run_s = found.compile_s, found.run_s
+            right = values == np.asarray(everyone.truth)[:, :, 0]
+            attribute = np.asarray([r[_first(a)].mean() for r, a in zip(right, answers, strict=True)])
+        outcomes: list[Outcome] = []
+        for job in (job for job in jobs if job.method == method):
+            i = places.index((job.cell, job.seed))
+            shared = {
+                **{"train_accuracy": float(train[i]), "compile_s": compile_s, "run_s": run_s},
+                **{"device": jax.devices()[0].device_kind, "dtype": "float32" if method == "mixture" else "float64"},
+                **{"note": "; ".join(filter(None, (data.note, _unfitted(method, float(train[i]))))), "chance": 0.5},
+            }
+            attribute_majority = float(np.bincount(np.asarray(victims.truth[i, :, 0])).max() / victims.y.shape[1])
+            outcomes += [
+                Outcome(job, metric, value, majority=attribute_majority if metric == "attribute_accuracy" else 0.5, **shared)
+                for metric, value in (*_scores(answers[i], truth), ("attribute_accuracy", float(attribute[i])))
+            ]
+        yield outcomes
+
+
+def _strangers(data: Dataset, cell: Cell, seed: int) -> tuple[Array, Array, Array]:
+    """Held-out records, labels and attribute: as many as the victim has."""
+    test = split(data, cell, seed).test[: cell["records"]]
+    if len(test) < cell["records"]:
+        raise ValueError(f"records={cell['records']} exceeds the {len(test)} held-out records of {data.name}")
+    return jnp.asarray(data.x[test]), jnp.asarray(data.y[test]), jnp.asarray(data.values_of(cell["attribute"])[test, None])
+
+
+def _first(answer: Membership) -> np.ndarray:
+    """The half of the records that rank first: the server knows how many the victim has."""
+    return np.sort(np.argsort(-answer.scores, kind="stable")[: len(answer.scores) // 2])
+
+
+def _match(model: Model, cell: Cell, everyone: Member, messages: Messages, answers: Sequence[Membership]) -> Compiled:
+    """The paper's attack on the records judged members."""
+    rows = jnp.asarray(np.stack([_first(a) for a in answers]))
+    chosen = (jax.vmap(lambda a, r: a[r])(a, rows) for a in (everyone.x, everyone.y, everyone.truth))
+    judged = dataclasses.replace(everyone, **dict(zip(("x", "y", "truth"), chosen, strict=True)))
+    phase = tuple(range(messages.rounds.shape[1]))
+    attack = Attack("cos", model, (phase,), True, True, None, 1, tuple((name, cell[name]) for name in USES["cos"]))
+    return run_members(attack, (judged, messages))
+
+
+def _scores(answer: Membership, truth: np.ndarray) -> Iterator[tuple[str, float]]:
+    if answer.candidates is not None:
+        yield "candidate_accuracy", float((answer.candidates == truth[:, None]).mean())
+    yield "accuracy", float((answer.members == truth).mean())
+    found = detection(answer.scores, truth)
+    yield "auc", found.auc
+    yield "tpr_at_fpr_0.01", found.tpr
+
+
+def _unfitted(method: str, train_accuracy: float) -> str:
+    if method != "mixture" or train_accuracy >= FITTED:
+        return ""
+    return "victim has not fitted its records, so that members' gradients vary like others'"

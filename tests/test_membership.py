@@ -1,0 +1,122 @@
+"""Membership: closed forms, success where a client has fitted its records or sends one gradient, failure where not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.attribute_reconstruction import Knowledge, binary_column
+from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form
+from attacks.membership import decode_membership, gradient_variance, variance_mixture
+from attacks.metrics import detection
+from benchmarks.jobs import Cell, Job
+from benchmarks.suites import SUITES
+from benchmarks.suites.lyu2021 import settings
+from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+
+N, D = 40, 30
+MODEL = mlp(D, (64,), 3)
+COLUMN = binary_column(6, 0.4)
+
+
+def make_world(seed=0, rounds=5, rate=0.1):
+    """A victim's messages, and its records followed by as many that it never saw."""
+    rng = np.random.default_rng(seed)
+    x = (rng.random((2 * N, D)) < 0.4).astype(np.float32)
+    y = rng.integers(0, 3, 2 * N)
+    key = jax.random.key(seed)
+    federated = Federated(rounds=rounds, training=LocalTraining(rate))
+    messages = simulate(MODEL, MODEL.init(key), stack_clients([(x[:N], y[:N])]), key, federated).messages(0)
+    return Knowledge(jnp.asarray(x), jnp.asarray(y), (COLUMN,)), x[:, 6].astype(int), messages
+
+
+TRUTH = np.arange(2 * N) < N
+
+
+def test_variance_is_that_of_the_last_layers_gradient():
+    knowledge, _, messages = make_world()
+    params = jax.tree.map(lambda a: a[-1], messages.returned)
+    x, y = candidate_records(MODEL, knowledge)
+    found = gradient_variance(MODEL, params, x, y)
+
+    def direct(x, y):
+        gradient = jax.grad(lambda p: MODEL.loss(MODEL.apply(p, x[None]), y[None]).sum())(params)
+        return gradient["Dense_1"]["kernel"].var()
+
+    expected = jax.vmap(jax.vmap(direct))(x, y)
+    assert found.shape == (2 * N, 2)
+    assert np.allclose(found, expected, rtol=1e-4)
+
+
+def test_the_mixture_finds_members_once_the_victim_has_fitted_them_and_not_before():
+    knowledge, _, messages = make_world(rounds=400, rate=1.0)
+    found = variance_mixture(MODEL, messages, knowledge)
+    assert (found.members == TRUTH).mean() > 0.85
+    assert (found.candidates == TRUTH[:, None]).mean() > 0.8
+    assert detection(found.scores, TRUTH).auc > 0.9
+    areas = []
+    for seed in range(8):
+        knowledge, _, messages = make_world(seed, rounds=1, rate=0.01)
+        areas.append(detection(variance_mixture(MODEL, messages, knowledge).scores, TRUTH).auc)
+    assert abs(np.mean(areas) - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("rate", [0.1, None])
+def test_decoding_finds_members_and_attribute_from_the_first_rounds(rate):
+    knowledge, truth, messages = make_world()
+    found, decoding = decode_membership(MODEL, messages, knowledge, N, settings=ClosedForm(rate))
+    assert (found.members == TRUTH).all()
+    assert np.allclose(found.scores, TRUTH, atol=1e-2)
+    assert (np.asarray(decoding.reconstruction.values[0])[:N] == truth[:N]).all()
+    assert decoding.learning_rate == pytest.approx(0.1, rel=1e-3)
+
+
+def test_without_strangers_absence_changes_nothing():
+    knowledge, _, messages = make_world()
+    own = Knowledge(knowledge.x[:N], knowledge.y[:N], knowledge.columns)
+    plain = closed_form(MODEL, messages, own, settings=ClosedForm(0.1))
+    absent = closed_form(MODEL, messages, own, members=N, settings=ClosedForm(0.1))
+    assert np.allclose(plain.reconstruction.scores[0], absent.reconstruction.scores[0], atol=1e-3)
+    assert np.allclose(absent.presence, 1, atol=1e-3)
+    assert plain.presence is None
+
+
+def test_decoding_another_clients_messages_tells_nothing():
+    areas = []
+    for seed in range(8):
+        knowledge, _, _ = make_world(seed)
+        _, _, wrong = make_world(seed + 50)
+        areas.append(detection(decode_membership(MODEL, wrong, knowledge, N, settings=ClosedForm(0.1))[0].scores, TRUTH).auc)
+    assert abs(np.mean(areas) - 0.5) < 0.1
+
+
+def test_detection_on_known_scores():
+    truth = np.array([True] * 100 + [False] * 100)
+    assert detection(np.where(truth, 1.0, 0.0), truth) == (1.0, 1.0)
+    assert detection(np.zeros(200), truth) == (0.5, 0.0)
+    scores = np.concatenate([np.linspace(1, 2, 100), np.linspace(0, 1.5, 100)])  # half of the members above all others
+    assert detection(scores, truth).tpr == pytest.approx(0.5, abs=0.02)
+    assert np.isnan(detection(np.full(200, np.nan), truth).auc)
+
+
+def test_bad_input():
+    knowledge, _, messages = make_world()
+    with pytest.raises(ValueError, match=r"members=81 must lie between 1 and the number of records, 80"):
+        decode_membership(MODEL, messages, knowledge, 81)
+    with pytest.raises(ValueError, match="need known labels"):
+        variance_mixture(MODEL, messages, Knowledge(knowledge.x, None, knowledge.columns))
+
+
+def test_the_table_scores_both_methods_on_the_same_victims(data_dir):
+    table = next(t for t in SUITES["lyu2021"] if t.name == "table11")
+    chosen = settings(attribute=69, records=30, phases="pre5", rounds=60, learning_rate=1.0, steps=50)
+    jobs = [Job(Cell("lyu2021", "table11", "small", "location30", chosen), m, s) for m in table.methods for s in (0, 1)]
+    outcomes = [o for batch in table.run(jobs, data_dir) for o in batch]
+    values = {(o.job.method, o.metric): o.value for o in outcomes if o.job.seed == 0}
+    assert values["closed_form", "accuracy"] == 1.0
+    assert values["closed_form", "attribute_accuracy"] == 1.0
+    assert {metric for method, metric in values if method == "mixture"} == {
+        *("accuracy", "candidate_accuracy", "auc", "tpr_at_fpr_0.01", "attribute_accuracy"),
+    }
+    assert all(0 <= v <= 1 for v in values.values())
+    assert jnp.isfinite(jnp.asarray(list(values.values()))).all()
