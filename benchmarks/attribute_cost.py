@@ -63,8 +63,12 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
     program: tuple[Any, ...] = (job.method, strangers, *simulation[:4])
     if job.method in (*SELECTING, "stats"):
         program += (cell["prior"], cell["labels"], names, *(simulation[4:5] if job.method in SIMULATED else ()))
+    measurement: tuple[Any, ...] = (measured(cell), job.seed, job.method)
+    if job.method.startswith("public"):  # shared by all victims of a seed
+        measurement = (cell.dataset, cell["encoding"], cell["attribute"], job.seed, job.method)
+        program = (job.method, cell.dataset, cell["encoding"], cell["attribute"])
     return Cost(
-        operations={(measured(cell), job.seed): training, (measured(cell), job.seed, job.method): work[job.method]},
+        operations={(measured(cell), job.seed): training, measurement: work[job.method]},
         compiling={simulation: COMPILE_SECONDS["simulation"], program: COMPILE_SECONDS[job.method]},
         memory=memory,
     )

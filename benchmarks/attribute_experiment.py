@@ -12,8 +12,8 @@ A cell's settings:
   rounds: communication rounds.
   noise_multiplier, bits: what clients do to their updates (see `jaxfl.Upload`).
   phases: comma-separated sets of rounds the attack may use (see `PHASES`).
-  simulated_phases: the same for methods that simulate the training, or "as phases".
-  prior: "known" (from the training records) or "unknown".
+  simulated_phases: the same for methods that simulate the training, or "same".
+  prior: "known" (from the training records; of the labels too, if they are unknown) or "unknown".
   labels: "known" or "unknown".
   encoding: "scalar" or "onehot".
   steps, gamma, adam_rate: Adam iterations of `cos`, its temperature and step size.
@@ -86,8 +86,7 @@ class Member:
       y: its labels `[records]`.
       truth: index of each unknown attribute's true value `[records, columns]`; for scoring only.
       columns: the attributes; their priors are always there, the experiment hides them if unknown.
-      x_public: public records `[public, features]`.
-      values_public: their (first) attribute `[public]`.
+      label_prior: distribution of the labels `[classes]`; likewise.
       learning_rate: of the victim's SGD.
       step: learning rate times local steps, the step size of the one gradient that most methods take an update for.
       upload: what clients do to their updates, or None.
@@ -98,8 +97,7 @@ class Member:
     y: Array
     truth: Array
     columns: tuple[UnknownColumn, ...]
-    x_public: Array
-    values_public: Array
+    label_prior: Array
     learning_rate: Array
     step: Array
     upload: Upload | None
@@ -162,24 +160,36 @@ class Victim:
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """A method that needs no messages."""
+    """`random` or `majority`."""
 
     method: str
 
     def __call__(self, member: Member) -> Array:
         """Its accuracy."""
-        key = jax.random.fold_in(member.key, 1)
-        records, column = len(member.x), member.columns[0]
+        keys = jax.random.split(jax.random.fold_in(member.key, 1), len(member.columns))
         if self.method == "random":
-            keys = jax.random.split(key, len(member.columns))
-            guesses = [random_guess(k, records, len(c.candidates)) for k, c in zip(keys, member.columns, strict=True)]
-        elif self.method == "majority":
-            guesses = [majority_guess(jnp.asarray(c.prior), records) for c in member.columns]
+            guesses = [random_guess(k, len(member.x), len(c.candidates)) for k, c in zip(keys, member.columns, strict=True)]
         else:
-            n = int(self.method.removeprefix("public"))
-            public, known = member.x_public[:n], member.values_public[:n]
-            guesses = [public_model(public, known, member.x, column.positions, len(column.candidates), key)]
+            guesses = [majority_guess(jnp.asarray(c.prior), len(member.x)) for c in member.columns]
         return accuracy(jnp.stack(guesses, 1).reshape(-1), member.truth.reshape(-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicModel:
+    """A model trained on public records, applied to every record of the source.
+
+    Attributes:
+      positions: where the attribute stands.
+      values: how many it has.
+    """
+
+    positions: tuple[int, ...]
+    values: int
+
+    def __call__(self, inputs: tuple[Array, Array, Array, Array]) -> Array:
+        """Its guesses `[records]`, from public records, their attribute, all records and a key."""
+        public, known, everyone, key = inputs
+        return public_model(public, known, everyone, jnp.asarray(self.positions), self.values, key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +238,9 @@ class Attack:
         columns = member.columns
         if not self.prior_known:
             columns = tuple(dataclasses.replace(column, prior=None) for column in columns)
-        return Knowledge(member.x, member.y if self.labels_known else None, columns)
+        if self.labels_known:
+            return Knowledge(member.x, member.y, columns)
+        return Knowledge(member.x, None, columns, member.label_prior if self.prior_known else None)
 
     def match(self, member: Member, messages: Messages, key: Array) -> Reconstruction:
         """One method with an objective on the messages of one phase."""
@@ -278,7 +290,7 @@ def applies(cell: Cell, method: str) -> bool:
 def phases_of(job: Job) -> tuple[str, ...]:
     """Names of the sets of rounds that a job may use; `stats` takes their union too."""
     cell = job.cell
-    simulated = job.method in SIMULATED and cell["simulated_phases"] != "as phases"
+    simulated = job.method in SIMULATED and cell["simulated_phases"] != "same"
     names = tuple(cell["simulated_phases" if simulated else "phases"].split(","))
     return (*names, "+".join(names)) if job.method == "stats" and len(names) > 1 else names
 
@@ -359,7 +371,10 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         chosen = [place for place in cells if place in {place_of[job] for job in wanted}]
         rows = np.asarray([list(cells).index(place) for place in chosen])
         names = tuple(dict.fromkeys(name for job in wanted for name in phases_of(job)))
-        found = _measure(method, cell, model, batch_size, names, kept, take_rows((members, messages), rows))
+        if method.startswith("public"):
+            found = _guess_from_public(method, data_dir, [(cells[place], place[1]) for place in chosen])
+        else:
+            found = _measure(method, cell, model, batch_size, names, kept, take_rows((members, messages), rows))
         results = jax.tree.map(np.asarray, found.results)
         shared: dict[str, Any] = {"compile_s": found.compile_s, "run_s": found.run_s}
         shared["dtype"] = "float64" if method in DOUBLE else str(members.x.dtype)
@@ -367,7 +382,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         for job in wanted:
             own = facts[place_of[job]] | shared
             if method.startswith("public"):
-                own |= _public_facts(method, members.x_public.shape[1], data.note)
+                own |= _public_facts(method, len(public_rows(data, 0)), data.note)
             outcomes += _outcomes(job, names, take_rows(results, chosen.index(place_of[job])), own)
         yield outcomes
 
@@ -411,6 +426,30 @@ def _measure(
     return run_members(attack, (members, needed), x64=method in DOUBLE)
 
 
+def _guess_from_public(method: str, data_dir: str | None, places: Sequence[tuple[Cell, int]]) -> Compiled:
+    """Accuracy of a public model on the victims of some cells and seeds."""
+    found, scores = [], []
+    for cell, seed in places:
+        data = labelled_data(cell, data_dir)
+        guess = _public_guesses(cell.dataset, data_dir, cell["encoding"], cell["attribute"], seed, method)
+        victim = split(data, cell, seed).victim
+        scores.append((np.asarray(guess.results[0])[victim] == data.values_of(cell["attribute"])[victim]).mean())
+        found.append(guess)
+    return Compiled(np.asarray(scores), sum(f.compile_s for f in found), sum(f.run_s for f in found) / len(found))
+
+
+@functools.cache
+def _public_guesses(name: str, data_dir: str | None, encoding: str, attribute: int, seed: int, method: str) -> Compiled:
+    """A seed's public model: it does not depend on the victim, so that all cells share it."""
+    data = _dataset(name, data_dir, encoding)
+    known = public_rows(data, seed)[: int(method.removeprefix("public"))]
+    column = data.column(attribute)
+    key = jax.random.fold_in(jax.random.key(seed), 1)
+    inputs = data.x[known], data.values_of(attribute)[known], data.x, key
+    one = jax.tree.map(lambda a: jnp.asarray(a)[None], inputs)
+    return run_members(PublicModel(column.positions, len(column.values)), one)
+
+
 def _public_facts(method: str, there: int, note: str) -> dict[str, Any]:
     asked = int(method.removeprefix("public"))
     facts: dict[str, Any] = {"detail": {"public_records": min(asked, there)}}
@@ -423,14 +462,12 @@ class Split(NamedTuple):
     Attributes:
       victim: the victim's.
       others: the other participants' `[participants - 1, records]`.
-      public: known to the adversary, attribute included.
       training: all that clients could hold; the known prior is theirs.
       test: held out.
     """
 
     victim: np.ndarray
     others: np.ndarray
-    public: np.ndarray
     training: np.ndarray
     test: np.ndarray
 
@@ -442,7 +479,7 @@ def split(data: Dataset, cell: Cell, seed: int) -> Split:
       ValueError: if there are too few records for the participants.
     """
     order = np.random.default_rng(seed).permutation(len(data))
-    public = min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
+    public = _public_count(data)
     train = public + round(TRAIN_FRACTION * (len(data) - public))
     records, participants = cell["records"], cell["participants"]
     if records * participants > train - public:
@@ -450,7 +487,16 @@ def split(data: Dataset, cell: Cell, seed: int) -> Split:
             f"records={records} x participants={participants} exceeds {train - public} training records of {data.name}"
         )
     held = order[public : public + records * participants].reshape(participants, records)
-    return Split(held[0], held[1:], order[: min(public, MOST_PUBLIC)], order[public:train], order[train:])
+    return Split(held[0], held[1:], order[public:train], order[train:])
+
+
+def public_rows(data: Dataset, seed: int) -> np.ndarray:
+    """Records that a seed lets the adversary know, attribute included."""
+    return np.random.default_rng(seed).permutation(len(data))[: min(_public_count(data), MOST_PUBLIC)]
+
+
+def _public_count(data: Dataset) -> int:
+    return min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
 
 
 def draw(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
@@ -467,8 +513,9 @@ def draw(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
         y=jnp.asarray(data.y[rows.victim]),
         truth=jnp.asarray(np.stack([v[rows.victim] for v in values], 1)),
         columns=tuple(unknown_column(data, attribute, rows.training) for attribute in attributes),
-        x_public=jnp.asarray(data.x[rows.public]),
-        values_public=jnp.asarray(values[0][rows.public]),
+        label_prior=jnp.asarray(
+            np.bincount(data.y[rows.training], minlength=data.classes or 0) / len(rows.training), jnp.float32
+        ),
         learning_rate=rate,
         step=rate * training.steps(cell["records"]),
         upload=upload if protected(cell) else None,

@@ -68,19 +68,30 @@ def test_finds_a_binary_column(prior):
     assert answer.status == 0
 
 
-def test_another_clients_messages_tell_nothing():
-    model, x, y, _ = make_victim(0)
+BATCHES = LocalTraining(0.1, batch_size=20)
+ATTACKS = {
+    "cos": lambda *a: cos_matching(*a, KEY, settings=FAST),
+    "cos_unrolled": lambda *a: cos_matching(*a, KEY, settings=CosMatching(steps=60, virtual=Virtual("unrolled", BATCHES))),
+    "l2_lbfgs": lambda *a: l2_lbfgs(*a, KEY, settings=L2Matching(100, Virtual(training=LocalTraining(0.1)))),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_another_clients_messages_tell_nothing(name):
+    training = BATCHES if name == "cos_unrolled" else None
     scores, majorities = [], []
     for seed in range(8):
-        model, x, y, _ = make_victim(seed)
-        _, _, _, wrong = make_victim(seed + 100)
-        answer = cos_matching(model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=FAST)
+        model, x, y, _ = make_victim(seed, training)
+        _, _, _, wrong = make_victim(seed + 100, training)
+        answer = ATTACKS[name](model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)))
         scores.append(score(answer, x[:, 6]))
         majorities.append(float(majority_rate(jnp.asarray(x[:, 6], int), 2)))
     assert accuracy_interval(scores, N).low <= np.mean(majorities)
 
 
-def test_a_column_that_does_not_enter_the_model_is_not_found():
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_column_that_does_not_enter_the_model_is_not_found(name):
+    training = BATCHES if name == "cos_unrolled" else LocalTraining(0.1)
     inner = mlp(D, (64,), 3)
     blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 6].set(0), **rest), cross_entropy, 3)
     scores = []
@@ -90,8 +101,9 @@ def test_a_column_that_does_not_enter_the_model_is_not_found():
         x = (rng.random((N, D)) < 0.5).astype(np.float32)
         y = rng.integers(0, 3, N)
         key = jax.random.key(seed)
-        run = simulate(blind, blind.init(key), stack_clients([(x, y)]), key, Federated(rounds=3))
-        answer = cos_matching(blind, run.messages(0), Knowledge(x, y, (binary_column(6),)), KEY, settings=FAST)
+        federated = Federated(rounds=3, training=training)
+        run = simulate(blind, blind.init(key), stack_clients([(x, y)]), key, federated)
+        answer = ATTACKS[name](blind, run.messages(0), Knowledge(x, y, (binary_column(6),)))
         scores.append(score(answer, x[:, 6]))
     assert accuracy_interval(scores, N).low <= 0.5
 

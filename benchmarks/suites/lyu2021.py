@@ -48,7 +48,7 @@ def settings(**values: Value) -> tuple[tuple[str, Value], ...]:
         "learning_rate": 0.1,
         "rounds": 100,
         "phases": ALL_PHASES,
-        "simulated_phases": "as phases",
+        "simulated_phases": "same",
         "prior": "known",
         "labels": "known",
         "participants": 1,
@@ -204,7 +204,7 @@ TABLES = (
     _table(
         "labels",
         "Labels unknown (section 5.4): Purchase in two classes, Genome",
-        _grid("labels", ["purchase2", "genome"], labels=["unknown"], phases=["pre5,gap10"]),
+        _grid("labels", ["purchase2", "genome"], labels=["unknown"], phases=["pre5,gap10"], steps=[2000]),
     ),
     _table(
         "minibatch",
