@@ -62,7 +62,7 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
     simulation = (cell.dataset, cell["encoding"], cell["hidden"], records, cell["batch_size"], cell["participants"])
     program: tuple[Any, ...] = (job.method, strangers, *simulation[:4])
     if job.method in (*SELECTING, "stats"):
-        program += (cell["prior"], cell["labels"], names, *(simulation[4:5] if job.method in SIMULATED else ()))
+        program += (cell["prior"], cell["labels"], *(simulation[4:5] if job.method in SIMULATED else ()))
     measurement: tuple[Any, ...] = (measured(cell), job.seed, job.method)
     if job.method.startswith("public"):  # shared by all victims of a seed
         measurement = (cell.dataset, cell["encoding"], cell["attribute"], job.seed, job.method)

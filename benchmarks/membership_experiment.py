@@ -84,29 +84,27 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     cell = jobs[0].cell
     data, model = classifier(cell, data_dir)
     places = list(dict.fromkeys((job.cell, job.seed) for job in jobs))
-    drawn = [(*draw(data, cell, seed), _strangers(data, cell, seed)) for cell, seed in places]
-    victims, around, others = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+    drawn = [(*draw(data, cell, seed), *_mixed(data, cell, seed)) for cell, seed in places]
+    victims, around, (x, y, attribute), truth = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
     batch_size = None if cell["batch_size"] == "full" else cell["batch_size"]
     rounds, kept = rounds_of(cell["phases"], cell["rounds"]), kept_rounds([cell["phases"]], cell["rounds"])
     messages, train, _ = run_members(Victim(model, batch_size, cell["epochs"], cell["rounds"], kept), (victims, around)).results
     used = take_rows(messages, (slice(None), np.asarray([kept.index(t) for t in rounds])))
-    mixed = jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), (victims.x, victims.y, victims.truth), others)
-    everyone = dataclasses.replace(victims, **dict(zip(("x", "y", "truth"), mixed, strict=True)))
-    truth = np.arange(everyone.y.shape[1]) < victims.y.shape[1]
+    everyone, truth = dataclasses.replace(victims, x=x, y=y, truth=attribute), np.asarray(truth)
     for method in dict.fromkeys(job.method for job in jobs):
         if method == "mixture":
             found = run_members(Variances(model), (everyone, messages))
             answers = [split_variances(v, seed=seed) for v, (_, seed) in zip(found.results, places, strict=True)]
             matched = _match(model, cell, everyone, used, answers)
             compile_s, run_s = found.compile_s + matched.compile_s, found.run_s + matched.run_s
-            attribute = np.asarray(matched.results[0])[:, 0]
+            reconstructed = np.asarray(matched.results[0])[:, 0]
         else:
             found = run_members(Decoder(model), (everyone, used), x64=True)
             presence, values = map(np.asarray, found.results)
             answers = [Membership(scores > 0.5, scores) for scores in presence]
             compile_s, run_s = found.compile_s, found.run_s
             right = values == np.asarray(everyone.truth)[:, :, 0]
-            attribute = np.asarray([r[_first(a)].mean() for r, a in zip(right, answers, strict=True)])
+            reconstructed = np.asarray([r[_first(a)].mean() for r, a in zip(right, answers, strict=True)])
         outcomes: list[Outcome] = []
         for job in (job for job in jobs if job.method == method):
             i = places.index((job.cell, job.seed))
@@ -118,17 +116,22 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             attribute_majority = float(np.bincount(np.asarray(victims.truth[i, :, 0])).max() / victims.y.shape[1])
             outcomes += [
                 Outcome(job, metric, value, majority=attribute_majority if metric == "attribute_accuracy" else 0.5, **shared)
-                for metric, value in (*_scores(answers[i], truth), ("attribute_accuracy", float(attribute[i])))
+                for metric, value in (*_scores(answers[i], truth[i]), ("attribute_accuracy", float(reconstructed[i])))
             ]
         yield outcomes
 
 
-def _strangers(data: Dataset, cell: Cell, seed: int) -> tuple[Array, Array, Array]:
-    """Held-out records, labels and attribute: as many as the victim has."""
-    test = split(data, cell, seed).test[: cell["records"]]
-    if len(test) < cell["records"]:
-        raise ValueError(f"records={cell['records']} exceeds the {len(test)} held-out records of {data.name}")
-    return jnp.asarray(data.x[test]), jnp.asarray(data.y[test]), jnp.asarray(data.values_of(cell["attribute"])[test, None])
+def _mixed(data: Dataset, cell: Cell, seed: int) -> tuple[tuple[Array, ...], Array]:
+    """The victim's records and as many held-out ones, in random order: records, labels and attribute; whether they are the
+    victim's."""
+    rows = split(data, cell, seed)
+    if len(rows.test) < len(rows.victim):
+        raise ValueError(f"records={cell['records']} exceeds the {len(rows.test)} held-out records of {data.name}")
+    both = np.concatenate([rows.victim, rows.test[: len(rows.victim)]])
+    order = np.random.default_rng(seed).permutation(len(both))
+    chosen = both[order]
+    attribute = data.values_of(cell["attribute"])[chosen, None]
+    return tuple(map(jnp.asarray, (data.x[chosen], data.y[chosen], attribute))), jnp.asarray(order < len(rows.victim))
 
 
 def _first(answer: Membership) -> np.ndarray:

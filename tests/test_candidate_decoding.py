@@ -323,6 +323,14 @@ def test_gls_with_several_epochs_and_values_and_any_model():
     assert np.asarray(found.scores[0]).min() > -1e-5
 
 
+def test_gls_with_full_batches_has_no_noise_but_a_path():
+    training = LocalTraining(0.3, epochs=10)
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, rounds=5, training=training)
+    found = gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=8, points=4))
+    assert (np.asarray(found.values[0]) == truth).all()
+
+
 def test_gls_on_another_clients_messages_tells_nothing():
     model = mlp(D, (64,), 3)
     scores, majorities = [], []

@@ -95,8 +95,8 @@ def _grid(
                         chosen = {"steps": _steps(ours), **values, "attribute": attribute, "records": ours}
                         if "phases" not in values and isinstance(values.get("batch_size"), int):
                             chosen["simulated_phases"] = "first20"
-                        if size == "small":  # 300, 2 and 256 at paper size
-                            chosen |= {"unrolled_steps": 100, "unrolled_orders": 1, "gls_orders": 64}
+                        if size == "small":  # 200, 300, 2 and 256 at paper size
+                            chosen |= {"evaluations": 100, "unrolled_steps": 100, "unrolled_orders": 1, "gls_orders": 64}
                         found.append(Cell(SUITE, table, size, names[source], settings(**chosen)))
         return list(dict.fromkeys(found))
 
