@@ -1,0 +1,194 @@
+"""A linear least-squares client's own optimum, read out of its messages (papers 001 and 004), and the attribute from it.
+
+Threat model: an honest-but-curious server that knows a client's public columns and targets, and receives its messages. The
+client minimises `|X theta - y|^2 / m` by full-batch gradient descent of step `eta`, E steps per round. With H = X'X every
+message obeys (paper 001, proof of Proposition 2)
+
+    u_t = theta_t (received) - theta_t (returned) = W theta_t - v,    W = I - (I - 2 eta H / m)^E,    v = W theta*.
+
+So `theta_t = W^-1 u_t + theta*`: in the regression of received models on updates the local optimum is the intercept, for
+any E and without knowing eta. All of it in NumPy and float64: messages of a deterministic run sink into few directions.
+"""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+
+from jaxfl import Messages, _check
+
+IDENTIFIABLE = 1e-5
+"""Condition number times rounding error, below which the optimum counts as identified."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalOptimum:
+    """What the messages tell. Host arrays, float64.
+
+    Attributes:
+      params: theta* `[parameters]`, in the order of the messages' features, the intercept last.
+      inverse: W^-1 on the directions that were seen `[parameters, parameters]`.
+      condition: condition number of the updates, each parameter brought to unit scale.
+      rank: directions seen.
+      identifiable: True if all directions were seen and `condition * eps < 1e-5`.
+      reason: why not, in words, or "".
+    """
+
+    params: np.ndarray
+    inverse: np.ndarray
+    condition: float
+    rank: int
+    identifiable: bool
+    reason: str
+
+
+def linear_parameters(tree: Any) -> np.ndarray:
+    """A one-layer model's kernel `[rounds, features, 1]` and bias, as rows `[rounds, features + 1]`, the intercept last.
+
+    Raises:
+      ValueError: if the tree is not that of `jaxfl.linear`.
+    """
+    layers = list(tree.values()) if isinstance(tree, dict) else []
+    if len(layers) != 1 or set(layers[0]) != {"kernel", "bias"} or np.ndim(layers[0]["kernel"]) != 3:
+        raise ValueError("messages must be of a linear model: one layer with a kernel [rounds, features, 1] and a bias")
+    kernel, bias = np.asarray(layers[0]["kernel"]), np.asarray(layers[0]["bias"])
+    if kernel.shape[2] != 1:
+        raise ValueError(f"messages are of a linear model with {kernel.shape[2]} outputs; it must have 1")
+    return np.concatenate([kernel[:, :, 0], bias], 1)
+
+
+def local_optimum(messages: Messages) -> LocalOptimum:
+    """Decode the local optimum from a client's messages (paper 001, Algorithm 3; paper 004, Proposition 3).
+
+    One singular value decomposition serves all parameters, where the paper solves as many systems. Directions in which the
+    updates do not move beyond rounding are left out, so that the answer stays near the received models there.
+
+    Args:
+      messages: of a linear model, more rounds than parameters; record them in float64.
+
+    Warns:
+      UserWarning: if the messages were recorded in float32.
+
+    Raises:
+      ValueError: if the model is not linear, or if there are fewer than two rounds.
+    """
+    received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
+    if len(received) < 2:
+        raise ValueError(f"messages holds {len(received)} rounds; the optimum needs at least 2")
+    _check.finite(received=received, returned=returned)
+    if received.dtype != np.float64:
+        warnings.warn("messages are float32: the optimum is decoded to few digits; simulate with 64-bit types", stacklevel=2)
+    eps = float(np.finfo(received.dtype).eps)
+    received, returned = received.astype(np.float64), returned.astype(np.float64)
+    updates = received - returned
+    centre, mean = received.mean(0), updates.mean(0)
+    scale = np.maximum(np.abs(updates - mean).max(0), np.finfo(np.float64).tiny)
+    left, singular, right = np.linalg.svd((updates - mean) / scale, full_matrices=False)
+    kept = singular > len(received) * eps * singular[0]
+    rank = int(kept.sum())
+    inverse = (right[kept].T / singular[kept]) @ (left[:, kept].T @ (received - centre)) / scale[:, None]
+    condition = float(singular[0] / singular[kept][-1]) if rank else np.inf
+    reason = ""
+    if rank < updates.shape[1]:
+        reason = f"the updates span {rank} of {updates.shape[1]} directions"
+    elif not condition * eps < IDENTIFIABLE:
+        reason = f"condition number {condition:.1e} leaves no digits in {received.dtype}"
+    return LocalOptimum(centre - mean @ inverse, inverse.T, condition, rank, not reason, reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """The client's sufficient statistics. Host arrays, float64; an intercept's column of ones comes last.
+
+    Attributes:
+      second: X'X / m `[parameters, parameters]`.
+      cross: X'y / m `[parameters]`.
+      learning_rate: the client's step size.
+    """
+
+    second: np.ndarray
+    cross: np.ndarray
+    learning_rate: float
+
+
+def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
+    """Decode X'X / m and X'y / m: `2 eta X'X / m = I - (I - W)^(1 / E)`, and eta by the intercept's own entry, which is 1.
+
+    Args:
+      optimum: an identified one.
+      epochs: full-batch steps per round, E. The root needs `2 eta lambda_max(X'X / m) < 1`, as any stable training with
+        even E does not guarantee but usual step sizes do.
+
+    Raises:
+      ValueError: if the optimum is not identified, or the root does not exist.
+    """
+    _check.positive_integer(epochs=epochs)
+    if not optimum.identifiable:
+        raise ValueError(f"optimum is not identified ({optimum.reason}); its moments are not determined")
+    gain = np.linalg.inv(optimum.inverse)
+    values, vectors = np.linalg.eigh((gain + gain.T) / 2)
+    if values.max() >= 1 and epochs > 1:
+        raise ValueError(f"epochs={epochs}: the step is too long for a root of I - W (largest eigenvalue {values.max():.3g})")
+    steps = (vectors * (1 - (1 - values) ** (1 / epochs) if epochs > 1 else values)) @ vectors.T
+    second = steps / steps[-1, -1]
+    return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class InferredAttribute:
+    """A binary attribute of every record, and what can be said of its accuracy without the truth.
+
+    Attributes:
+      values: 0 or 1 `[records]`.
+      scores: s~, the attribute that would bring the record's prediction to its target `[records]`.
+      prior: decoded fraction of ones, rho.
+      mse: decoded mean squared error of theta* on the client's data.
+      bound: at least this fraction of `values` is right (paper 001, Proposition 3).
+    """
+
+    values: np.ndarray
+    scores: np.ndarray
+    prior: float
+    mse: float
+    bound: float
+
+
+def infer_binary_attribute(
+    x: np.ndarray, y: np.ndarray, attribute: int, optimum: LocalOptimum, moments: Moments
+) -> InferredAttribute:
+    """Paper 001, Algorithm 3: the ceil(rho m) records of the largest s~ have the attribute.
+
+    The bound `max(|1 - 2 rho|, 1 - 4 MSE / theta_s^2)` takes rho and MSE from the decoded moments, no truth. Since exactly
+    rho m ones are predicted, false ones and false zeros come in pairs, each of which costs m MSE at least theta_s^2 / 2.
+
+    Args:
+      x: public records `[records, features]`; the attribute's column may hold anything.
+      y: targets `[records]`.
+      attribute: its position among the features; 0 or 1 in every record.
+      optimum: of a model with these features and an intercept.
+      moments: the client's, see `local_moments`.
+
+    Raises:
+      ValueError: if shapes do not fit, or the attribute does not exist.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    _check.shape((None, len(optimum.params) - 1), x=x)
+    _check.shape((len(x),), y=y)
+    if not 0 <= attribute < x.shape[1]:
+        raise ValueError(f"attribute={attribute} does not exist; features run from 0 to {x.shape[1] - 1}")
+    known = np.delete(np.arange(x.shape[1]), attribute)
+    _check.finite(**{"x (but the attribute)": x[:, known], "y": y})
+    weight = optimum.params[attribute]
+    prior = float(np.clip(moments.second[attribute, -1], 0, 1))
+    mse = float(max(y @ y / len(y) - optimum.params @ moments.cross, 0))
+    residual = y - x[:, known] @ optimum.params[known] - optimum.params[-1]
+    if abs(weight) < 1e-12:  # the model does not use the attribute: the more frequent value is all there is
+        scores = np.full(len(x), float(prior >= 0.5))
+        return InferredAttribute(scores, scores, prior, mse, abs(1 - 2 * prior))
+    scores = residual / weight
+    ones = prior * len(x)
+    count = round(ones) if abs(ones - round(ones)) < 1e-3 else int(np.ceil(ones))
+    values = np.zeros(len(x))
+    values[np.argsort(-scores, kind="stable")[:count]] = 1
+    return InferredAttribute(values, scores, prior, mse, max(abs(1 - 2 * prior), 1 - 4 * mse / weight**2))

@@ -1,0 +1,139 @@
+"""Papers 001 and 004 on linear least squares: what messages determine, and the bound that needs no truth."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attacks.local_optimum import infer_binary_attribute, local_moments, local_optimum
+from jaxfl import Federated, LocalTraining, Messages, linear, mlp, simulate, stack_clients
+
+
+def trained(d, rounds, epochs=1, participants=5, dtype=jnp.float64, records=100):
+    """Client 0's records and messages among ten clients of linear regression with a binary first column."""
+    with jax.enable_x64(dtype == jnp.float64):
+        rng = np.random.default_rng(d)
+        data = []
+        for _ in range(10):
+            x = rng.normal(size=(records, d))
+            x[:, 0] = rng.random(records) < 0.4
+            data.append((x, x @ rng.normal(size=d) + 0.3 * rng.normal(size=records)))
+        model, key = linear(d), jax.random.key(0)
+        params = jax.tree.map(lambda a: a.astype(dtype), model.init(key))
+        training = LocalTraining(0.01, epochs=epochs)
+        federated = Federated(rounds=rounds, training=training, clients_per_round=participants)
+        messages = simulate(model, params, stack_clients(data), key, federated).messages(0)
+        return (*data[0], jax.tree.map(np.asarray, messages))
+
+
+def optimum_of(x, y):
+    return np.linalg.lstsq(np.c_[x, np.ones(len(x))], y, rcond=None)[0]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("d", [9, 53])
+def test_the_optimum_and_the_moments_are_exact_where_clients_are_sampled(d, epochs):
+    x, y, messages = trained(d, 400, epochs)
+    found = local_optimum(messages)
+    truth = optimum_of(x, y)
+    assert found.identifiable
+    assert found.reason == ""
+    assert np.linalg.norm(found.params - truth) <= 1e-10 * np.linalg.norm(truth)
+    moments = local_moments(found, epochs=epochs)
+    full = np.c_[x, np.ones(len(x))]
+    assert np.allclose(moments.second, full.T @ full / len(x), atol=1e-7)
+    assert np.allclose(moments.cross, full.T @ y / len(x), atol=1e-7)
+    assert moments.learning_rate == pytest.approx(0.01, rel=1e-7)
+    inferred = infer_binary_attribute(x, y, 0, found, moments)
+    assert inferred.prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
+    assert inferred.mse == pytest.approx(np.mean((full @ truth - y) ** 2), rel=1e-5)
+    assert (inferred.values == x[:, 0]).mean() >= inferred.bound
+
+
+def test_a_deterministic_run_is_not_identified_and_says_so():
+    x, y, messages = trained(9, 300, participants=None)
+    found = local_optimum(messages)
+    assert not found.identifiable
+    assert "directions" in found.reason or "condition" in found.reason
+    loss = [np.mean((np.c_[x, np.ones(len(x))] @ p - y) ** 2) for p in (found.params, last_returned(messages))]
+    assert loss[0] <= loss[1]
+    with pytest.raises(ValueError, match="is not identified"):
+        local_moments(found)
+
+
+def last_returned(messages):
+    layer = messages.returned["Dense_0"]
+    return np.r_[layer["kernel"][-1, :, 0], layer["bias"][-1]]
+
+
+def test_float32_messages_are_warned_about():
+    _, _, messages = trained(9, 100, dtype=jnp.float32)
+    with pytest.warns(UserWarning, match="float32"):
+        local_optimum(messages)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.01, 3), st.floats(0.05, 0.95), st.floats(-3, 3))
+def test_accuracy_is_never_below_the_bound(seed, d, noise, rate, weight):
+    """Proposition 3, on messages that a server could have: any received models, one full-batch step."""
+    rng = np.random.default_rng(seed)
+    m, p = 60, d + 1
+    x = np.c_[rng.normal(size=(m, d)), np.ones(m)]
+    x[:, 0] = rng.random(m) < rate
+    coefficients = rng.normal(size=p)
+    coefficients[0] = weight
+    y = x @ coefficients + noise * rng.normal(size=m)
+    received = rng.normal(size=(3 * p, p))
+    returned = received - 2 * 0.01 * (received @ x.T - y) @ x / m
+    if np.linalg.matrix_rank(x) < p:
+        return
+    found = local_optimum(as_messages(received, returned))
+    inferred = infer_binary_attribute(x[:, :-1], y, 0, found, local_moments(found))
+    assert (inferred.values == x[:, 0]).mean() >= inferred.bound - 1e-9
+    assert inferred.prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
+
+
+def as_messages(received, returned):
+    def tree(rows):
+        return {"Dense_0": {"kernel": rows[:, :-1, None], "bias": rows[:, -1:]}}
+
+    return Messages(tree(received), tree(returned), np.arange(len(received)))
+
+
+def test_two_datasets_with_equal_messages():
+    """Proposition 1 (paper 001): X_p = [Z; Z], 1'y1 = 1'y2; the attribute marks the first or the second half."""
+    rng = np.random.default_rng(0)
+    z, y1 = rng.normal(size=(20, 4)), rng.normal(size=20)
+    y2 = rng.normal(size=20)
+    y2 += (y1 - y2).mean()
+    ones, y = np.ones(20), np.r_[y1, y2]
+    sides = [np.r_[ones, 0 * ones], np.r_[0 * ones, ones]]
+    features = [np.c_[side, np.r_[z, z]] for side in sides]
+    with jax.enable_x64(True):
+        model, key = linear(5), jax.random.key(0)
+        params = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(key))
+        federated = Federated(rounds=30, training=LocalTraining(0.05, epochs=2))
+        both = [simulate(model, params, stack_clients([(x, y)]), key, federated).messages(0) for x in features]
+        gaps = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), both[0].returned, both[1].returned)
+    assert max(jax.tree.leaves(gaps)) < 1e-12
+    received = rng.normal(size=(40, 6))
+    accuracies = []
+    for x, side in zip(features, sides, strict=True):
+        full = np.c_[x, np.ones(40)]
+        found = local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / 40))
+        accuracies.append((infer_binary_attribute(x, y, 0, found, local_moments(found)).values == side).mean())
+    assert sum(accuracies) == pytest.approx(1)
+
+
+def test_bad_input():
+    model, key = mlp(3, (4,), 2), jax.random.key(0)
+    x = np.zeros((5, 3), np.float32)
+    run = simulate(model, model.init(key), stack_clients([(x, np.zeros(5, int))]), key, Federated(rounds=3))
+    with pytest.raises(ValueError, match="must be of a linear model"):
+        local_optimum(run.messages(0))
+    rng = np.random.default_rng(0)
+    received = rng.normal(size=(10, 4))
+    with pytest.raises(ValueError, match="holds 1 rounds"):
+        local_optimum(as_messages(received[:1], received[:1]))
