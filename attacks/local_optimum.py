@@ -15,6 +15,8 @@ import warnings
 from typing import Any
 
 import numpy as np
+from scipy.optimize import lsq_linear, minimize
+from scipy.special import expit
 
 from jaxfl import Messages, _check
 
@@ -192,3 +194,63 @@ def infer_binary_attribute(
     values = np.zeros(len(x))
     values[np.argsort(-scores, kind="stable")[:count]] = 1
     return InferredAttribute(values, scores, prior, mse, max(abs(1 - 2 * prior), 1 - 4 * mse / weight**2))
+
+
+def infer_by_logistic(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> InferredAttribute:
+    """The victim's own logistic regression of the attribute on everything else, fitted without seeing the attribute.
+
+    With z = (public columns, target, 1) the likelihood needs of the attribute s only `sum_i s_i z_i`, and that is a column of
+    the decoded moments. So the maximum-likelihood weights are those of a regression on the client's true attribute; nothing
+    about the local optimum being a good model is needed. Beyond papers 001 and 004.
+
+    Args:
+      x: public records `[records, features]`; the attribute's column may hold anything.
+      y: targets `[records]`.
+      attribute: its position among the features; 0 or 1 in every record.
+      moments: the client's, see `local_moments`.
+
+    Returns:
+      As `infer_binary_attribute`; `scores` are log odds, `mse` and `bound` are NaN: there is none.
+    """
+    z, sums = _attribute_equations(x, y, attribute, moments)
+    weights = minimize(
+        lambda w: (np.logaddexp(0, z @ w).mean() - w @ sums, z.T @ expit(z @ w) / len(z) - sums),
+        np.zeros(z.shape[1]),
+        jac=True,
+        hess=lambda w: (z.T * (expit(z @ w) * expit(-z @ w))) @ z / len(z) + 1e-9 * np.eye(z.shape[1]),
+        method="trust-exact",
+    ).x
+    scores = z @ weights
+    return InferredAttribute((scores > 0).astype(float), scores, float(sums[-1]), np.nan, np.nan)
+
+
+def infer_in_box(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> InferredAttribute:
+    """Weights in [0, 1] that reproduce the decoded moments, nearest to their prior; rounded at 1/2.
+
+    As many equations as columns: exact where there are no more records than those. Arguments and returns as
+    `infer_by_logistic`; `scores` are the weights.
+    """
+    z, sums = _attribute_equations(x, y, attribute, moments)
+    prior, pull = float(np.clip(sums[-1], 0, 1)), 1e-4
+    system = np.concatenate([z.T / np.sqrt(len(z)), pull * np.eye(len(z))])
+    target = np.concatenate([sums * np.sqrt(len(z)), np.full(len(z), pull * prior)])
+    scores = lsq_linear(system, target, bounds=(0, 1), method="bvls" if len(z) <= 500 else "trf").x
+    return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
+
+
+def _attribute_equations(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+    """What is known of every record, standardised, `[records, columns]`, and its mean where the attribute is 1, times rho."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    _check.shape((None, len(moments.cross) - 1), x=x)
+    _check.shape((len(x),), y=y)
+    if not 0 <= attribute < x.shape[1]:
+        raise ValueError(f"attribute={attribute} does not exist; features run from 0 to {x.shape[1] - 1}")
+    known = np.delete(np.arange(x.shape[1]), attribute)
+    columns = np.concatenate([x[:, known], y[:, None]], 1)
+    _check.finite(**{"x (but the attribute) or y": columns})
+    prior = moments.second[attribute, -1]
+    sums = np.append(moments.second[attribute, known], moments.cross[attribute])
+    mean, deviation = columns.mean(0), columns.std(0)
+    varies = deviation > 0
+    z = (columns[:, varies] - mean[varies]) / deviation[varies]
+    return np.c_[z, np.ones(len(x))], np.append((sums - prior * mean)[varies] / deviation[varies], prior)

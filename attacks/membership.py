@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attacks.attribute_reconstruction import Knowledge, check_knowledge
@@ -28,11 +29,13 @@ class Membership:
       scores: the more, the likelier a member `[records]`.
       candidates: whether each record with each value of the unknown column is judged a member `[records, K]`, the unit in
         which the paper counts; None if records are judged as a whole.
+      status: 0, or 1 if the attack ended with numbers that are not finite: then scores are NaN and nobody is a member.
     """
 
     members: np.ndarray
     scores: np.ndarray
     candidates: np.ndarray | None = None
+    status: int = 0
 
 
 def variance_mixture(model: Model, messages: Messages, knowledge: Knowledge, *, seed: int = 0) -> Membership:
@@ -48,9 +51,12 @@ def variance_mixture(model: Model, messages: Messages, knowledge: Knowledge, *, 
       seed: of the mixture's five starts.
 
     Raises:
-      ValueError: as `cos_matching`; if labels are unknown, columns are several, or the model names no dense layers.
+      ValueError: as `cos_matching`; if labels are unknown, columns are several, there is a single record, or the model
+        names no dense layers.
     """
     knowledge = _check(model, messages, knowledge)
+    if len(knowledge.x) < 2:
+        raise ValueError("x has 1 record; a mixture of two needs at least 2")
     last = jax.tree.map(lambda a: a[-1], messages.returned)
     variance = gradient_variance(model, last, *candidate_records(model, knowledge))
     return split_variances(np.asarray(variance), seed=seed)
@@ -58,6 +64,9 @@ def variance_mixture(model: Model, messages: Messages, knowledge: Knowledge, *, 
 
 def split_variances(variance: np.ndarray, *, seed: int = 0) -> Membership:
     """The mixture's part of `variance_mixture`, on variances `[records, K]`."""
+    variance = np.asarray(variance)
+    if not np.isfinite(variance).all():
+        return Membership(np.zeros(len(variance), bool), np.full(len(variance), np.nan), np.zeros(variance.shape, bool), 1)
     logarithm = np.log10(np.asarray(variance, np.float64) + 1e-12)
     score = -logarithm.mean(1)
     candidates = _lower_component(logarithm.reshape(-1), seed).reshape(logarithm.shape)
@@ -94,7 +103,8 @@ def gradient_variance(model: Model, params: Any, x: Array, y: Array) -> Array:
     h, e = inputs[name], errors[name]
     entries = h.shape[1] * e.shape[1]
     mean = h.sum(1) * e.sum(1) / entries
-    return ((h**2).sum(1) * (e**2).sum(1) / entries - mean**2).reshape(y.shape)
+    variance = (h**2).sum(1) * (e**2).sum(1) / entries - mean**2
+    return jnp.maximum(variance, 0).reshape(y.shape)
 
 
 def decode_membership(
@@ -117,8 +127,13 @@ def decode_membership(
     """
     knowledge = _check(model, messages, knowledge)
     decoding = closed_form(model, messages, knowledge, members=members, settings=settings)
-    scores = np.asarray(decoding.presence)
-    return Membership(members=scores > 0.5, scores=scores), decoding
+    return judge_presence(decoding.presence, decoding.reconstruction.status), decoding
+
+
+def judge_presence(presence: Any, status: Any) -> Membership:
+    """The decoder's part of `decode_membership`, on the presence of every record `[records]`."""
+    scores = np.where(int(status), np.nan, np.asarray(presence))
+    return Membership(members=scores > 0.5, scores=scores, status=int(status))
 
 
 def _check(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
@@ -128,4 +143,4 @@ def _check(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
     return knowledge
 
 
-__all__ = ["Membership", "decode_membership", "gradient_variance", "split_variances", "variance_mixture"]
+__all__ = ["Membership", "decode_membership", "gradient_variance", "judge_presence", "split_variances", "variance_mixture"]

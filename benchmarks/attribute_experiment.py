@@ -281,7 +281,8 @@ def applies(cell: Cell, method: str) -> bool:
     """Simulating the training is for victims that take several steps a round: with one it is the gradient. The closed form
     is for one unknown column, the Gauss-Newton method for several."""
     if method in SIMULATED:
-        return cell["batch_size"] != "full" or cell["epochs"] > 1
+        several_steps = cell["batch_size"] != "full" or cell["epochs"] > 1
+        return several_steps and (method != "gls" or (cell["columns"] == 1 and cell["labels"] == "known"))
     if cell["columns"] > 1:
         return method in ("random", "majority", "cos", "l2_lbfgs", "gauss_newton")
     return method != "gauss_newton" and (cell["labels"] == "known" or method not in ("stats", "l2_lbfgs"))
@@ -296,8 +297,19 @@ def phases_of(job: Job) -> tuple[str, ...]:
 
 
 def rounds_of(name: str, rounds: int) -> tuple[int, ...]:
-    """The rounds of a phase, or of several joined by "+", counted from 0."""
-    return tuple(sorted({t % rounds for part in name.split("+") for t in PHASES[part]}))
+    """The rounds of a phase, or of several joined by "+", counted from 0.
+
+    Raises:
+      ValueError: on an unknown phase, or one that needs more rounds.
+    """
+    found = set()
+    for part in name.split("+"):
+        if part not in PHASES:
+            raise ValueError(f"phases={part!r} is unknown; choose from {', '.join(PHASES)}")
+        found |= {t if t >= 0 else rounds + t for t in PHASES[part]}
+    if min(found) < 0 or max(found) >= rounds:
+        raise ValueError(f"phases={name!r} needs more than rounds={rounds}")
+    return tuple(sorted(found))
 
 
 def measured(cell: Cell) -> Any:
@@ -440,7 +452,7 @@ def _guess_from_public(method: str, data_dir: str | None, places: Sequence[tuple
 
 @functools.cache
 def _public_guesses(name: str, data_dir: str | None, encoding: str, attribute: int, seed: int, method: str) -> Compiled:
-    """A seed's public model: it does not depend on the victim, so that all cells share it."""
+    """A seed's public model: it does not depend on the victim, so that all cells share it (and report its times)."""
     data = _dataset(name, data_dir, encoding)
     known = public_rows(data, seed)[: int(method.removeprefix("public"))]
     column = data.column(attribute)
@@ -502,6 +514,8 @@ def _public_count(data: Dataset) -> int:
 def draw(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
     """A cell's member for a seed."""
     rows = split(data, cell, seed)
+    if not 1 <= cell["columns"] <= len(data.columns):
+        raise ValueError(f"columns={cell['columns']} must lie between 1 and the {len(data.columns)} attributes of {data.name}")
     others = np.setdiff1d(np.arange(len(data.columns)), cell["attribute"])
     attributes = [cell["attribute"], *np.random.default_rng(seed).permutation(others)[: cell["columns"] - 1].tolist()]
     values = [data.values_of(attribute) for attribute in attributes]

@@ -35,15 +35,19 @@ def points(rows: Sequence[dict[str, Any]], axis: str) -> dict[str, list[Point]]:
     for row in rows:
         if row["table"] == axis and row["metric"] == "accuracy" and row["value"] is not None:
             found.setdefault((row["method"], row["settings"][setting]), []).append(row)
-    table = next(table for table in TABLES if table.name == axis)
-    sizes = dict.fromkeys(row["size"] for row in rows)
-    places = dict.fromkeys(cell[setting] for size in sizes for cell in table.cells(size, None))
     lines: dict[str, list[Point]] = {}
     for method in METHODS:
-        line = [_point(place, found[method, place]) for place in places if (method, place) in found]
+        line = [_point(place, found[method, place]) for place in _places(rows, axis) if (method, place) in found]
         if line:
             lines[method] = line
     return lines
+
+
+def _places(rows: Sequence[dict[str, Any]], axis: str) -> list[Any]:
+    """The axis' places, in the suite's order."""
+    table = next(table for table in TABLES if table.name == axis)
+    sizes = dict.fromkeys(row["size"] for row in rows)
+    return list(dict.fromkeys(cell[SETTINGS.get(axis, axis)] for size in sizes for cell in table.cells(size, None)))
 
 
 def _point(place: Any, rows: Sequence[dict[str, Any]]) -> Point:
@@ -65,8 +69,8 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
     colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
     for panel, table in zip(panels, axes, strict=False):
         lines = points(rows, table.name)
-        places = [p.place for p in lines.get("majority", max(lines.values(), key=len))]
         level = {p.place: p.majority for line in lines.values() for p in line}
+        places = [place for place in _places(rows, table.name) if place in level]
         panel.plot(range(len(places)), [level[p] for p in places], ":", color="grey", label="majority")
         for method, line in lines.items():
             if method == "majority":
@@ -98,10 +102,14 @@ def main(out: str = "results", figure: str = "frontier.svg", size: Literal["smal
     if not (Path(out) / "results.sqlite").is_file():
         print(f"error: --out {out!r} holds no results.sqlite; run python -m benchmarks.sweep frontier first", file=sys.stderr)
         return 2
-    store = Store(out)
+    try:
+        store = Store(out)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     rows = [row for row in store.rows() if row["suite"] == "frontier" and row["size"] == size]
     store.close()
-    if not rows:
+    if not any(points(rows, table.name) for table in TABLES):
         print(
             f"error: --out {out!r} holds no rows of frontier at {size} size; run python -m benchmarks.sweep frontier first",
             file=sys.stderr,

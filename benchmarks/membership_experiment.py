@@ -1,13 +1,15 @@
 """Membership (paper 000, section 5.2): the victim's records among as many that it never saw, one attribute unknown in all.
 
-Settings as in `attribute_experiment`. Methods: `mixture`, the paper's, at the last returned model, and cosine matching of the
-attribute on the records that rank first; `closed_form`, membership and attribute decoded together. Metrics: `accuracy` (per
-record), `candidate_accuracy` (per record and value, as the paper counts), `auc`, `tpr_at_fpr_0.01` (per record), and
-`attribute_accuracy` (of the records judged members, as many as the victim has).
+Settings as in `attribute_experiment`, with one phase, one unknown column, its prior and the labels known. Methods:
+`mixture`, the paper's, at the last returned model, and cosine matching of the attribute on the records that rank first;
+`closed_form`, membership and attribute decoded together. Metrics: `accuracy` (per record), `candidate_accuracy` (per record
+and value, as the paper counts), `auc`, `tpr_at_fpr_0.01` (per record), and `attribute_accuracy` (of the records judged
+members, as many as the victim has).
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ import numpy as np
 
 from attacks.attribute_reconstruction import Knowledge
 from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form
-from attacks.membership import Membership, gradient_variance, split_variances
+from attacks.membership import Membership, gradient_variance, judge_presence, split_variances
 from attacks.metrics import detection
 from benchmarks import attribute_experiment
 from benchmarks.attribute_experiment import (
@@ -40,12 +42,16 @@ Array = jax.Array
 METHODS = ("mixture", "closed_form")
 FITTED = 0.9
 """Accuracy on its own records below which a victim has not fitted them."""
-signature = attribute_experiment.signature
+
+
+def signature(cell: Cell) -> Any:
+    """As for the other experiments; all members share one phase."""
+    return attribute_experiment.signature(cell), cell["phases"]
 
 
 def applies(cell: Cell, method: str) -> bool:
     """The closed form is for clients that take one full-batch step a round."""
-    return method == "mixture" or cell["batch_size"] == "full"
+    return method == "mixture" or (cell["batch_size"] == "full" and cell["epochs"] == 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +73,12 @@ class Decoder:
 
     model: Model
 
-    def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array]:
-        """Of one member, whose records are the victim's and as many others."""
+    def __call__(self, inputs: tuple[Member, Messages]) -> tuple[Array, Array, Array]:
+        """Of one member, whose records are the victim's and as many others; and the status."""
         member, messages = inputs
         settings, half = ClosedForm(member.step), len(member.x) // 2
         found = closed_form(self.model, messages, _knowledge(member), members=half, settings=settings)
-        return jnp.asarray(found.presence), found.reconstruction.values[0]
+        return jnp.asarray(found.presence), found.reconstruction.values[0], found.reconstruction.status
 
 
 def _knowledge(member: Member) -> Knowledge:
@@ -80,8 +86,15 @@ def _knowledge(member: Member) -> Knowledge:
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of equal signature: one simulation, then both methods on its messages."""
+    """Run jobs of equal signature: one simulation, then both methods on its messages.
+
+    Raises:
+      ValueError: on settings that this experiment does not know.
+    """
     cell = jobs[0].cell
+    for name, only in {"columns": 1, "prior": "known", "labels": "known"}.items():
+        if cell[name] != only:
+            raise ValueError(f"{name}={cell[name]!r}: membership is measured with {name}={only!r} alone")
     data, model = classifier(cell, data_dir)
     places = list(dict.fromkeys((job.cell, job.seed) for job in jobs))
     drawn = [(*draw(data, cell, seed), *_mixed(data, cell, seed)) for cell, seed in places]
@@ -94,14 +107,15 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     for method in dict.fromkeys(job.method for job in jobs):
         if method == "mixture":
             found = run_members(Variances(model), (everyone, messages))
-            answers = [split_variances(v, seed=seed) for v, (_, seed) in zip(found.results, places, strict=True)]
+            variances = np.asarray(found.results)
+            answers = [split_variances(v, seed=seed) for v, (_, seed) in zip(variances, places, strict=True)]
             matched = _match(model, cell, everyone, used, answers)
             compile_s, run_s = found.compile_s + matched.compile_s, found.run_s + matched.run_s
             reconstructed = np.asarray(matched.results[0])[:, 0]
         else:
             found = run_members(Decoder(model), (everyone, used), x64=True)
-            presence, values = map(np.asarray, found.results)
-            answers = [Membership(scores > 0.5, scores) for scores in presence]
+            presence, values, status = map(np.asarray, found.results)
+            answers = [judge_presence(p, s) for p, s in zip(presence, status, strict=True)]
             compile_s, run_s = found.compile_s, found.run_s
             right = values == np.asarray(everyone.truth)[:, :, 0]
             reconstructed = np.asarray([r[_first(a)].mean() for r, a in zip(right, answers, strict=True)])
@@ -113,11 +127,15 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 **{"device": jax.devices()[0].device_kind, "dtype": "float32" if method == "mixture" else "float64"},
                 **{"note": "; ".join(filter(None, (data.note, _unfitted(method, float(train[i]))))), "chance": 0.5},
             }
-            attribute_majority = float(np.bincount(np.asarray(victims.truth[i, :, 0])).max() / victims.y.shape[1])
-            outcomes += [
-                Outcome(job, metric, value, majority=attribute_majority if metric == "attribute_accuracy" else 0.5, **shared)
-                for metric, value in (*_scores(answers[i], truth[i]), ("attribute_accuracy", float(reconstructed[i])))
-            ]
+            if answers[i].status:
+                outcomes.append(Outcome(job, "accuracy", None, status="diverged", majority=0.5, **shared))
+                continue
+            most = float(np.bincount(np.asarray(victims.truth[i, :, 0])).max() / victims.y.shape[1])
+            outcomes += [Outcome(job, metric, value, majority=0.5, **shared) for metric, value in _scores(answers[i], truth[i])]
+            if np.isfinite(reconstructed[i]):
+                outcomes.append(Outcome(job, "attribute_accuracy", float(reconstructed[i]), majority=most, **shared))
+            else:
+                outcomes.append(Outcome(job, "attribute_accuracy", None, status="diverged", majority=most, **shared))
         yield outcomes
 
 
@@ -135,7 +153,7 @@ def _mixed(data: Dataset, cell: Cell, seed: int) -> tuple[tuple[Array, ...], Arr
 
 
 def _first(answer: Membership) -> np.ndarray:
-    """The half of the records that rank first: the server knows how many the victim has."""
+    """The half of the records that rank first: the server knows how many the victim has. A failed answer ranks at will."""
     return np.sort(np.argsort(-answer.scores, kind="stable")[: len(answer.scores) // 2])
 
 

@@ -124,7 +124,7 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
         metric=first["metric"],
         n=len(values),
         mean=_text(estimate.mean),
-        interval=_interval(estimate),
+        interval=_interval(estimate, proportion),
         chance=_text(_mean([r["chance"] for r in rows])),
         majority=_text(majority),
         published="" if published is None else f"{published:g}" + (" (other size)" if other_size else ""),
@@ -151,9 +151,11 @@ def _text(value: float, digits: int = 3) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.5g}"
 
 
-def _interval(estimate: Interval) -> str:
-    if not math.isfinite(estimate.low):
+def _interval(estimate: Interval, proportion: bool) -> str:
+    if not math.isfinite(estimate.low) or estimate.low == estimate.high:
         return ""
+    if not proportion:
+        return f"[{_text(estimate.low)}, {_text(estimate.high)}]"
     return f"[{max(estimate.low, 0):.3f}, {min(estimate.high, 1):.3f}]"
 
 

@@ -295,6 +295,32 @@ def test_the_frontier_figure_shows_every_axis_that_has_rows(tmp_path, capsys):
     assert all(p.accuracy.mean == p.majority or p.majority < 1 for p in lines["majority"])
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"columns": 31}, "columns=31 must lie between 1 and the 30 attributes"),
+        ({"phases": "gap10"}, "phases='gap10' needs more than rounds=6"),
+        ({"phases": "pre3"}, "phases='pre3' is unknown"),
+        ({"records": 400}, "records=400 x participants=1 exceeds"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_named(changed, message):
+    chosen = settings(**({"attribute": 0, "records": 20, "rounds": 6, "phases": "pre2", "steps": 5} | changed))
+    with pytest.raises(ValueError, match=message):
+        list(attribute_experiment.run([Job(Cell("s", "t", "small", "breast_cancer", chosen), "cos", 0)], None))
+
+
+def test_the_figure_copes_with_what_is_there():
+    def row(method, columns, value):
+        return {
+            **{"suite": "frontier", "table": "columns", "size": "small", "metric": "accuracy", "method": method},
+            **{"value": value, "majority": 0.6, "settings": {"columns": columns, "records": 75}},
+        }
+
+    frontier_figure.draw([row("closed_form", 1, 1.0), row("gauss_newton", 5, 0.9), row("cos", 20, None)])
+    assert frontier_figure.points([row("cos", 1, None)], "columns") == {}
+
+
 def test_cells_of_two_tables_that_differ_only_in_phases_are_measured_once():
     jobs = []
     for table in (t for t in SUITES["lyu2021"] if t.name in ("table7", "table8")):

@@ -364,6 +364,7 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
         (lambda *a: closed_form(*a, settings=ClosedForm(0.0)), r"learning_rate=0\.0 must be positive"),
         (lambda *a: closed_form(*a, settings=ClosedForm(0.1, solver="lu")), "solver='lu' is unknown"),
         (lambda *a: gauss_newton(*a, settings=GaussNewton(0.1, passes=0)), "passes=0 must be an integer"),
+        (lambda *a: gauss_newton(*a, settings=GaussNewton(None)), "learning_rate=None: gauss_newton needs"),
         (lambda *a: gauss_newton(*a, settings=GaussNewton(-1.0)), r"learning_rate=-1\.0 must be positive"),
     ],
 )

@@ -57,10 +57,34 @@ def test_a_run_without_effect_is_the_plain_run_and_a_noisy_one_is_not(world):
     assert largest_difference(one, other) > 1e-4  # clients draw their own noise
 
 
+@pytest.mark.parametrize("upload", [Upload(), Upload(noise_multiplier=0.1), Upload(clip=0.01)])
+def test_gradients_pass_through_what_is_sent(world, upload):
+    def loss(rate):
+        federated = Federated(rounds=2, training=jaxfl.LocalTraining(rate), upload=upload)
+        params = simulate(world.model, world.params, world.clients, world.key, federated).params
+        return sum((a**2).sum() for a in jax.tree.leaves(params))
+
+    slope = jax.grad(loss)(0.1)
+    numeric = (loss(0.101) - loss(0.099)) / 0.002
+    assert slope == pytest.approx(float(numeric), rel=0.05, abs=1e-3)
+    assert jnp.isfinite(jax.grad(lambda u: protect(u, KEY, upload)["a"].sum())(jax.tree.map(jnp.zeros_like, UPDATE))["a"]).all()
+
+
+def test_the_finest_rounding_stays_within_the_largest():
+    sent = jax.vmap(lambda k: protect({"a": jnp.array([1.0, 0.5, -1.0])}, k, Upload(bits=16))["a"])(jax.random.split(KEY, 5000))
+    assert jnp.abs(sent).max() <= 1.0
+
+
 def test_bad_numbers():
     x = jnp.zeros((3, 2))
     clients = jaxfl.stack_clients([(x, jnp.zeros(3, int))])
     model = jaxfl.mlp(2, (), 2)
-    for upload, message in ((Upload(clip=0), "clip=0 sends nothing"), (Upload(noise_multiplier=-1.0), "noise_multiplier=-1.0")):
+    for upload, message in (
+        (Upload(clip=0), "clip=0 must be a positive norm"),
+        (Upload(noise_multiplier=-1.0), r"noise_multiplier=-1\.0 must be finite"),
+        (Upload(noise_multiplier=float("inf")), "noise_multiplier=inf must be finite"),
+        (Upload(bits=2.5), r"bits=2\.5 must be an integer from 0"),
+        (Upload(bits=24), "bits=24 must be an integer from 0"),
+    ):
         with pytest.raises(ValueError, match=message):
             simulate(model, model.init(KEY), clients, KEY, Federated(upload=upload))

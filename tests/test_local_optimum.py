@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacks.local_optimum import infer_binary_attribute, local_moments, local_optimum
+from attacks.local_optimum import infer_binary_attribute, infer_by_logistic, infer_in_box, local_moments, local_optimum
 from jaxfl import Federated, LocalTraining, Messages, linear, mlp, simulate, stack_clients
 
 
@@ -125,6 +125,54 @@ def test_two_datasets_with_equal_messages():
         found = local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / 40))
         accuracies.append((infer_binary_attribute(x, y, 0, found, local_moments(found)).values == side).mean())
     assert sum(accuracies) == pytest.approx(1)
+
+
+def client(seed, m=400, d=6):
+    """A client whose attribute depends on its public columns, hardly on its target."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(m, d))
+    x[:, 0] = rng.random(m) < 1 / (1 + np.exp(-3 * x[:, 1] + 2 * x[:, 2]))
+    y = x @ rng.normal(size=d) * 0.3 + rng.normal(size=m)
+    full = np.c_[x, np.ones(m)]
+    received = rng.normal(size=(3 * (d + 1), d + 1))
+    return x, y, local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / m))
+
+
+def test_logistic_from_moments_is_the_regression_on_the_true_attribute():
+    from sklearn.linear_model import LogisticRegression
+
+    x, y, optimum = client(0)
+    moments = local_moments(optimum)
+    hidden = x.copy()
+    hidden[:, 0] = np.nan
+    found = infer_by_logistic(hidden, y, 0, moments)
+    known = np.c_[x[:, 1:], y]
+    truth = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(known, x[:, 0])
+    assert np.allclose(found.scores, truth.decision_function(known), atol=1e-3)
+    ranked = infer_binary_attribute(hidden, y, 0, optimum, moments)
+    assert (found.values == x[:, 0]).mean() > (ranked.values == x[:, 0]).mean() + 0.1
+    assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
+
+
+def test_the_box_is_exact_where_columns_outnumber_records():
+    x, y, optimum = client(1, m=30, d=28)
+    found = infer_in_box(x, y, 0, local_moments(optimum))
+    assert (found.values == x[:, 0]).all()
+    x, y, optimum = client(2)
+    found = infer_in_box(x, y, 0, local_moments(optimum))
+    assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
+
+
+def test_another_clients_moments_tell_nothing():
+    gains = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        x, y, _ = client(seed)
+        x[:, 0] = rng.random(len(x)) < 0.5  # independent of all else
+        _, _, other = client(seed + 100)
+        answers = [attack(x, y, 0, local_moments(other)) for attack in (infer_by_logistic, infer_in_box)]
+        gains += [(answer.values == x[:, 0]).mean() - 0.5 for answer in answers]
+    assert abs(np.mean(gains)) < 3 * 0.5 / np.sqrt(12 * 400)
 
 
 def test_bad_input():

@@ -7,7 +7,7 @@ import pytest
 
 from attacks.attribute_reconstruction import Knowledge, binary_column
 from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form
-from attacks.membership import decode_membership, gradient_variance, variance_mixture
+from attacks.membership import decode_membership, gradient_variance, split_variances, variance_mixture
 from attacks.metrics import detection
 from benchmarks.jobs import Cell, Job
 from benchmarks.suites import SUITES
@@ -99,10 +99,52 @@ def test_detection_on_known_scores():
     assert np.isnan(detection(np.full(200, np.nan), truth).auc)
 
 
+def test_an_unknown_rate_pulls_to_the_same_prior():
+    """Fewer equations than unknowns: the ridge decides, and must not take weights for their product with the rate."""
+    narrow = mlp(D, (6,), 3)
+    rng = np.random.default_rng(0)
+    x, y = (rng.random((2 * N, D)) < 0.4).astype(np.float32), rng.integers(0, 3, 2 * N)
+    federated = Federated(rounds=1, training=LocalTraining(0.01))
+    run = simulate(narrow, narrow.init(jax.random.key(0)), stack_clients([(x[:N], y[:N])]), jax.random.key(0), federated)
+    known = Knowledge(x, y, (COLUMN,))
+    scores = [
+        decode_membership(narrow, run.messages(0), known, N, settings=ClosedForm(rate))[0].scores for rate in (0.01, None)
+    ]
+    areas = [detection(s, TRUTH).auc for s in scores]
+    assert areas[1] == pytest.approx(areas[0], abs=0.01)
+
+
+def test_failure_is_data():
+    found = split_variances(np.array([[1.0, np.nan], [2.0, 1.0]]))
+    assert found.status == 1
+    assert not found.members.any()
+    knowledge, _, messages = make_world(rate=1e30)
+    assert decode_membership(MODEL, messages, knowledge, N, settings=ClosedForm(0.1))[0].status == 1
+
+
+def test_one_diverged_member_leaves_the_others_alone():
+    table = next(t for t in SUITES["lyu2021"] if t.name == "table11")
+
+    def job(rate, method):
+        chosen = settings(attribute=0, records=20, phases="pre2", rounds=3, learning_rate=rate, steps=5)
+        return Job(Cell("lyu2021", "table11", "small", "breast_cancer", chosen), method, 0)
+
+    jobs = [job(rate, method) for method in table.methods for rate in (0.1, 1e30)]
+    outcomes = [o for batch in table.run(jobs, None) for o in batch]
+    assert {o.job.method for o in outcomes if o.status == "diverged"} == set(table.methods)
+    assert all(o.value is None for o in outcomes if o.job.cell["learning_rate"] == 1e30)
+    assert all(o.value is not None for o in outcomes if o.job.cell["learning_rate"] == 0.1)
+    assert table.signature(job(0.1, "mixture").cell) != table.signature(
+        Cell("lyu2021", "table11", "small", "breast_cancer", settings(phases="pre5", attribute=0, records=20))
+    )
+
+
 def test_bad_input():
     knowledge, _, messages = make_world()
     with pytest.raises(ValueError, match=r"members=81 must lie between 1 and the number of records, 80"):
         decode_membership(MODEL, messages, knowledge, 81)
+    with pytest.raises(ValueError, match="x has 1 record"):
+        variance_mixture(MODEL, messages, Knowledge(knowledge.x[:1], knowledge.y[:1], knowledge.columns))
     with pytest.raises(ValueError, match="need known labels"):
         variance_mixture(MODEL, messages, Knowledge(knowledge.x, None, knowledge.columns))
 

@@ -44,7 +44,8 @@ class ClosedForm:
 
     Attributes:
       learning_rate: the client's step size, or None if unknown: then it is one more unknown of the least squares.
-      ridge: added to the normal equations, relative to their mean diagonal; pulls towards the prior.
+      ridge: added to the normal equations, relative to their diagonal ("direct") or to their size along the right-hand
+        side ("cg"); pulls towards the prior.
       solver: "direct" (Cholesky), or "cg" (conjugate gradients on products with the gradients' Jacobian, which is never
         formed, for many unknowns); None: "direct" up to 6,000 unknowns (static).
       iterations: at most, of "cg" (static).
@@ -145,23 +146,20 @@ def _closed_form(
         start = _with_absence(start, members / len(x), len(x))
     records, count = x.shape[:2]
     rate = settings.learning_rate
-    if members is not None and rate is None:
-        # Weights and rate enter as their product: its sum over records tells the rate, since members are counted.
-        rate = jnp.ones((), dtype)
-    if rate is None:
+    if rate is None and members is None:
         start = jnp.append(start, 0)
     with jax.default_matmul_precision("highest"):
+        if rate is None and members is not None:
+            # Weights and rate enter as their product: its sum over records tells the rate, since members are counted.
+            product, _, _ = _least_squares(model, messages, x, y, jnp.ones((), dtype), members, start, settings)
+            rate = product.sum() / members
         solution, condition, misfit = _least_squares(model, messages, x, y, rate, members, start, settings)
         residual = misfit(solution)
-        unit = jnp.ones((), dtype)
         if rate is None:
             rate = 1 / solution[-1]
-        elif settings.learning_rate is None:
-            unit = rate = solution.sum() / (members or records)
-        weights = solution[: records * (count - 1)] / unit
+        weights = solution[: records * (count - 1)]
         decoded = _decoded(knowledge, weights.reshape(records, -1), members)
-        rounded = jnp.concatenate([decoded.rounded * unit, solution[len(weights) :]])
-        objective = misfit(rounded)
+        objective = misfit(jnp.concatenate([decoded.rounded, solution[len(weights) :]]))
     failed = ~(jnp.isfinite(solution).all() & jnp.isfinite(objective))
     reconstruction = Reconstruction(
         values=(jnp.where(failed, -1, decoded.values),),

@@ -58,6 +58,8 @@ def gauss_newton(model: Model, messages: Messages, knowledge: Knowledge, *, sett
         raise ValueError("y=None: gauss_newton needs known labels")
     _check.positive_integer(passes=settings.passes, iterations=settings.iterations)
     rate = settings.learning_rate
+    if rate is None:
+        raise ValueError("learning_rate=None: gauss_newton needs the client's step size")
     if not _check.is_traced(rate) and not 0 < float(rate) < float("inf"):
         raise ValueError(f"learning_rate={rate!r} must be positive")
     return _gauss_newton(model, messages, knowledge, settings)

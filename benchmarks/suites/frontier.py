@@ -21,8 +21,8 @@ SETTINGS = {"minibatch_records": "records"}
 
 
 def _axis(dataset: str, name: str, paper: Sequence[Value], small: Sequence[Value], **fixed: Value) -> Callable[..., list[Cell]]:
-    """Cells along one setting, that of the axis' name or the one in `SETTINGS`. At small size there are 75 records, and
-    fewer simulations."""
+    """Cells along one setting, that of the axis' name or the one in `SETTINGS`. At small size there are 75 records unless
+    `fixed` says otherwise, and fewer simulations."""
 
     def cells(size: str, data_dir: str | None) -> list[Cell]:
         reduced = {"records": 75, "gls_orders": 64} if size == "small" else {"records": 300}
@@ -83,7 +83,7 @@ TABLES = (
     _table(
         "noise_multiplier",
         "Gaussian noise on every number of an update, in units of its norm",
-        _axis("location30", "noise_multiplier", (0.0, 1e-5, 1e-4, 1e-3, 1e-2), (0.0, 1e-4, 1e-2)),
+        _axis("location30", "noise_multiplier", (0.0, 1e-4, 1e-3, 0.01, 0.03, 0.1), (0.0, 0.01, 0.1)),
     ),
     _table("bits", "Bits per number of an update", _axis("location30", "bits", (0, 16, 8, 4, 2, 1), (0, 8, 1))),
 )
