@@ -1,0 +1,84 @@
+"""Model-based inference: it reads what a model has learnt of the attribute, and nothing from one that does not use it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.attribute_reconstruction import Knowledge, UnknownColumn, binary_column
+from attacks.model_inference import infer_from_model
+from jaxfl import Model, linear, logistic, mlp, squared_error
+
+KEY = jax.random.key(0)
+
+
+def records(seed=0, n=200):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 5)).astype(np.float32)
+    x[:, 2] = rng.random(n) < 0.4
+    return x
+
+
+def hidden(x):
+    x = x.copy()
+    x[:, 2] = np.nan
+    return x
+
+
+def test_a_regression_that_fits_tells_the_attribute():
+    x = records()
+    model = linear(5)
+    params = model.init(KEY)
+    params["Dense_0"]["kernel"] = params["Dense_0"]["kernel"].at[2].set(1.5)
+    y = model.apply(params, x)[:, 0]
+    found = infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2),)))
+    assert (np.asarray(found) == x[:, 2]).all()
+
+
+def test_probabilities_are_what_is_compared():
+    x, y = records(), np.random.default_rng(1).integers(0, 2, 200)
+    for model in (logistic(5), mlp(5, (8,), 3)):
+        params = model.init(KEY)
+        found = np.asarray(infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2),))))
+        distances = []
+        for value in (0, 1):
+            filled = x.copy()
+            filled[:, 2] = value
+            outputs = np.asarray(model.apply(params, filled), np.float64)
+            if outputs.shape[1] == 1:
+                distances.append((1 / (1 + np.exp(-outputs[:, 0])) - y) ** 2)
+            else:
+                p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+                distances.append(((p - np.eye(3)[y]) ** 2).sum(1))
+        clear = np.abs(distances[0] - distances[1]) > 1e-5
+        assert (found == np.argmin(distances, 0))[clear].all()
+        assert clear.any()
+
+
+def test_batch_statistics_do_not_cancel_the_candidate():
+    """With batch norm, a value that all records share would be subtracted again; y prefers 1 exactly where x[:, 2] is."""
+    x = records()
+    model = mlp(5, (16,), 2, batch_norm=True)
+    params = model.init(KEY)
+    y = np.asarray(model.apply(params, x).argmax(1))
+    found = np.asarray(infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2, 0.4),))))
+    assert set(found.tolist()) == {0, 1}
+    assert (found == x[:, 2]).mean() > 0.5
+
+
+def test_a_model_that_does_not_use_the_attribute_names_the_first_value():
+    blind = Model(linear(5).init, lambda p, x, **rest: linear(5).apply(p, x.at[:, 2].set(0), **rest), squared_error)
+    x = records()
+    column = UnknownColumn(jnp.array([2]), jnp.array([[0.0], [1.0], [2.0]]))
+    found = infer_from_model(blind, blind.init(KEY), Knowledge(jnp.asarray(x), x[:, 0], (column,)))
+    assert (np.asarray(found) == 0).all()
+
+
+def test_failure_is_data_and_bad_input_is_named():
+    x, model = records(), linear(5)
+    broken = jax.tree.map(lambda a: a * jnp.nan, model.init(KEY))
+    assert (np.asarray(infer_from_model(model, broken, Knowledge(hidden(x), x[:, 0], (binary_column(2),)))) == -1).all()
+    with pytest.raises(ValueError, match="needs known targets"):
+        infer_from_model(model, broken, Knowledge(x, None, (binary_column(2),)))
+    with pytest.raises(ValueError, match="x holds"):
+        infer_from_model(model, model.init(KEY), Knowledge(hidden(x), x[:, 0], (binary_column(1),)))
