@@ -16,6 +16,10 @@ from jaxfl.federated import Strategy, map_clients
 ACCELERATOR_CHUNK = 16
 """Members that run at once on each accelerator; more would only take memory."""
 
+MOST_PROGRAMS = 96
+"""Compiled programs kept at a time. On CPU each holds hundreds of memory mappings, of which Linux grants 65,530 to a process
+by default; beyond, the compiler dies ("Cannot allocate memory")."""
+
 
 class Compiled(NamedTuple):
     """Attributes:
@@ -68,7 +72,7 @@ def _sharding(devices: int) -> NamedSharding:
     return NamedSharding(jax.make_mesh((devices,), ("members",), axis_types=(AxisType.Auto,)), PartitionSpec("members"))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compile(function: Callable[[Any], Any], devices: int, structure: Any, signature: tuple[Any, ...], x64: bool) -> Any:
     """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
     strategy: Strategy = "map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxfl
+from benchmarks import engines
 
 
 def largest_difference(a, b):
@@ -27,6 +28,14 @@ class World:
     clients: jaxfl.ClientData
     records: list
     key: jax.Array
+
+
+@pytest.fixture(autouse=True, scope="module")
+def release_programs():
+    """Compiled programs hold memory mappings, of which a process may have only so many (see `benchmarks.engines`)."""
+    yield
+    engines._compile.cache_clear()
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
