@@ -33,8 +33,8 @@ from jaxfl import Messages, Model, _check
 
 Array = jax.Array
 
-MOST_DIRECT = 6_000
-"""Unknowns up to which the normal equations are formed; their matrix takes 288 MB there in float64, and several are held."""
+MOST_DIRECT = 8_000
+"""Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64, and several are held."""
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +47,7 @@ class ClosedForm:
       ridge: added to the normal equations, relative to their diagonal ("direct") or to their size along the right-hand
         side ("cg"); pulls towards the prior.
       solver: "direct" (Cholesky), or "cg" (conjugate gradients on products with the gradients' Jacobian, which is never
-        formed, for many unknowns); None: "direct" up to 6,000 unknowns (static).
+        formed, for many unknowns); None: "direct" up to 8,000 unknowns (static).
       iterations: at most, of "cg" (static).
     """
 
