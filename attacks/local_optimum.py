@@ -119,8 +119,8 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
 
     Args:
       optimum: an identified one.
-      epochs: full-batch steps per round, E. The root needs `2 eta lambda_max(X'X / m) < 1`, as any stable training with
-        even E does not guarantee but usual step sizes do.
+      epochs: full-batch steps per round, E. For E > 1 the root needs `2 eta lambda_max(X'X / m) < 1`, which is more than
+        stability asks for.
 
     Raises:
       ValueError: if the optimum is not identified, or the root does not exist.
@@ -174,17 +174,11 @@ def infer_binary_attribute(
     Raises:
       ValueError: if shapes do not fit, or the attribute does not exist.
     """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    _check.shape((None, len(optimum.params) - 1), x=x)
-    _check.shape((len(x),), y=y)
-    if not 0 <= attribute < x.shape[1]:
-        raise ValueError(f"attribute={attribute} does not exist; features run from 0 to {x.shape[1] - 1}")
-    known = np.delete(np.arange(x.shape[1]), attribute)
-    _check.finite(**{"x (but the attribute)": x[:, known], "y": y})
+    x, y, known = _public_part(x, y, attribute, len(optimum.params) - 1)
     weight = optimum.params[attribute]
     prior = float(np.clip(moments.second[attribute, -1], 0, 1))
     mse = float(max(y @ y / len(y) - optimum.params @ moments.cross, 0))
-    residual = y - x[:, known] @ optimum.params[known] - optimum.params[-1]
+    residual = y - x @ optimum.params[known] - optimum.params[-1]
     if abs(weight) < 1e-12:  # the model does not use the attribute: the more frequent value is all there is
         scores = np.full(len(x), float(prior >= 0.5))
         return InferredAttribute(scores, scores, prior, mse, abs(1 - 2 * prior))
@@ -211,6 +205,9 @@ def infer_by_logistic(x: np.ndarray, y: np.ndarray, attribute: int, moments: Mom
 
     Returns:
       As `infer_binary_attribute`; `scores` are log odds, `mse` and `bound` are NaN: there is none.
+
+    Raises:
+      ValueError: as `infer_binary_attribute`.
     """
     z, sums = _attribute_equations(x, y, attribute, moments)
     weights = minimize(
@@ -238,16 +235,22 @@ def infer_in_box(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments)
     return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
 
 
+def _public_part(x: np.ndarray, y: np.ndarray, attribute: int, features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Public columns `[records, features - 1]`, targets, and the columns' places. Raises `ValueError` on what does not fit."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    _check.shape((None, features), x=x)
+    _check.shape((len(x),), y=y)
+    if not 0 <= attribute < features:
+        raise ValueError(f"attribute={attribute} does not exist; features run from 0 to {features - 1}")
+    known = np.delete(np.arange(features), attribute)
+    _check.finite(**{"x (but the attribute)": x[:, known], "y": y})
+    return x[:, known], y, known
+
+
 def _attribute_equations(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
     """What is known of every record, standardised, `[records, columns]`, and its mean where the attribute is 1, times rho."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    _check.shape((None, len(moments.cross) - 1), x=x)
-    _check.shape((len(x),), y=y)
-    if not 0 <= attribute < x.shape[1]:
-        raise ValueError(f"attribute={attribute} does not exist; features run from 0 to {x.shape[1] - 1}")
-    known = np.delete(np.arange(x.shape[1]), attribute)
-    columns = np.concatenate([x[:, known], y[:, None]], 1)
-    _check.finite(**{"x (but the attribute) or y": columns})
+    x, y, known = _public_part(x, y, attribute, len(moments.cross) - 1)
+    columns = np.concatenate([x, y[:, None]], 1)
     prior = moments.second[attribute, -1]
     sums = np.append(moments.second[attribute, known], moments.cross[attribute])
     mean, deviation = columns.mean(0), columns.std(0)

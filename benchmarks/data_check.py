@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.attribute_experiment import labelled_data
 from benchmarks.jobs import Cell, Cost, Job, Outcome
+from benchmarks.members import labelled_data
 
 METHODS = ("summary",)
 METRICS = ("counts_variance", "cramers_v_squared")

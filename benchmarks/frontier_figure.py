@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import tyro
@@ -99,11 +98,8 @@ def main(out: str = "results", figure: str = "frontier.svg", size: Literal["smal
         figure: file to write; its suffix tells the format.
         size: of the suite.
     """
-    if not (Path(out) / "results.sqlite").is_file():
-        print(f"error: --out {out!r} holds no results.sqlite; run python -m benchmarks.sweep frontier first", file=sys.stderr)
-        return 2
     try:
-        store = Store(out)
+        store = Store.existing(out)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

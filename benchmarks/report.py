@@ -226,11 +226,8 @@ def main(out: str = "results") -> int:
     Args:
         out: the folder.
     """
-    if not (Path(out) / "results.sqlite").is_file():
-        print(f"error: --out {out!r} holds no results.sqlite; run python -m benchmarks.sweep first", file=sys.stderr)
-        return 2
     try:
-        store = Store(out)
+        store = Store.existing(out)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

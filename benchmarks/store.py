@@ -60,6 +60,17 @@ class Store:
             mend = "move results.sqlite away or choose another folder"
             raise ValueError(f"out={str(folder)!r} holds no usable results ({error}); {mend}") from error
 
+    @classmethod
+    def existing(cls, folder: str | Path) -> "Store":
+        """Open a folder that holds results.
+
+        Raises:
+          ValueError: if it holds none, or as the constructor.
+        """
+        if not (Path(folder) / "results.sqlite").is_file():
+            raise ValueError(f"out={str(folder)!r} holds no results.sqlite; run python -m benchmarks.sweep first")
+        return cls(folder)
+
     def finished(self) -> set[str]:
         """Keys of the jobs that have a value; failed ones are run again."""
         return {key for (key,) in self._database.execute("SELECT DISTINCT job FROM results WHERE status = 'ok'")}

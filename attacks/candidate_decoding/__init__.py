@@ -4,16 +4,11 @@
 at once, and `gls` is to first order right for any other client.
 """
 
-from attacks.candidate_decoding.closed_form import (
-    ClosedForm,
-    Decoding,
-    candidate_records,
-    closed_form,
-    inputs_and_errors,
-    normal_equations,
-)
+from attacks.candidate_decoding.candidates import candidate_records, inputs_and_errors
+from attacks.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
 from attacks.candidate_decoding.gauss_newton import GaussNewton, gauss_newton
 from attacks.candidate_decoding.gls import GLS, gls
+from attacks.candidate_decoding.normal_equations import normal_equations
 
 __all__ = [
     "GLS",

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
-from attacks.candidate_decoding.closed_form import (
+from attacks.candidate_decoding.candidates import (
     candidate_records,
     difference_jacobian,
     first_inputs,

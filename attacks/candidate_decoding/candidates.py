@@ -1,0 +1,96 @@
+"""Candidates: what each record could be, their weights, and their gradients by layers or written out."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from attacks.attribute_reconstruction import Knowledge, erase
+from jaxfl import Model
+
+Array = jax.Array
+
+
+def candidate_records(model: Model, knowledge: Knowledge) -> tuple[Array, Array]:
+    """Every record with every candidate in its place: `x [records, K, features]`, `y [records, K]`.
+
+    With unknown labels candidates are (value, label) pairs, the label running fastest.
+    """
+    column, base = knowledge.columns[0], erase(knowledge)
+    x = jax.vmap(lambda v: base.at[:, column.positions].set(v))(column.candidates).swapaxes(0, 1)
+    if knowledge.y is not None:
+        return x, jnp.broadcast_to(knowledge.y[:, None], x.shape[:2])
+    classes = model.classes or 0
+    y = jnp.tile(jnp.arange(classes), x.shape[1])
+    return jnp.repeat(x, classes, axis=1), jnp.broadcast_to(y, (len(x), len(y)))
+
+
+def inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Input and error (derivative of the record's loss by the layer's output) of every dense layer, `[batch, width]`."""
+    layers = model.layers
+    assert layers is not None
+    widths = {name: layers.parameters(params, name)["kernel"].shape[-1] for name in layers.names}
+    zero = {name: jnp.zeros((len(x), width), x.dtype) for name, width in widths.items()}
+
+    def total(offsets: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        outputs, inputs = layers.forward(params, x, offsets)
+        return model.loss(outputs, y).sum(), inputs
+
+    errors, inputs = jax.grad(total, has_aux=True)(zero)
+    return inputs, errors
+
+
+def split(a: Array, records: int) -> tuple[Array, Array, Array]:
+    """Base `[records, w]`, other candidates `[unknowns, w]`, and their difference from the base, of `[records * K, w]`."""
+    a = a.reshape(records, -1, a.shape[-1])
+    return a[:, 0], a[:, 1:].reshape(-1, a.shape[-1]), (a[:, 1:] - a[:, :1]).reshape(-1, a.shape[-1])
+
+
+def input_products(base: Array, difference: Array, repeat: int) -> tuple[Array, Array, Array]:
+    """`a0.b0`, `a0.Db` and `Da.Db` over unknowns `[unknowns, unknowns]`."""
+    spread = functools.partial(jnp.repeat, repeats=repeat, axis=0)
+    own = spread((base @ base.T).T)
+    return spread(own.T), spread(base @ difference.T), difference @ difference.T
+
+
+def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
+    """Products of the first layer's inputs: no parameter comes before it, so they are the same in every round."""
+    if model.layers is None:
+        return None
+    records, count = x.shape[:2]
+    inputs, _ = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    base, _, difference = split(inputs[model.layers.names[0]], records)
+    return base, difference, input_products(base, difference, count - 1)
+
+
+def difference_jacobian(model: Model, params: Any, x: Array, y: Array, absence: bool = False) -> tuple[Array, Array]:
+    """Gradient differences of the other candidates from the base `[unknowns, parameters]`, and the sum of the base's
+    gradients `[parameters]`, explicitly; for any model. With `absence` the base's gradients are zero."""
+
+    def gradient(x: Array, y: Array) -> Array:
+        return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(params))[0]
+
+    every = jax.vmap(jax.vmap(gradient))(x, y)
+    if absence:
+        every = every.at[:, 0].set(0)
+    return (every[:, 1:] - every[:, :1]).reshape(-1, every.shape[-1]), every[:, 0].sum(0)
+
+
+def prior_weights(model: Model, knowledge: Knowledge, count: int) -> Array:
+    """Prior weights of the candidates but the base, for every record; uniform where unknown."""
+    column = knowledge.columns[0]
+    values = len(column.candidates)
+    prior = jnp.full(values, 1 / values) if column.prior is None else column.prior
+    if knowledge.y is None:
+        classes = count // values
+        labels = jnp.full(classes, 1 / classes) if knowledge.label_prior is None else knowledge.label_prior
+        prior = jnp.outer(prior, labels).reshape(-1)
+    return jnp.tile(prior[1:], len(knowledge.x))
+
+
+def with_absence(prior: Array, present: float, records: int) -> Array:
+    """Prior weights where being absent is the base: those of all real candidates, times the fraction present."""
+    others = prior.reshape(records, -1)
+    return present * jnp.concatenate([1 - others.sum(1, keepdims=True), others], 1).reshape(-1)
