@@ -246,12 +246,14 @@ def _replace(tree: Any, path: list[str], part: Any) -> Any:
 class Minimum:
     """Attributes:
     variables: the best iterate.
-    value: its objective.
+    last: the last one, to be preferred where the objective is drawn anew in every step.
+    value: objective of the best.
     trace: objective at every iteration `[steps]`.
     gradient_norm: norm of the gradient at every iteration `[steps]`.
     """
 
     variables: Any
+    last: Any
     value: Array
     trace: Array
     gradient_norm: Array
@@ -281,8 +283,8 @@ def minimize_adam(
         return carry, (value, optax.tree.norm(gradient))
 
     carry = start, optimizer.init(start), start, jnp.asarray(jnp.inf)
-    (_, _, best, least), (trace, norms) = jax.lax.scan(step, carry, jnp.arange(steps))
-    return Minimum(best, least, trace, norms)
+    (last, _, best, least), (trace, norms) = jax.lax.scan(step, carry, jnp.arange(steps))
+    return Minimum(best, last, least, trace, norms)
 
 
 def minimize_lbfgs(objective: Callable[[Any], Array], start: Any, *, evaluations: int, memory: int = 20) -> Minimum:
@@ -322,5 +324,5 @@ def minimize_lbfgs(objective: Callable[[Any], Array], start: Any, *, evaluations
 
     empty = jnp.full(evaluations, jnp.nan)
     carry = start, optimizer.init(start), start, jnp.asarray(jnp.inf), jnp.asarray(0), empty, empty, jnp.asarray(True)
-    _, _, best, least, _, trace, norms, _ = jax.lax.while_loop(unfinished, step, carry)
-    return Minimum(best, least, trace, norms)
+    last, _, best, least, _, trace, norms, _ = jax.lax.while_loop(unfinished, step, carry)
+    return Minimum(best, last, least, trace, norms)

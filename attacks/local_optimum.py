@@ -12,7 +12,7 @@ any E and without knowing eta. All of it in NumPy and float64: messages of a det
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import lsq_linear, minimize
@@ -113,6 +113,11 @@ class Moments:
     cross: np.ndarray
     learning_rate: float
 
+    @property
+    def optimum(self) -> np.ndarray:
+        """theta* `[parameters]`; the shortest, if columns depend on each other."""
+        return np.linalg.lstsq(self.second, self.cross, rcond=None)[0]
+
 
 def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
     """Decode X'X / m and X'y / m: `2 eta X'X / m = I - (I - W)^(1 / E)`, and eta by the intercept's own entry, which is 1.
@@ -137,6 +142,106 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
     return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))
 
 
+def structured_moments(
+    messages: Messages, x: np.ndarray, y: np.ndarray, attribute: int, learning_rate: float, *, steps: int = 1
+) -> Moments:
+    """Decode the moments by what is known already: everything but one row of X'X / m and one number of X'y / m.
+
+    With r_t = u_t / (2 eta), and p for the public columns (the intercept's among them), s for the attribute,
+
+        r_t[p] = H_pp theta_t[p] + b theta_t[s] - X_p'y / m,     b = X_p's / m,
+        r_t[s] = b'theta_t[p] + rho theta_t[s] - q,              rho = s's / m = b[intercept],  q = s'y / m.
+
+    So two messages are enough, of a deterministic run too, where the generic decoder has nothing to go by. Beyond papers
+    001 and 004.
+
+    Args:
+      messages: of a linear model whose client takes one full-batch step per round. With several `steps` the equations hold
+        to first order at the centre of the local path, theta_t + (K - 1) / (2 K) (returned - theta_t).
+      x: public records `[records, features]`; the attribute's column may hold anything.
+      y: targets `[records]`.
+      attribute: its position among the features; 0 or 1 in every record.
+      learning_rate: the client's, eta.
+      steps: local steps per round, K.
+
+    Raises:
+      ValueError: if shapes do not fit, the attribute does not exist, or no message gives it any weight.
+    """
+    received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
+    _check.positive_integer(steps=steps)
+    _check.finite(received=received, returned=returned)
+    received, returned = received.astype(np.float64), returned.astype(np.float64)
+    x, y, known = _public_part(x, y, attribute, received.shape[1] - 1)
+    if not 0 < learning_rate < np.inf:
+        raise ValueError(f"learning_rate={learning_rate!r} must be positive")
+    public, at = np.c_[x, np.ones(len(x))], np.append(known, received.shape[1] - 1)
+    theta = received + (steps - 1) / (2 * steps) * (returned - received)
+    slopes = (received - returned) / (2 * learning_rate * steps)
+    weight = theta[:, attribute]
+    if not (weight**2).sum() > 0:
+        raise ValueError(f"attribute={attribute} has weight 0 in every message, which then tell nothing of it")
+    size = received.shape[1]
+    second, cross = np.zeros((size, size)), np.zeros(size)
+    second[np.ix_(at, at)], cross[at] = public.T @ public / len(x), public.T @ y / len(x)
+    missing = slopes[:, at] - theta[:, at] @ second[np.ix_(at, at)] + cross[at]
+    row = weight @ missing / (weight**2).sum()
+    second[attribute, at] = second[at, attribute] = row
+    second[attribute, attribute] = row[-1]
+    cross[attribute] = (theta @ second[attribute] - slopes[:, attribute]).mean()
+    return Moments(second, cross, float(learning_rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyOptimum:
+    """Attributes:
+    params: theta* `[parameters]`, float64, the intercept last.
+    error: with probability `1 - delta` the distance to the true one is no larger; infinite if there are too few messages
+      for the bound to hold.
+    """
+
+    params: np.ndarray
+    error: float
+
+
+def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOptimum:
+    """Decode the optimum from noisy updates by ordinary least squares of u_t on (theta_t, -1) (paper 004, Proposition 3).
+
+    The error bound is Eq. 35 with a union bound over the d rows, all messages serving all rows. Three changes to Eq. 26: the
+    logarithm keeps its d, which the paper loses between Eq. 33 and 34; its unstated constant is that of Hsu, Kakade and Zhang
+    (2012), p + 2 sqrt(p t) + 2 t; and the noise, which the adversary does not know, is the residuals'. It assumes received
+    models that do not depend on the client's earlier noise, and steps of at most `m / (2 lambda_max(X'X))`.
+
+    Args:
+      messages: of a linear model.
+      delta: chance that the bound fails.
+
+    Raises:
+      ValueError: if the model is not linear, there are not more rounds than parameters, or delta is no probability.
+    """
+    received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
+    received, returned = received.astype(np.float64), returned.astype(np.float64)
+    rounds, size = received.shape
+    if rounds <= size + 1:
+        raise ValueError(f"messages holds {rounds} rounds; least squares for {size} parameters needs at least {size + 2}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta={delta!r} must lie between 0 and 1")
+    inputs = np.c_[received, -np.ones(rounds)]
+    found, _, rank, singular = np.linalg.lstsq(inputs, received - returned, rcond=None)
+    if rank <= size:
+        return NoisyOptimum(np.full(size, np.nan), np.inf)
+    gain, v = found[:-1].T, found[-1]
+    params = np.linalg.solve(gain, v)
+    variance = ((received - returned - inputs @ found) ** 2).sum(0).max() / (rounds - size - 1)
+    t = np.log(2 * size / delta)
+    tail = (size + 1) + 2 * np.sqrt((size + 1) * t) + 2 * t
+    distance = np.sqrt(size * variance * tail) / singular[-1]  # of (W, v), in Frobenius norm
+    least = np.linalg.svd(gain, compute_uv=False)[-1]
+    # |W^-1| <= 1 / (least - distance), and theta* lies within the error of the decoded one.
+    slack = least - 2 * distance
+    error = distance * (np.linalg.norm(params) + 1) / slack if slack > 0 else np.inf
+    return NoisyOptimum(params, float(error))
+
+
 @dataclasses.dataclass(frozen=True)
 class InferredAttribute:
     """A binary attribute of every record, and what can be said of its accuracy without the truth.
@@ -145,8 +250,8 @@ class InferredAttribute:
       values: 0 or 1 `[records]`.
       scores: s~, the attribute that would bring the record's prediction to its target `[records]`.
       prior: decoded fraction of ones, rho.
-      mse: decoded mean squared error of theta* on the client's data.
-      bound: at least this fraction of `values` is right (paper 001, Proposition 3).
+      mse: decoded mean squared error of the model on the client's data.
+      bound: at least this fraction of `values` is right (paper 001, Proposition 3; paper 004, Proposition 4).
     """
 
     values: np.ndarray
@@ -157,37 +262,51 @@ class InferredAttribute:
 
 
 def infer_binary_attribute(
-    x: np.ndarray, y: np.ndarray, attribute: int, optimum: LocalOptimum, moments: Moments
+    x: np.ndarray,
+    y: np.ndarray,
+    attribute: int,
+    moments: Moments,
+    *,
+    params: np.ndarray | None = None,
+    rule: Literal["rank", "threshold"] = "rank",
 ) -> InferredAttribute:
-    """Paper 001, Algorithm 3: the ceil(rho m) records of the largest s~ have the attribute.
+    """The attribute under which a linear model fits its client's targets.
 
-    The bound `max(|1 - 2 rho|, 1 - 4 MSE / theta_s^2)` takes rho and MSE from the decoded moments, no truth. Since exactly
-    rho m ones are predicted, false ones and false zeros come in pairs, each of which costs m MSE at least theta_s^2 / 2.
+    "rank" (paper 001, Algorithm 3): the ceil(rho m) records of the largest s~ have it. "threshold" (paper 004, Eq. 9): those
+    with s~ >= 1/2. In both at least 1 - 4 MSE / theta_s^2 are right, by ranks |1 - 2 rho| too. The bounds take rho and MSE
+    from the decoded moments, no truth. Since by ranks exactly rho m ones are predicted, false ones and false zeros come in
+    pairs, each of which costs m MSE at least theta_s^2 / 2 (paper 001 prints the minimum where it needs the maximum).
 
     Args:
       x: public records `[records, features]`; the attribute's column may hold anything.
       y: targets `[records]`.
       attribute: its position among the features; 0 or 1 in every record.
-      optimum: of a model with these features and an intercept.
-      moments: the client's, see `local_moments`.
+      moments: the client's, see `local_moments` and `structured_moments`.
+      params: the model `[features + 1]`, the intercept last; by default the client's optimum, from its moments.
+      rule: "rank" or "threshold".
 
     Raises:
       ValueError: if shapes do not fit, or the attribute does not exist.
     """
-    x, y, known = _public_part(x, y, attribute, len(optimum.params) - 1)
-    weight = optimum.params[attribute]
+    _check.one_of(("rank", "threshold"), rule=rule)
+    x, y, known = _public_part(x, y, attribute, len(moments.cross) - 1)
+    theta = moments.optimum if params is None else np.asarray(params, np.float64)
+    _check.shape((len(moments.cross),), params=theta)
+    weight = theta[attribute]
     prior = float(np.clip(moments.second[attribute, -1], 0, 1))
-    mse = float(max(y @ y / len(y) - optimum.params @ moments.cross, 0))
-    residual = y - x @ optimum.params[known] - optimum.params[-1]
+    mse = float(max(y @ y / len(y) - 2 * theta @ moments.cross + theta @ moments.second @ theta, 0))
+    residual = y - x @ theta[known] - theta[-1]
     if abs(weight) < 1e-12:  # the model does not use the attribute: the more frequent value is all there is
         scores = np.full(len(x), float(prior >= 0.5))
         return InferredAttribute(scores, scores, prior, mse, abs(1 - 2 * prior))
-    scores = residual / weight
+    scores, bound = residual / weight, 1 - 4 * mse / weight**2
+    if rule == "threshold":
+        return InferredAttribute((scores >= 0.5).astype(float), scores, prior, mse, bound)
     ones = prior * len(x)
     count = round(ones) if abs(ones - round(ones)) < 1e-3 else int(np.ceil(ones))
     values = np.zeros(len(x))
     values[np.argsort(-scores, kind="stable")[:count]] = 1
-    return InferredAttribute(values, scores, prior, mse, max(abs(1 - 2 * prior), 1 - 4 * mse / weight**2))
+    return InferredAttribute(values, scores, prior, mse, max(abs(1 - 2 * prior), bound))
 
 
 def infer_by_logistic(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> InferredAttribute:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attacks.attribute_reconstruction import Knowledge, check_knowledge
-from attacks.candidate_decoding import ClosedForm, Decoding, candidate_records, closed_form, inputs_and_errors
+from attacks.candidate_decoding import ClosedForm, Decoding, candidate_records, closed_form
 from jaxfl import Messages, Model
+from jaxfl.models import inputs_and_errors
 
 Array = jax.Array
 

@@ -1,7 +1,7 @@
 """Scores, and how sure one can be of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -76,3 +76,45 @@ def detection(scores: np.ndarray, truth: np.ndarray, fpr: float = 0.01) -> Detec
         return Detection(math.nan, math.nan)
     false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
     return Detection(float(roc_auc_score(truth, scores)), float(true[false <= fpr].max()))
+
+
+def explain(apply: Callable[[Array], Array], x: Array, segments: Array, masks: Array, fill: Array) -> Array:
+    """Linear explanations of a model around records (Jia et al. 2022, Zest, after LIME): least-squares weights, without
+    intercept, of its outputs on which segments of a record are kept.
+
+    Args:
+      apply: from records `[batch, ...]` to outputs `[batch, outputs]`, before any softmax.
+      x: reference records `[records, ...]`.
+      segments: number of the segment to which each entry of a record belongs: an attribute, a patch of an image.
+      masks: which segments are kept `[masks, segments]`, 0 or 1, shared by the records.
+      fill: what stands in for the others, of a record's shape: the data's mean.
+
+    Returns:
+      Weights `[records, segments, outputs]`.
+    """
+    masks = jnp.asarray(masks, x.dtype)
+    inverse = jnp.linalg.pinv(masks)
+    kept = masks[:, segments]
+
+    def one(record: Array) -> Array:
+        return inverse @ apply(kept * record + (1 - kept) * fill)
+
+    return jax.lax.map(one, x)
+
+
+def zest_masks(key: Array, segments: int, count: int = 1000) -> Array:
+    """Masks `[count, segments]` for `explain`: fair coins, the first keeping everything."""
+    return jax.random.bernoulli(key, 0.5, (count, segments)).at[0].set(True)
+
+
+def zest_similarity(a: Array, b: Array) -> Array:
+    """Cosine of two models' explanations, all records, segments and outputs together; paper 004 prints 100 times that."""
+    return (a * b).sum() / jnp.sqrt((a**2).sum() * (b**2).sum())
+
+
+def ssim(image: Array, references: Array) -> Array:
+    """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1] `[height, width, channels]` to each
+    of several `[n, height, width, channels]`."""
+    import dm_pix
+
+    return dm_pix.ssim(jnp.broadcast_to(image, references.shape), references)

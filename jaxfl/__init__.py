@@ -1,7 +1,7 @@
 """jaxfl: federated learning as pure functions, and what its messages give away."""
 
 from jaxfl.clients import ClientData, one_client, stack_clients
-from jaxfl.defenses import Upload, protect
+from jaxfl.defenses import DPSGD, Upload, protect
 from jaxfl.evaluation import Evaluation, evaluate
 from jaxfl.federated import Federated, Record, Server, ServerState, honest_server, isolating_server, simulate
 from jaxfl.models import (
@@ -23,6 +23,7 @@ from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 __version__ = "0.1.0"
 
 __all__ = [
+    "DPSGD",
     "Aggregates",
     "AnonymousMessages",
     "ClientData",

@@ -1,12 +1,14 @@
-"""What a client may do to its update before it sends it."""
+"""What a client may do against its adversary: to its update before it sends it, and to its training."""
 
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxfl import _check
+from jaxfl.models import Model, inputs_and_errors, mean_loss, zero_rows
 
 Array = jax.Array
 
@@ -70,3 +72,102 @@ def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
     step = jnp.maximum(2 * largest / steps, jnp.finfo(values.dtype).tiny)
     places = jnp.floor((values + largest) / step + jax.random.uniform(key, values.shape, values.dtype))
     return (jnp.minimum(places, steps) * step - largest).astype(values.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DPSGD:
+    """Differentially private training of one client (Abadi et al. 2016, Algorithm 1). Numbers are traced.
+
+    The guarantee is for models whose records do not meet in a forward pass: none with batch normalisation. `jaxfl.accounting`
+    tells epsilon.
+
+    Attributes:
+      clip: largest L2 norm of a record's gradient.
+      noise_multiplier: standard deviation of the Gaussian noise on the sum of a batch's gradients, in units of `clip`.
+    """
+
+    clip: float | Array = 1.0
+    noise_multiplier: float | Array = 1.0
+
+    def check(self) -> None:
+        """Raise `ValueError` on numbers out of range."""
+        clip, noise = self.clip, self.noise_multiplier
+        if not _check.is_traced(clip) and not 0 < float(clip) < float("inf"):
+            raise ValueError(f"clip={clip!r} must be a positive norm")
+        if not _check.is_traced(noise) and not 0 <= float(noise) < float("inf"):
+            raise ValueError(f"noise_multiplier={noise!r} must be finite and not negative")
+
+
+def private_gradient(model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, privacy: DPSGD) -> Any:
+    """Mean over a batch of clipped gradients of single records, with noise.
+
+    Norms come from the layers' inputs and errors where the model names its dense layers, from `vmap(grad)` otherwise.
+
+    Args:
+      model: the model (static).
+      params: its parameters.
+      x: inputs `[batch, ...]`; rows where `mask` is False may hold anything.
+      y: labels `[batch, ...]`.
+      mask: boolean `[batch]`.
+      key: draws noise, and dropout.
+      privacy: see `DPSGD`.
+    """
+    x, y = zero_rows(x, mask), zero_rows(y, mask)
+    noise_key, dropout_key = jax.random.split(key)
+    if model.layers is not None:
+        total = _clipped_by_layers(model, params, x, y, mask, privacy.clip)
+    else:
+
+        def gradient(x: Array, y: Array, present: Array, key: Array) -> Any:
+            own = jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params)
+            return jax.tree.map(lambda g: jnp.where(present, g, 0), own)
+
+        every = jax.vmap(gradient)(x, y, mask, jax.random.split(dropout_key, len(x)))
+        leaves, structure = jax.tree.flatten(every)
+        total = jax.tree.unflatten(structure, optax.per_example_global_norm_clip(leaves, privacy.clip)[0])
+    count = jnp.maximum(mask.sum(), 1)
+    leaves, structure = jax.tree.flatten(total)
+    keys = jax.random.split(noise_key, len(leaves))
+    deviation = privacy.clip * privacy.noise_multiplier
+    noised = [g + deviation * jax.random.normal(k, g.shape, g.dtype) for g, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, [g / count for g in noised])
+
+
+def _clipped_by_layers(model: Model, params: Any, x: Array, y: Array, mask: Array, clip: Any) -> Any:
+    """Sum of the clipped gradients, none of which is formed."""
+    layers = model.layers
+    assert layers is not None
+    inputs, errors = inputs_and_errors(model, params, x, y)
+    own = {name: layers.parameters(params, name) for name in layers.names}
+    squares = [((inputs[n] ** 2).sum(1) + ("bias" in own[n])) * (errors[n] ** 2).sum(1) for n in layers.names]
+    norm = jnp.sqrt(jnp.stack(squares).sum(0))
+    factor = jnp.where(mask, jnp.minimum(1, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)), 0)
+    found = {n: {"kernel": (inputs[n] * factor[:, None]).T @ errors[n], "bias": factor @ errors[n]} for n in layers.names}
+
+    def place(path: Any, _: Array) -> Array:
+        *parents, last = (part.key for part in path)
+        return found["/".join(parents)][last]
+
+    return jax.tree.map_with_path(place, params)
+
+
+def mixed(model: Model, x: Array, y: Array, mask: Array, key: Array) -> tuple[Model, Array, Array]:
+    """Mixup with lambda = 1/2 (Zhang et al. 2018, as paper 004 uses it): every record is averaged with another one.
+
+    Pairs are neighbours in a random circle through the batch. Losses towards both labels are averaged, which for
+    cross-entropies and squared errors has the gradient of the loss towards the average label.
+
+    Returns:
+      A model whose loss takes pairs of labels, the mixed inputs `[batch, ...]`, and the pairs `[batch, 2, ...]`.
+    """
+    records = len(mask)
+    order = jnp.argsort(jnp.where(mask, jax.random.uniform(key, (records,)), jnp.inf))
+    after = order[jnp.where(jnp.arange(records) + 1 < mask.sum(), jnp.arange(records) + 1, 0)]
+    partner = jnp.zeros(records, order.dtype).at[order].set(after)
+
+    def loss(outputs: Array, pairs: Array) -> Array:
+        return (model.loss(outputs, pairs[:, 0]) + model.loss(outputs, pairs[:, 1])) / 2
+
+    pair = dataclasses.replace(model, loss=loss)
+    return pair, (zero_rows(x, mask) + zero_rows(x, mask)[partner]) / 2, jnp.stack([y, y[partner]], 1)

@@ -87,6 +87,24 @@ def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | Non
     return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
 
 
+def inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Input and error (derivative of the record's loss by the layer's output) of every dense layer, `[batch, width]`.
+
+    A record's gradient by the layer's kernel is the outer product of the two, by its bias the error.
+    """
+    layers = model.layers
+    assert layers is not None
+    widths = {name: layers.parameters(params, name)["kernel"].shape[-1] for name in layers.names}
+    zero = {name: jnp.zeros((len(x), width), x.dtype) for name, width in widths.items()}
+
+    def total(offsets: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        outputs, inputs = layers.forward(params, x, offsets)
+        return model.loss(outputs, y).sum(), inputs
+
+    errors, inputs = jax.grad(total, has_aux=True)(zero)
+    return inputs, errors
+
+
 def check_records(model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x", y_name: str = "y") -> None:
     """Raise `ValueError` unless the model takes records `x [records, ...]` and its loss labels `y [records, ...]`; shapes
     only, so traced arrays are checked too."""
@@ -181,7 +199,8 @@ def from_flax(
 
 
 def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLayers | None:
-    """The dense layers of a module whose variables all belong to them; None if there are others."""
+    """The dense layers of a module whose variables all belong to them; None if there are others, or if it behaves
+    differently in training, as dropout does."""
 
     def forward(params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None) -> tuple[Array, dict[str, Array]]:
         inputs: dict[str, Array] = {}
@@ -200,7 +219,7 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
         return jnp.asarray(outputs), inputs
 
     variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
-    if set(variables) != {"params"}:
+    if set(variables) != {"params"} or "train" in inspect.signature(type(module).__call__).parameters:
         return None
     order: list[str] = []  # of evaluation; a dictionary that leaves JAX comes back sorted by name
 

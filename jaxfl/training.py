@@ -11,6 +11,7 @@ import optax
 
 from jaxfl import _check
 from jaxfl.clients import ClientData
+from jaxfl.defenses import DPSGD, mixed, private_gradient
 from jaxfl.models import Model, mean_loss
 
 Array = jax.Array
@@ -27,12 +28,16 @@ class LocalTraining:
       batch_size: records per step, or None for the whole set (static). The last batch of an epoch holds what is left,
         and the step follows the mean loss over the records it really has.
       optimizer: `optimizer(learning_rate) -> optax.GradientTransformation`, fresh in every round (static).
+      privacy: clip and noise the gradients, or None.
+      mixup: average every record of a batch with another one (static); before `privacy`.
     """
 
     learning_rate: float | Array = 0.1
     epochs: int = dataclasses.field(default=1, metadata={"static": True})
     batch_size: int | None = dataclasses.field(default=None, metadata={"static": True})
     optimizer: Callable[..., optax.GradientTransformation] = dataclasses.field(default=optax.sgd, metadata={"static": True})
+    privacy: DPSGD | None = None
+    mixup: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def steps(self, records: int) -> int:
         """Number of optimiser steps per round of a client with that many records."""
@@ -46,6 +51,8 @@ class LocalTraining:
             if records is not None and self.batch_size > records:
                 raise ValueError(f"batch_size={self.batch_size} is larger than the client's {records} records")
         _check.finite(learning_rate=self.learning_rate)
+        if self.privacy is not None:
+            self.privacy.check()
 
 
 def local_update(model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining) -> Any:
@@ -58,7 +65,7 @@ def local_update(model: Model, params: Any, data: ClientData, key: Array, traini
       model: the model (static).
       params: the received model.
       data: one client, without client axis: `x [records, ...]`, `y [records, ...]`, `mask [records]`.
-      key: draws the order of records in each epoch and dropout.
+      key: draws the order of records in each epoch, dropout, pairs of mixup and noise.
       training: see `LocalTraining`.
 
     Returns:
@@ -78,7 +85,7 @@ def local_update(model: Model, params: Any, data: ClientData, key: Array, traini
         params, state = carry
         rows, mask, key = batch
         x, y = (data.x, data.y) if batches == 1 else (data.x[rows], data.y[rows])
-        gradient = jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
+        gradient = batch_gradient(model, params, x, y, mask, key, training)
         updates, new_state = optimizer.update(gradient, state, params)
         new = optax.apply_updates(params, updates), new_state
         # A batch of nothing but padding is no step, whatever the optimiser's momentum says.
@@ -97,6 +104,16 @@ def local_update(model: Model, params: Any, data: ClientData, key: Array, traini
     keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(jnp.arange(training.epochs))
     (params, _), _ = jax.lax.scan(epoch, (params, optimizer.init(params)), keys)
     return params
+
+
+def batch_gradient(model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, training: LocalTraining) -> Any:
+    """The gradient that one step follows, of the records `x [batch, ...]` where `mask` is True."""
+    if training.mixup:
+        key, mixing_key = jax.random.split(key)
+        model, x, y = mixed(model, x, y, mask, mixing_key)
+    if training.privacy is None:
+        return jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
+    return private_gradient(model, params, x, y, mask, key, training.privacy)
 
 
 def batch_order(key: Array, mask: Array) -> Array:

@@ -294,7 +294,7 @@ def test_regression_and_flax_modules_have_layers():
 
 
 MINIBATCH = LocalTraining(0.2, batch_size=4)
-SMALL = GLS(MINIBATCH, orders=48, points=4)
+SMALL = GLS(MINIBATCH, orders=48)
 
 
 def test_gls_beats_the_closed_form_on_minibatches():
@@ -314,7 +314,7 @@ def test_gls_with_several_epochs_and_values_and_any_model():
     training = LocalTraining(0.1, epochs=2, batch_size=10)
     model = mlp(D, (64,), 3)
     x, y, truth, messages = make_victim(model, rounds=10, training=training, column=ONE_HOT)
-    settings = GLS(training, orders=48, points=3)
+    settings = GLS(training, orders=48)
     known = Knowledge(x, y, (ONE_HOT,))
     found, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
     assert (np.asarray(found.values[0]) == truth).mean() > 0.8
@@ -327,7 +327,7 @@ def test_gls_with_full_batches_has_no_noise_but_a_path():
     training = LocalTraining(0.3, epochs=10)
     model = mlp(D, (64,), 3)
     x, y, truth, messages = make_victim(model, rounds=5, training=training)
-    found = gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=8, points=4))
+    found = gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=8))
     assert (np.asarray(found.values[0]) == truth).all()
 
 
@@ -359,7 +359,7 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
 @pytest.mark.parametrize(
     ("attack", "message"),
     [
-        (lambda *a: gls(*a, KEY, settings=GLS(orders=1)), "orders=1 gives no spread"),
+        (lambda *a: gls(*a, KEY, settings=GLS(orders=0)), "orders=0 must be an integer"),
         (lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(batch_size=99))), "batch_size=99 is larger than the client's 40"),
         (lambda *a: closed_form(*a, settings=ClosedForm(0.0)), r"learning_rate=0\.0 must be positive"),
         (lambda *a: closed_form(*a, settings=ClosedForm(0.1, solver="lu")), "solver='lu' is unknown"),

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacks.local_optimum import infer_binary_attribute, infer_by_logistic, infer_in_box, local_moments, local_optimum
+from attacks.local_optimum import (
+    infer_binary_attribute,
+    infer_by_logistic,
+    infer_in_box,
+    local_moments,
+    local_optimum,
+    noisy_local_optimum,
+    structured_moments,
+)
 from jaxfl import Federated, LocalTraining, Messages, linear, mlp, simulate, stack_clients
 
 
@@ -46,7 +54,7 @@ def test_the_optimum_and_the_moments_are_exact_where_clients_are_sampled(d, epoc
     assert np.allclose(moments.second, full.T @ full / len(x), atol=1e-7)
     assert np.allclose(moments.cross, full.T @ y / len(x), atol=1e-7)
     assert moments.learning_rate == pytest.approx(0.01, rel=1e-7)
-    inferred = infer_binary_attribute(x, y, 0, found, moments)
+    inferred = infer_binary_attribute(x, y, 0, moments)
     assert inferred.prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
     assert inferred.mse == pytest.approx(np.mean((full @ truth - y) ** 2), rel=1e-5)
     assert (inferred.values == x[:, 0]).mean() >= inferred.bound
@@ -61,6 +69,79 @@ def test_a_deterministic_run_is_not_identified_and_says_so():
     assert loss[0] <= loss[1]
     with pytest.raises(ValueError, match="is not identified"):
         local_moments(found)
+
+
+@pytest.mark.parametrize("d", [9, 53])
+def test_two_messages_of_a_deterministic_run_are_enough_where_public_columns_are_known(d):
+    x, y, messages = trained(d, 300, participants=None)
+    hidden = x.copy()
+    hidden[:, 0] = np.nan
+    truth = optimum_of(x, y)
+    for rounds in ([0, 1], list(range(0, 300, 10))):
+        moments = structured_moments(messages.select(rounds), hidden, y, 0, 0.01)
+        assert np.linalg.norm(moments.optimum - truth) <= 1e-9 * np.linalg.norm(truth)
+        assert infer_binary_attribute(hidden, y, 0, moments).prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
+    with pytest.raises(ValueError, match="learning_rate=0"):
+        structured_moments(messages, hidden, y, 0, 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.01, 3), st.floats(0.05, 0.95), st.floats(-3, 3), st.floats(0, 1))
+def test_any_model_keeps_the_threshold_rules_bound(seed, noise, rate, weight, distance):
+    """Proposition 4 (paper 004), for models at any distance from the optimum, from decoded moments alone."""
+    rng = np.random.default_rng(seed)
+    x = np.c_[rng.random(80) < rate, rng.normal(size=(80, 4))].astype(float)
+    coefficients = np.r_[weight, rng.normal(size=5)]
+    full = np.c_[x, np.ones(80)]
+    y = full @ coefficients + noise * rng.normal(size=80)
+    received = rng.normal(size=(4, 6))
+    messages = as_messages(received, received - 2 * 0.01 * (received @ full.T - y) @ full / 80)
+    moments = structured_moments(messages, x, y, 0, 0.01)
+    model = coefficients + distance * rng.normal(size=6)
+    for rule in ("threshold", "rank"):
+        found = infer_binary_attribute(x, y, 0, moments, params=model, rule=rule)
+        assert found.mse == pytest.approx(np.mean((full @ model - y) ** 2), rel=1e-6, abs=1e-9)
+        assert (found.values == x[:, 0]).mean() >= found.bound - 1e-9
+
+
+def test_the_hard_instance_needs_as_many_messages_as_parameters():
+    """Proposition 2 (paper 004): on its tridiagonal instance t rounds from zero reach t coordinates, whatever the server
+    does with the others; and a client that lacks the last coordinate sends the same messages until then."""
+    d, rate = 8, 1.0
+    hessian, target = np.eye(d) - 0.5 * (np.eye(d, k=1) + np.eye(d, k=-1)), np.r_[0.5, np.zeros(d - 1)]
+    assert np.allclose(hard_design(d).T @ hard_design(d), hessian)
+    without = hessian.copy()
+    without[-1] = without[:, -1] = 0
+    theta = np.zeros(d)
+    for t in range(d):
+        assert (theta[t:] == 0).all()
+        gradient, twin = 2 * (hessian @ theta - target) / d, 2 * (without @ theta - target) / d
+        assert t == d - 1 or np.array_equal(gradient, twin)
+        others = theta - rate * 2 * theta / d  # X = I, y = 0
+        theta = (theta - rate * gradient + 9 * others) / 10
+    assert theta[-1] != 0
+    assert not np.array_equal(gradient, twin)
+
+
+def hard_design(d):
+    """Footnote 9 of paper 004, transposed: it prints the factor L of H = L L', where X'X = H asks for X = L'."""
+    return np.linalg.cholesky(np.eye(d) - 0.5 * (np.eye(d, k=1) + np.eye(d, k=-1))).T
+
+
+def test_the_error_bound_of_noisy_updates_holds():
+    """Proposition 3 (paper 004), on received models that do not depend on the noise."""
+    finite = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        d, rounds = 5, int(rng.integers(20, 3000))
+        x = np.c_[rng.normal(size=(60, d)), np.ones(60)]
+        y = x @ rng.normal(size=d + 1) + rng.normal(size=60)
+        received = rng.normal(size=(rounds, d + 1))
+        updates = 2 * 0.1 * (received @ x.T - y) @ x / 60 + 10 ** rng.uniform(-4, -1) * rng.normal(size=received.shape)
+        found = noisy_local_optimum(as_messages(received, received - updates))
+        finite += np.isfinite(found.error)
+        assert np.linalg.norm(found.params - np.linalg.lstsq(x, y, rcond=None)[0]) <= found.error
+    assert finite > 100
 
 
 def last_returned(messages):
@@ -90,7 +171,7 @@ def test_accuracy_is_never_below_the_bound(seed, d, noise, rate, weight):
     if np.linalg.matrix_rank(x) < p:
         return
     found = local_optimum(as_messages(received, returned))
-    inferred = infer_binary_attribute(x[:, :-1], y, 0, found, local_moments(found))
+    inferred = infer_binary_attribute(x[:, :-1], y, 0, local_moments(found))
     assert (inferred.values == x[:, 0]).mean() >= inferred.bound - 1e-9
     assert inferred.prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
 
@@ -123,7 +204,7 @@ def test_two_datasets_with_equal_messages():
     for x, side in zip(features, sides, strict=True):
         full = np.c_[x, np.ones(40)]
         found = local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / 40))
-        accuracies.append((infer_binary_attribute(x, y, 0, found, local_moments(found)).values == side).mean())
+        accuracies.append((infer_binary_attribute(x, y, 0, local_moments(found)).values == side).mean())
     assert sum(accuracies) == pytest.approx(1)
 
 
@@ -149,7 +230,7 @@ def test_logistic_from_moments_is_the_regression_on_the_true_attribute():
     known = np.c_[x[:, 1:], y]
     truth = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(known, x[:, 0])
     assert np.allclose(found.scores, truth.decision_function(known), atol=1e-3)
-    ranked = infer_binary_attribute(hidden, y, 0, optimum, moments)
+    ranked = infer_binary_attribute(hidden, y, 0, moments)
     assert (found.values == x[:, 0]).mean() > (ranked.values == x[:, 0]).mean() + 0.1
     assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
 

@@ -4,7 +4,7 @@
 at once, and `gls` is to first order right for any other client.
 """
 
-from attacks.candidate_decoding.candidates import candidate_records, inputs_and_errors
+from attacks.candidate_decoding.candidates import candidate_records
 from attacks.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
 from attacks.candidate_decoding.gauss_newton import GaussNewton, gauss_newton
 from attacks.candidate_decoding.gls import GLS, gls
@@ -19,6 +19,5 @@ __all__ = [
     "closed_form",
     "gauss_newton",
     "gls",
-    "inputs_and_errors",
     "normal_equations",
 ]

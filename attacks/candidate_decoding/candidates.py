@@ -1,6 +1,7 @@
 """Candidates: what each record could be, their weights, and their gradients by layers or written out."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, erase
 from jaxfl import Model
+from jaxfl.models import inputs_and_errors
 
 Array = jax.Array
 
@@ -25,21 +27,6 @@ def candidate_records(model: Model, knowledge: Knowledge) -> tuple[Array, Array]
     classes = model.classes or 0
     y = jnp.tile(jnp.arange(classes), x.shape[1])
     return jnp.repeat(x, classes, axis=1), jnp.broadcast_to(y, (len(x), len(y)))
-
-
-def inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Input and error (derivative of the record's loss by the layer's output) of every dense layer, `[batch, width]`."""
-    layers = model.layers
-    assert layers is not None
-    widths = {name: layers.parameters(params, name)["kernel"].shape[-1] for name in layers.names}
-    zero = {name: jnp.zeros((len(x), width), x.dtype) for name, width in widths.items()}
-
-    def total(offsets: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        outputs, inputs = layers.forward(params, x, offsets)
-        return model.loss(outputs, y).sum(), inputs
-
-    errors, inputs = jax.grad(total, has_aux=True)(zero)
-    return inputs, errors
 
 
 def split(a: Array, records: int) -> tuple[Array, Array, Array]:
@@ -65,14 +52,39 @@ def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
     return base, difference, input_products(base, difference, count - 1)
 
 
+def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
+    """Inner products of all candidates' gradients `[records * K, records * K]`, and their products with any tree like the
+    parameters `[records * K]`. No gradient is formed where the model names its dense layers."""
+    x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
+    if model.layers is None:
+        every = jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
+        return every @ every.T, lambda target: every @ ravel_pytree(target)[0]
+    layers = model.layers
+    inputs, errors = inputs_and_errors(model, params, x, y)
+    gram = jnp.zeros((len(x), len(x)), x.dtype)
+    for name in layers.names:
+        bias = "bias" in layers.parameters(params, name)
+        gram += (inputs[name] @ inputs[name].T + bias) * (errors[name] @ errors[name].T)
+
+    def project(target: Any) -> Array:
+        total = jnp.zeros(len(x), x.dtype)
+        for name in layers.names:
+            at = layers.parameters(target, name)
+            total += ((inputs[name] @ at["kernel"] + at.get("bias", 0)) * errors[name]).sum(1)
+        return total
+
+    return gram, project
+
+
+def _gradient(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """Of one record's loss, as a vector."""
+    return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(params))[0]
+
+
 def difference_jacobian(model: Model, params: Any, x: Array, y: Array, absence: bool = False) -> tuple[Array, Array]:
     """Gradient differences of the other candidates from the base `[unknowns, parameters]`, and the sum of the base's
     gradients `[parameters]`, explicitly; for any model. With `absence` the base's gradients are zero."""
-
-    def gradient(x: Array, y: Array) -> Array:
-        return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(params))[0]
-
-    every = jax.vmap(jax.vmap(gradient))(x, y)
+    every = jax.vmap(jax.vmap(lambda x, y: _gradient(model, params, x, y)))(x, y)
     if absence:
         every = every.at[:, 0].set(0)
     return (every[:, 1:] - every[:, :1]).reshape(-1, every.shape[-1]), every[:, 0].sum(0)

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from attacks.candidate_decoding.candidates import difference_jacobian, first_inputs, input_products, inputs_and_errors, split
+from attacks.candidate_decoding.candidates import difference_jacobian, first_inputs, input_products, split
 from attacks.candidate_decoding.linear_problem import dot
 from jaxfl import Messages, Model
+from jaxfl.models import inputs_and_errors
 
 Array = jax.Array
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from jaxfl.datasets import partitions
 from jaxfl.datasets.csv import read_csv
-from jaxfl.datasets.dataset import Column, Dataset, Encoding, Table, encode
+from jaxfl.datasets.dataset import Column, Dataset, Encoding, Table, encode, resized
 from jaxfl.datasets.embedded import TABLES
+from jaxfl.datasets.federations import DERIVED
 from jaxfl.datasets.sources import SOURCES
 
 
@@ -20,11 +21,13 @@ def load(name: str, data_dir: str | Path | None = None, *, encoding: Encoding = 
 
     Args:
       name: an embedded set ("breast_cancer", "diabetes", "digits", "leaf_synthetic", "purchase_like"), a public source
-        ("adult", "genome_hs3d", "location30", "purchase100"), or the path of a CSV file (ending in ".csv").
+        ("adult", "att_faces", "flight_price", "genome_hs3d", "location30", "purchase100"), one as a paper uses it
+        ("adult_bachelors", "flight_airlines"), or the path of a CSV file (ending in ".csv").
       data_dir: folder with local copies of public sources; by default the environment's `JAXFL_DATA`. What is not there
         is downloaded; prepared sets are kept under `JAXFL_CACHE` (`~/.cache/jaxfl`).
       encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see `encode`).
-      **options: of the generators (`leaf_synthetic`, `purchase_like`) or of `read_csv` (`target`, ...).
+      **options: of the generators (`leaf_synthetic`, `purchase_like`), of `flight_airlines`, of `read_csv` (`target`, ...), or
+        `size=(height, width)`, to which images are resized.
 
     Raises:
       ValueError: on an unknown name, an unusable `data_dir`, or a truncated or altered file.
@@ -36,14 +39,23 @@ def load(name: str, data_dir: str | Path | None = None, *, encoding: Encoding = 
         return encode(read_csv(name, **options), encoding)
     if name in TABLES:
         return encode(TABLES[name](**options), encoding)
+    if name in DERIVED:
+        source, derive = DERIVED[name]
+        return encode(derive(_source(source, data_dir), **options), encoding)
     if name in SOURCES:
+        size = options.pop("size", None)
         if options:
-            raise ValueError(f"{next(iter(options))}=... is no option of {name}; public sources take none")
-        from jaxfl.datasets.builders import prepared  # TensorFlow Datasets is slow to import
-
-        return encode(prepared(name, data_dir), encoding)
-    known = ", ".join(sorted((*TABLES, *SOURCES)))
+            raise ValueError(f"{next(iter(options))}=... is no option of {name}; public sources take none but size")
+        data = encode(_source(name, data_dir), encoding)
+        return data if size is None else resized(data, size)
+    known = ", ".join(sorted((*TABLES, *SOURCES, *DERIVED)))
     raise ValueError(f"name={name!r} is no data set; choose one of {known}, or the path of a .csv file")
+
+
+def _source(name: str, data_dir: str | Path | None) -> Table:
+    from jaxfl.datasets.builders import prepared  # TensorFlow Datasets is slow to import
+
+    return prepared(name, data_dir)
 
 
 __all__ = ["Column", "Dataset", "Encoding", "Table", "encode", "load", "partitions", "read_csv"]

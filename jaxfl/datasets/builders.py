@@ -41,7 +41,7 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
     return _read(builder)
 
 
-DESCRIPTION = ("names", "categories", "classes", "codes", "note")
+DESCRIPTION = ("names", "categories", "classes", "codes", "note", "shape")
 """Fields of a table that describe its columns; they are kept as the prepared set's metadata."""
 
 
@@ -60,7 +60,8 @@ def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedB
                 super().__init__(**arguments)
 
             def _info(self) -> tfds.core.DatasetInfo:
-                features = {"values": tfds.features.Tensor(shape=(None,), dtype=np.float32), "y": np.int64, "row": np.int64}
+                values = tfds.features.Tensor(shape=(None,), dtype=np.float32)
+                features = {"values": values, "y": np.float32, "row": np.int64}
                 return tfds.core.DatasetInfo(
                     builder=self, features=tfds.features.FeaturesDict(features), metadata=tfds.core.MetadataDict()
                 )
@@ -76,7 +77,7 @@ def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedB
 
             def _generate_examples(self, table: Table) -> Iterator[tuple[int, dict[str, Any]]]:
                 for row, (values, y) in enumerate(zip(table.values.astype(np.float32), table.y, strict=True)):
-                    yield row, {"values": values, "y": int(y), "row": row}
+                    yield row, {"values": values, "y": np.float32(y), "row": row}
 
     return Builder
 
@@ -98,6 +99,7 @@ def _read(builder: tfds.core.DatasetBuilder) -> Table:
     values = np.stack([record["values"] for record in records])[order]
     y = np.asarray([record["y"] for record in records])[order]
     about = builder.info.metadata
-    codes = None if about["codes"] is None else tuple(about["codes"])
+    codes, shape = (None if about[name] is None else tuple(about[name]) for name in ("codes", "shape"))
     categories = tuple(tuple(c) for c in about["categories"])
-    return Table(builder.name, values, y, tuple(about["names"]), categories, about["classes"], codes, note=about["note"])
+    names, classes = tuple(about["names"]), about["classes"]
+    return Table(builder.name, values, y, names, categories, classes, codes, note=about["note"], shape=shape)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+import jax
 import numpy as np
 
 from jaxfl import _check
@@ -99,6 +100,7 @@ class Table:
       note: see `Dataset`.
       standardize: whether numbers are brought to mean 0 and deviation 1.
       sensitive: name of the attribute that an attack is to infer, or None.
+      shape: of an image `(height, width, channels)`; the values are then its pixels, and there are no attributes.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Table:
     note: str = ""
     standardize: bool = True
     sensitive: str | None = None
+    shape: tuple[int, ...] | None = None
 
 
 def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
@@ -123,6 +126,9 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     category's code ("scalar").
     """
     _check.one_of(("onehot", "scalar"), encoding=encoding)
+    if table.shape is not None:
+        pixels, y = table.values.reshape(-1, *table.shape).astype(np.float32), table.y.astype(np.int32)
+        return Dataset(table.name, pixels, y, (), table.classes, table.group, table.note)
     parts: list[np.ndarray] = []
     columns: list[Column] = []
     width = 0
@@ -140,6 +146,19 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     return Dataset(
         table.name, x, table.y.astype(label_type), tuple(columns), table.classes, table.group, table.note, table.sensitive
     )
+
+
+def resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
+    """Images at another height and width, by area averages and linear interpolation.
+
+    Raises:
+      ValueError: if the records are no images, or the size is not positive.
+    """
+    if dataset.x.ndim != 4:
+        raise ValueError(f"size={size} needs images; {dataset.name} has records of shape {dataset.x.shape[1:]}")
+    _check.positive_integer(**{"size[0]": size[0], "size[1]": size[1]})
+    shape = (len(dataset), *size, dataset.x.shape[3])
+    return dataclasses.replace(dataset, x=np.asarray(jax.image.resize(dataset.x, shape, "linear")))
 
 
 def _looks(count: int, encoding: Encoding, codes: Sequence[float] | None) -> np.ndarray | None:

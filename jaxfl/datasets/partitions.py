@@ -40,6 +40,40 @@ def by_group(dataset: Dataset) -> list[np.ndarray]:
     return [np.flatnonzero(dataset.group == g) for g in np.unique(dataset.group)]
 
 
+def by_group_and_rest(rng: np.random.Generator, dataset: Dataset, clients: int) -> list[np.ndarray]:
+    """The clients that the source names, but for its last group, which the remaining clients share evenly (paper 004)."""
+    named = by_group(dataset)
+    rest, count = named.pop(), clients - len(named)
+    if count < 1 or count > len(rest):
+        raise ValueError(f"clients={clients} leaves {count} clients for the last group's {len(rest)} records")
+    return [*named, *np.array_split(rng.permutation(rest), count)]
+
+
+def overlapping_classes(
+    rng: np.random.Generator, y: np.ndarray, clients: int, whole: int = 4, few: Sequence[int] = (3, 4)
+) -> list[np.ndarray]:
+    """Every client holds all records of `whole` random classes and a few of every other class, drawn anew for each client, so
+    that records are held by several (paper 004, AT&T: "of size 3 or 4").
+
+    Args:
+      rng: draws classes and records.
+      y: labels `[records]`.
+      clients: number of clients.
+      whole: classes that a client holds in full.
+      few: how many records of any other class a client holds; one number is drawn per client.
+    """
+    _check.positive_integer(clients=clients)
+    classes = np.unique(y)
+    if not 0 <= whole <= len(classes):
+        raise ValueError(f"whole={whole} must lie between 0 and the {len(classes)} classes")
+    parts = []
+    for _ in range(clients):
+        complete, number = rng.permutation(classes)[:whole], rng.choice(few)
+        chosen = [rng.permutation(np.flatnonzero(y == k))[: None if k in complete else number] for k in classes]
+        parts.append(np.concatenate(chosen))
+    return parts
+
+
 def by_classes(rng: np.random.Generator, y: np.ndarray, clients: int, classes_per_client: int) -> list[np.ndarray]:
     """Each client holds `classes_per_client` classes; a class is shared evenly by the clients that hold it.
 

@@ -5,6 +5,7 @@ Checksums are of the content, after decompression: copies are often compressed a
 
 import csv
 import dataclasses
+import fnmatch
 import gzip
 import hashlib
 import io
@@ -28,7 +29,8 @@ class SourceFile:
     """Attributes:
     name: file name as published; local copies may also be gzipped (`name.gz`).
     url: public home.
-    member: the file inside the archive, or None if it is no archive.
+    member: the file inside the archive, or a pattern ("s*/*.pgm") for the contents of several, one after the other, ordered
+      by the numbers in their names; None if it is no archive.
     sha256: of the content, or None where no copy could be had to compute it.
     """
 
@@ -69,7 +71,12 @@ def content(file: SourceFile, path: Path) -> bytes:
 def _member(archive: bytes, name: str) -> bytes:
     if archive[:2] == b"PK":
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-            return opened.read(name)
+            if "*" not in name:
+                return opened.read(name)
+            several = [path for path in opened.namelist() if fnmatch.fnmatch(path, f"*{name}")]
+            return b"".join(
+                opened.read(path) for path in sorted(several, key=lambda p: [int(n) for n in re.findall(r"\d+", p)])
+            )
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         extracted = opened.extractfile(name)
         if extracted is None:
@@ -149,7 +156,40 @@ def _genome_hs3d(contents: Mapping[str, bytes]) -> Table:
     return Table("genome_hs3d", values, y, names, (BASES,) * LENGTH, 2, codes=(1, 2, 3, 4), note=note)
 
 
+FACE_SHAPE, FACE_BYTES = (112, 92, 1), 10_318
+
+
+def _att_faces(contents: Mapping[str, bytes]) -> Table:
+    """400 grey faces of 40 persons, ten each, in [0, 1] (binary PGM, 8 bit)."""
+    data = np.frombuffer(contents["att_faces.zip"], np.uint8)
+    if data.size != 400 * FACE_BYTES:
+        raise ValueError(f"att_faces.zip holds {data.size} bytes of images, not {400 * FACE_BYTES}; fetch it again")
+    height, width, _ = FACE_SHAPE
+    pixels = data.reshape(400, FACE_BYTES)[:, -height * width :] / np.float32(255)
+    return Table("att_faces", pixels, np.repeat(np.arange(40), 10), (), (), 40, shape=FACE_SHAPE)
+
+
+FLIGHT_NUMBERS = frozenset({"duration", "days_left"})
+
+
+def _flight_price(contents: Mapping[str, bytes]) -> Table:
+    """300,153 one-way fares in India, 10 columns without the flight's number; the target is the price over its mean."""
+    rows = list(csv.DictReader(io.StringIO(contents["Clean_Dataset.csv"].decode())))
+    names = tuple(name for name in rows[0] if name not in ("", "flight", "price"))
+    values, categories = [], []
+    for name in names:
+        column = [row[name] for row in rows]
+        options = () if name in FLIGHT_NUMBERS else tuple(sorted(set(column)))
+        place = {option: k for k, option in enumerate(options)}
+        values.append([place[v] for v in column] if options else [float(v) for v in column])
+        categories.append(options)
+    price = np.asarray([float(row["price"]) for row in rows], np.float32)
+    return Table("flight_price", np.asarray(values, np.float32).T, price / price.mean(), names, tuple(categories), None)
+
+
 _SHOKRI = "https://github.com/privacytrustlab/datasets/raw/master/"
+_FACES = "https://www.cl.cam.ac.uk/Research/DTG/attarchive/pub/data/"
+_FLIGHTS = "https://www.kaggle.com/datasets/shubhambathwal/flight-price-prediction/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 
 SOURCES = {
@@ -189,9 +229,31 @@ SOURCES = {
         ),
         _genome_hs3d,
     ),
+    "att_faces": Source(
+        (
+            SourceFile(
+                "att_faces.zip",
+                _FACES + "att_faces.zip",
+                "s*/*.pgm",
+                "d81dc0ce1b7cae73897b46ab3d4d0ee2d1ff72f033819ec7c2a184dbba14a58f",
+            ),
+        ),
+        _att_faces,
+    ),
+    "flight_price": Source(
+        (
+            SourceFile(
+                "Clean_Dataset.csv",
+                _FLIGHTS + "Clean_Dataset.csv",
+                None,
+                "480a7bfcbd380b7ae13a7ab5f13f7e175b5574338a037d7be54b32a8665c3e84",
+            ),
+        ),
+        _flight_price,
+    ),
 }
 
-VERSION = "1.0.0"
+VERSION = "1.1.0"
 """Of the prepared sets; to be raised when a parser changes."""
 
 

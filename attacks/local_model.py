@@ -1,0 +1,292 @@
+"""Local model reconstruction (paper 004, section 3.2): the model that a client would have trained on its own records alone.
+
+Threat model: a passive adversary that sees some of one client's messages, and knows the model's structure, the loss and the
+training recipe. From them it has to guess a model at which the client would have nothing to change.
+
+Algorithm 2 learns a map G from received models to updates and looks for a zero of it. `mapping_network` is that, as published;
+`affine_optimum` the same with an affine map, in closed form (exact for linear least squares); `extrapolated` goes on in the
+direction the client last pulled, as a control in one line. `pseudo_records` is a map with the structure of a client: the
+gradient on a few made-up records, fitted to the messages; then a zero of it is what training on these records leads to.
+Where public columns and labels are known, better still: reconstruct the records (`attacks.candidate_decoding`) and train on
+them with `jaxfl.local_update`; that is the client's own training.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from attacks.gradient_matching import Virtual, matching_objective, minimize_adam, squared_distance
+from jaxfl import LocalTraining, Messages, Model, _check, local_update
+from jaxfl.clients import ClientData
+from jaxfl.models import mlp
+
+Array = jax.Array
+
+
+def last_returned(messages: Messages) -> Any:
+    """The last model the client returned: what every reconstruction has to beat."""
+    return jax.tree.map(lambda a: a[-1], messages.returned)
+
+
+def extrapolated(messages: Messages, *, factor: float = 10.0, rounds: int = 10) -> Any:
+    """The last returned model, moved on by `factor` times the mean of the last updates. A control, not from the papers.
+
+    Args:
+      messages: the client's.
+      factor: how far to go.
+      rounds: updates that are averaged; all if there are fewer.
+    """
+    _check.positive_integer(rounds=rounds)
+    pull = jax.tree.map(lambda u: u[-rounds:].mean(0), messages.pseudo_gradient)
+    return jax.tree.map(lambda w, u: w - factor * u, last_returned(messages), pull)
+
+
+def affine_optimum(messages: Messages, *, ridge: float = 1e-2) -> Any:
+    """The zero of the least affine map from received models to updates: `sum_t a_t theta_t`, `sum_t a_t = 1`, whose update
+    `sum_t a_t u_t` is shortest. For linear least squares this is Proposition 1 of paper 004, for any number of rounds.
+
+    Args:
+      messages: the client's, at least two rounds.
+      ridge: on the weights, relative to the updates' mean square.
+
+    Raises:
+      ValueError: if there are fewer than two rounds, or the ridge is negative.
+    """
+    if len(messages) < 2:
+        raise ValueError(f"messages holds {len(messages)} rounds; an affine map needs at least 2")
+    if not _check.is_traced(ridge) and not ridge >= 0:
+        raise ValueError(f"ridge={ridge!r} must not be negative")
+    updates = jax.vmap(lambda u: ravel_pytree(u)[0])(messages.pseudo_gradient)
+    with jax.default_matmul_precision("highest"):
+        gram = updates @ updates.T
+    gram += ridge * jnp.trace(gram) / len(gram) * jnp.eye(len(gram), dtype=gram.dtype)
+    weights = jnp.linalg.solve(gram, jnp.ones(len(gram), gram.dtype))
+    weights /= weights.sum()
+    return jax.tree.map(lambda a: jnp.tensordot(weights, a, 1), messages.received)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mapping:
+    """Settings of `mapping_network`. The paper tunes widths, rates and epochs per client (Tables 5 to 8) by a criterion it does
+    not state, and names neither optimiser, scaling nor start.
+
+    Attributes:
+      hidden: widths of the network (static).
+      fit_steps: full-batch Adam steps on Eq. 7 (static).
+      fit_rate: their step size.
+      search_steps: Adam steps on Eq. 8 (static).
+      search_rate: their step size.
+      scaling: "literal", models and updates as they are; or "normalised", both in coordinates of the observed models' and
+        updates' spans, of unit variance: nothing else can be told from them, and the network becomes small (static).
+      held_out: fraction of the messages by which the best iterate of Eq. 7 is chosen (static).
+    """
+
+    hidden: tuple[int, ...] = dataclasses.field(default=(32, 32), metadata={"static": True})
+    fit_steps: int = dataclasses.field(default=200, metadata={"static": True})
+    fit_rate: float | Array = 1e-3
+    search_steps: int = dataclasses.field(default=1000, metadata={"static": True})
+    search_rate: float | Array = 1e-2
+    scaling: Literal["literal", "normalised"] = dataclasses.field(default="normalised", metadata={"static": True})
+    held_out: float = dataclasses.field(default=0.1, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LocalModel:
+    """A reconstructed model, and what the adversary can know of it.
+
+    Attributes:
+      params: the model.
+      unexplained: part of held-out updates' energy that the fitted map misses; 1 is no better than predicting zero.
+      kept_last: True if the map explained too little and `params` are those last returned.
+    """
+
+    params: Any
+    unexplained: Array
+    kept_last: Array
+
+
+def mapping_network(messages: Messages, key: Array, *, settings: Mapping | None = None) -> LocalModel:
+    """Algorithm 2 of paper 004: fit a network G to the updates (Eq. 7), then minimise |G|^2 from the last returned model (8).
+
+    Args:
+      messages: the client's, at least ten rounds.
+      key: draws the network and the held-out messages.
+      settings: see `Mapping`.
+
+    Raises:
+      ValueError: if there are fewer than ten rounds, or a setting is out of range.
+    """
+    settings = settings or Mapping()
+    if len(messages) < 10:
+        raise ValueError(f"messages holds {len(messages)} rounds; fitting and checking a network needs at least 10")
+    _check.one_of(("literal", "normalised"), scaling=settings.scaling)
+    _check.positive_integer(fit_steps=settings.fit_steps, search_steps=settings.search_steps)
+    return _mapping_network(messages, key, settings)
+
+
+@jax.jit
+def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> LocalModel:
+    flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])
+    theta, change = flat(messages.received), -flat(messages.pseudo_gradient)
+    last, unravel = ravel_pytree(last_returned(messages))
+    if settings.scaling == "literal":
+        inputs, targets, start = theta, change, last
+        basis = None
+    else:
+        inputs, basis = _whitened(theta)
+        targets, _ = _whitened(change, centred=False)
+        start = inputs[-1]
+    init_key, split_key = jax.random.split(key)
+    network = mlp(inputs.shape[1], settings.hidden, targets.shape[1], task="regression")
+    rounds = len(inputs)
+    held = max(1, round(settings.held_out * rounds))
+    held_out = jax.random.permutation(split_key, rounds) < held
+
+    def missed(weights: Any, rows: Array) -> Array:
+        errors = ((network.apply(weights, inputs) - targets) ** 2).sum(1)
+        return (errors * rows).sum() / jnp.maximum(((targets**2).sum(1) * rows).sum(), jnp.finfo(errors.dtype).tiny)
+
+    optimizer = optax.adam(settings.fit_rate)
+
+    def fit(carry: Any, _: None) -> tuple[Any, None]:
+        weights, state, best, least = carry
+        updates, state = optimizer.update(jax.grad(missed)(weights, ~held_out), state)
+        weights = optax.apply_updates(weights, updates)
+        left = missed(weights, held_out)
+        best = jax.tree.map(functools.partial(jnp.where, left < least), weights, best)
+        return (weights, state, best, jnp.minimum(left, least)), None
+
+    weights = network.init(init_key)
+    carry = weights, optimizer.init(weights), weights, missed(weights, held_out)
+    (_, _, weights, unexplained), _ = jax.lax.scan(fit, carry, length=settings.fit_steps)
+
+    searcher = optax.adam(settings.search_rate)
+
+    def search(carry: Any, _: None) -> tuple[Any, None]:
+        place, state = carry
+        slope = jax.grad(lambda z: (network.apply(weights, z[None]) ** 2).sum())(place)
+        updates, state = searcher.update(slope, state)
+        return (optax.apply_updates(place, updates), state), None
+
+    (found, _), _ = jax.lax.scan(search, (start, searcher.init(start)), length=settings.search_steps)
+    params = found if basis is None else last + (found - start) @ basis
+    return LocalModel(unravel(params), unexplained, jnp.asarray(False))
+
+
+def _whitened(rows: Array, centred: bool = True) -> tuple[Array, Array]:
+    """Coordinates `[rounds, rank]` of unit variance, and the basis `[rank, parameters]` that leads back."""
+    rows = rows - rows.mean(0) if centred else rows
+    left, singular, right = jnp.linalg.svd(rows, full_matrices=False)
+    kept = singular > 1e-5 * singular[0]
+    root = jnp.sqrt(jnp.asarray(len(rows), rows.dtype))
+    return jnp.where(kept, left, 0) * root, jnp.where(kept, singular, 0)[:, None] * right / root
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PseudoRecords:
+    """Settings of `pseudo_records`.
+
+    Attributes:
+      training: the client's recipe.
+      local_records: how many records the client has; tells its local steps (static).
+      records: made-up records (static).
+      steps: Adam steps of the fit (static).
+      learning_rate: their step size, decayed by a cosine.
+      messages_per_step: drawn at random for each step (static).
+      virtual: "gradient", at the centre of the client's local path; or "unrolled", through as many simulated full-batch steps
+        as the client takes (static).
+      finish: full-batch steps of the client's own rate on the made-up records, from the last returned model (static).
+      held_out: fraction of the messages that judge the fit (static).
+      most_unexplained: the last returned model is kept if the fit misses more than this part of held-out updates' energy.
+    """
+
+    training: LocalTraining = LocalTraining()
+    local_records: int = dataclasses.field(default=1, metadata={"static": True})
+    records: int = dataclasses.field(default=128, metadata={"static": True})
+    steps: int = dataclasses.field(default=800, metadata={"static": True})
+    learning_rate: float | Array = 0.05
+    messages_per_step: int = dataclasses.field(default=4, metadata={"static": True})
+    virtual: Literal["gradient", "unrolled"] = dataclasses.field(default="gradient", metadata={"static": True})
+    finish: int = dataclasses.field(default=1500, metadata={"static": True})
+    held_out: float = dataclasses.field(default=0.1, metadata={"static": True})
+    most_unexplained: float | Array = 0.5
+
+
+def pseudo_records(
+    model: Model, messages: Messages, key: Array, record_shape: tuple[int, ...], *, settings: PseudoRecords | None = None
+) -> LocalModel:
+    """Fit made-up records whose gradient is the client's at all observed models, then train on them. Beyond paper 004.
+
+    Args:
+      model: the model (static).
+      messages: the client's, at least ten rounds.
+      key: draws the start and the messages of every step.
+      record_shape: shape of one record, whose numbers should be of order one (static).
+      settings: see `PseudoRecords`.
+
+    Raises:
+      ValueError: if there are fewer than ten rounds, or a setting is out of range.
+    """
+    settings = settings or PseudoRecords()
+    if len(messages) < 10:
+        raise ValueError(f"messages holds {len(messages)} rounds; fitting and checking records needs at least 10")
+    for name in ("local_records", "records", "steps", "messages_per_step", "finish"):
+        _check.positive_integer(**{name: getattr(settings, name)})
+    _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
+    return _pseudo_records(model, messages, key, settings, tuple(record_shape))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "record_shape"))
+def _pseudo_records(
+    model: Model, messages: Messages, key: Array, settings: PseudoRecords, record_shape: tuple[int, ...]
+) -> LocalModel:
+    steps = settings.training.steps(settings.local_records)
+    start_key, split_key, fit_key, score_key = jax.random.split(key, 4)
+    rounds, held = len(messages), max(1, round(settings.held_out * len(messages)))
+    order = jax.random.permutation(split_key, rounds)
+    # Full-batch steps on the made-up records: their number is the client's, their order means nothing.
+    simulated = dataclasses.replace(settings.training, epochs=steps, batch_size=None)
+    virtual = Virtual(settings.virtual, simulated, rounds_per_step=settings.messages_per_step)
+    seen = path_centres(messages, steps) if settings.virtual == "gradient" else messages
+    fitted, checked = (jax.tree.map(lambda a, r=rows: a[r], seen) for rows in (order[held:], order[:held]))
+
+    def labels(free: Array) -> Array:
+        return free[:, 0] if model.classes is None else jax.nn.softmax(free)
+
+    def objective(free: tuple[Array, Array], key: Array) -> Array:
+        x, y = free
+        return matching_objective(model, fitted, x, labels(y), key, virtual, squared_distance)
+
+    x_key, y_key = jax.random.split(start_key)
+    start = (
+        jax.random.normal(x_key, (settings.records, *record_shape)),
+        jax.random.normal(y_key, (settings.records, model.classes or 1)),
+    )
+    found = minimize_adam(objective, start, fit_key, steps=settings.steps, learning_rate=settings.learning_rate)
+    x, y = found.last
+    every = dataclasses.replace(virtual, rounds_per_step=None)
+    unexplained = matching_objective(model, checked, x, labels(y), score_key, every, squared_distance)
+    data = ClientData(x, labels(y), jnp.ones(len(x), bool), jnp.asarray(0))
+    finishing = dataclasses.replace(settings.training, epochs=settings.finish, batch_size=None)
+    last = last_returned(messages)
+    params = local_update(model, last, data, key, finishing)
+    finite = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(params)]).all()
+    kept = ~(unexplained <= settings.most_unexplained) | ~finite
+    return LocalModel(jax.tree.map(functools.partial(jnp.where, kept), last, params), unexplained, kept)
+
+
+def path_centres(messages: Messages, steps: int) -> Messages:
+    """The same updates, as if received at the centre of the local path, theta + (K - 1) / (2 K) (returned - theta), where the
+    mean of K gradients is to second order one gradient."""
+    shift = (steps - 1) / (2 * steps)
+    received, returned = messages.received, messages.returned
+    centre = jax.tree.map(lambda w, v: w + shift * (v - w), received, returned)
+    return Messages(centre, jax.tree.map(lambda c, w, v: c - (w - v), centre, received, returned), messages.rounds)

@@ -1,0 +1,71 @@
+"""How long a job of `local_model_experiment` takes and how much it holds, estimated from operation counts."""
+
+import itertools
+from typing import Any
+
+from benchmarks.jobs import Cost, Job
+from benchmarks.local_model_experiment import applies, measured, measures
+
+SHAPES = {
+    "adult_bachelors": (53, 2, 1211),
+    "flight_airlines": (34, 1, 800),
+    "leaf_synthetic": (100, 5, 2000),
+    "leaf_milder": (100, 5, 2000),
+    "att_faces": (5600, 40, 165),
+}
+"""Features, outputs, and records per client."""
+
+COMPILE_SECONDS = {
+    **{"simulation": 2.0, "network": 3.0, "network_literal": 3.0, "pseudo_records": 4.0, "optimum": 2.0, "records": 2.0},
+    **{"gls": 6.0, "cos": 3.0, "ridge": 3.0, "vote": 1.0, "invert_gradient": 4.0},
+}
+"""Per program, read off runs on two CPU cores."""
+
+
+def cost(job: Job) -> Cost:
+    """Estimated cost of a job."""
+    cell = job.cell
+    features, outputs, records = SHAPES[cell.dataset]
+    if cell.dataset == "att_faces":
+        features = int(str(cell["side"]).split(",")[0]) * int(str(cell["side"]).split(",")[1])
+    records = min(records, cell["records"] or records)
+    widths = (features, *map(int, str(cell["hidden"]).split(",")), outputs)
+    weights = sum(a * b for a, b in itertools.pairwise(widths))
+    clients, steps = cell["attacked"], cell["rounds"] // cell["every"]
+    batch = records if cell["batch_size"] == "full" else min(cell["batch_size"], records)
+    epoch = 6.0 * weights * records
+    train = cell["optimum_steps"] * 6.0 * weights * batch
+    gram = 2.0 * (2 * records) ** 2 * 2 * sum(widths)
+    decode = cell["decoded"] * cell["passes"] * (cell["orders"] * (epoch * cell["epochs"] + 8.0 * weights * records) + gram)
+    literal = 6.0 * 2 * weights * 32 * (cell["fit_steps"] * steps + cell["search_steps"])
+    everyone = (cell["targets"] or records) * clients
+    work = {
+        "network_literal": literal,
+        "network": 6.0 * 2 * steps * 32 * (cell["fit_steps"] * steps + cell["search_steps"]),
+        "pseudo_records": 4 * 18.0 * weights * cell["pseudo"] * cell["pseudo_steps"]
+        + 6.0 * weights * cell["pseudo"] * cell["finish"],
+        "records": train,
+        "optimum": train,
+        "gls": decode,
+        "cos": cell["cos_steps"] * cell["matched"] * (18.0 * weights * records + 2.0 * records**2 * widths[1]),
+        "ridge": (cell["source_messages"] * 4.0 * everyone**2 * sum(widths) + everyone**3 / 3) / clients,
+        "vote": steps * 2.0 * weights * everyone,
+        "invert_gradient": cell["gradient_steps"] * 18.0 * weights * batch,
+    }
+    operations: dict[Any, float] = {(measured(cell), job.seed): cell["rounds"] * cell["epochs"] * epoch * cell["clients"]}
+    operations[measured(cell), job.seed, job.method] = clients * work.get(job.method, 0.0)
+    if job.method == "records" and applies(cell, "gls"):
+        operations[measured(cell), job.seed, "gls"] = clients * work["gls"]
+    if "zest" in measures(cell):
+        operations[measured(cell), job.seed, "optimum"] = clients * work["optimum"]
+        operations[measured(cell), job.seed, job.method, "zest"] = (
+            clients * 4.0 * cell["zest_records"] * cell["zest_masks"] * weights
+        )
+    if "samples" in measures(cell):
+        operations[measured(cell), job.seed, job.method, "samples"] = (
+            clients * cell["inversion_steps"] * 6.0 * weights * outputs
+        )
+    shapes = (cell.dataset, *(cell[name] for name in ("hidden", "batch_norm", "records", "batch_size", "epochs", "defense")))
+    compiling = {("simulation", *shapes): COMPILE_SECONDS["simulation"]}
+    compiling[job.method, *shapes] = COMPILE_SECONDS.get(job.method, 0.5)
+    return Cost(operations, compiling, 8.0 * weights * steps * clients)

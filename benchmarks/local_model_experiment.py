@@ -1,0 +1,372 @@
+"""The experiments of paper 004: a client's own model out of its messages, and what such a model gives away.
+
+Settings beyond those of `benchmarks.federations`:
+  measures: what is measured: "zest", "attribute", "source", "samples", comma-separated.
+  decoded, orders, passes: messages that `gls` uses, from the first, its simulated orders and repetitions.
+  matched, cos_steps: messages and Adam iterations of `cos`.
+  fit_steps, search_steps: of the mapping network (Eq. 7 and 8).
+  pseudo, pseudo_steps, finish: made-up records, steps of their fit, steps of training on them.
+  zest_records, zest_masks: reference records of a client, and masks for each.
+  targets: records per client whose source is asked for; 0 for all.
+  source_messages: messages that `ridge` uses.
+  inversion_steps, inversion_rate: of `invert_model`; `gradient_steps`: of `invert_gradient`.
+
+Models that stand for a client's own: `global` and `last` (returned); reconstructed by `extrapolated`, `affine`,
+`network_literal` (as published), `network` (normalised), `pseudo_records` (messages alone), `records` (public columns known);
+and `optimum`, the ceiling. Metrics of each: `zest` to the optimum, `train_loss`, `train_accuracy` or `mape` on the client's
+records, `attribute_accuracy`, `source_accuracy` (balanced over clients), `ssim`; means over the attacked clients. Attacks
+without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round`, `ridge` (source), `invert_gradient` (samples).
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attribute_reconstruction import CosMatching, cos_matching
+from attacks.candidate_decoding import GLS, gls
+from attacks.gradient_matching import Virtual
+from attacks.local_model import (
+    Mapping,
+    PseudoRecords,
+    affine_optimum,
+    extrapolated,
+    last_returned,
+    mapping_network,
+    pseudo_records,
+)
+from attacks.metrics import explain, ssim, zest_masks, zest_similarity
+from attacks.model_inference import infer_from_model
+from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model
+from attacks.source_inference import decode_sources, least_loss, majority_of_rounds
+from benchmarks.federations import Federation, epsilon_of, federate, optimum
+from benchmarks.jobs import Cell, Job, Outcome, Value
+from jaxfl import Messages
+
+Array = jax.Array
+
+MODELS = ("global", "last", "extrapolated", "affine", "network_literal", "network", "pseudo_records", "records", "optimum")
+WITHOUT_MODEL = {
+    **dict.fromkeys(("majority", "cos", "gls"), "attribute"),
+    **dict.fromkeys(("vote", "best_round", "ridge"), "source"),
+    "invert_gradient": "samples",
+}
+METHODS = (*MODELS, *WITHOUT_MODEL)
+PATCH = 10
+"""Side of the patches of a face that are one segment of its explanation, pixels."""
+
+
+def measures(cell: Cell) -> tuple[str, ...]:
+    """What is measured in a cell."""
+    return tuple(str(cell["measures"]).split(","))
+
+
+def applies(cell: Cell, method: str) -> bool:
+    """Records are reconstructed where attributes are, from models that do not mix records; a global model names no source."""
+    decodes = method in ("gls", "records", "ridge")
+    if decodes and cell["batch_norm"]:
+        return False
+    if method == "records" and "attribute" not in measures(cell):
+        return False
+    return method in MODELS or WITHOUT_MODEL[method] in measures(cell)
+
+
+def measured(cell: Cell) -> Any:
+    """What is run for a cell, whatever its table."""
+    return cell.dataset, tuple(pair for pair in cell.settings if pair[0] != "measures")
+
+
+def signature(cell: Cell) -> Any:
+    """Cells that differ in their tables and measures share their federations."""
+    return measured(cell)
+
+
+class Reconstructions:
+    """Models that stand for the attacked clients' own, made when first asked for."""
+
+    def __init__(self, federation: Federation, cell: Cell):
+        """Of one federation."""
+        self.federation, self.cell = federation, cell
+        self.count = len(federation.messages)
+        self._made: dict[str, tuple[list[Any], float]] = {}
+
+    def __call__(self, method: str) -> tuple[list[Any], float]:
+        """One model per attacked client, and the seconds they took, compilation included."""
+        if method not in self._made:
+            began = time.perf_counter()
+            models = jax.block_until_ready([self._one(method, c) for c in range(self.count)])
+            self._made[method] = models, time.perf_counter() - began
+        return self._made[method]
+
+    @functools.cached_property
+    def attributes(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Values of the sensitive column that `gls` reconstructs, and the truth, per attacked client."""
+        return [self._decode(c) for c in range(self.count)]
+
+    def _decode(self, c: int) -> tuple[np.ndarray, np.ndarray]:
+        federation, cell = self.federation, self.cell
+        known, truth = federation.knowledge(c)
+        settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"])
+        answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
+        return np.asarray(answer.values[0]), truth
+
+    def seen(self, c: int, count: int) -> Messages:
+        """The first messages of a client."""
+        return jax.tree.map(lambda a: a[:count], self.federation.messages[c])
+
+    def key(self, c: int) -> Array:
+        """Randomness of attacks on a client."""
+        return jax.random.fold_in(self.federation.key, 1000 + c)
+
+    def _one(self, method: str, c: int) -> Any:
+        federation, cell, messages = self.federation, self.cell, self.federation.messages[c]
+        if method == "global":
+            return federation.final
+        if method == "last":
+            return last_returned(messages)
+        if method == "extrapolated":
+            return extrapolated(messages)
+        if method == "affine":
+            return affine_optimum(messages)
+        if method.startswith("network"):
+            mapping = Mapping(
+                fit_steps=cell["fit_steps"],
+                search_steps=cell["search_steps"],
+                scaling="literal" if method == "network_literal" else "normalised",
+            )
+            return mapping_network(messages, self.key(c), settings=mapping).params
+        if method == "pseudo_records":
+            rows = federation.parts[c]
+            settings = PseudoRecords(
+                federation.training[c],
+                local_records=len(rows),
+                records=cell["pseudo"],
+                steps=cell["pseudo_steps"],
+                finish=cell["finish"],
+            )
+            plain = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
+            shape = federation.data.x.shape[1:]
+            return pseudo_records(federation.model, messages, self.key(c), shape, settings=plain).params
+        if method == "records":
+            column = federation.data.column(federation.data.sensitive or 0)
+            x = federation.data.x[federation.parts[c]].copy()
+            x[:, list(column.positions)] = column.values[self.attributes[c][0]]
+            other = dataclasses.replace(federation, key=self.key(c))  # batch orders are not known
+            return optimum(other, c, cell["optimum_steps"], x)
+        return optimum(federation, c, cell["optimum_steps"])
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of equal signature: one federation per seed, from which all methods work."""
+    for seed in dict.fromkeys(job.seed for job in jobs):
+        own = [job for job in jobs if job.seed == seed]
+        federation = federate(own[0].cell, data_dir, seed)
+        models = Reconstructions(federation, own[0].cell)
+        for method in dict.fromkeys(job.method for job in own):
+            wanted = [job for job in own if job.method == method]
+            asked = {name for job in wanted for name in measures(job.cell)}
+            began = time.perf_counter()
+            found = dict(_measure(method, models, own[0].cell, asked))
+            shared = {
+                "run_s": time.perf_counter() - began,
+                "device": jax.devices()[0].device_kind,
+                "dtype": "float32",
+                "note": federation.data.note,
+                "detail": {"simulation_s": round(federation.seconds, 1), **_spent(federation, own[0].cell)},
+            }
+            yield [
+                Outcome(job, metric, value, majority=majority, chance=chance, **shared)
+                for job in wanted
+                for metric, (value, majority, chance) in found.items()
+                if WANTED[metric] in (*measures(job.cell), "always")
+            ]
+
+
+WANTED = {
+    **{"zest": "zest", "attribute_accuracy": "attribute", "source_accuracy": "source", "ssim": "samples"},
+    **{"train_accuracy": "always", "mape": "always", "train_loss": "always"},
+}
+"""The measure that each metric belongs to."""
+
+
+def _spent(federation: Federation, cell: Cell) -> dict[str, Value]:
+    """Epsilon of the clients with most and with fewest records, where training is private."""
+    privacy = federation.training[0].privacy
+    if privacy is None:
+        return {}
+    sizes = [len(rows) for rows in federation.parts]
+    found = {
+        name: epsilon_of(federation, cell, sizes.index(choose(sizes))) for name, choose in (("most", max), ("fewest", min))
+    }
+    return {f"epsilon_of_{name}_records": round(value, 3) for name, value in found.items()}
+
+
+Score = tuple[float, float | None, float | None]
+
+
+def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) -> Iterator[tuple[str, Score]]:
+    """Metric, and value with majority and chance, of one method."""
+    federation, count = models.federation, models.count
+    if method in WITHOUT_MODEL:
+        yield from _without_model(method, models, cell)
+        return
+    params, _ = models(method)
+    yield from _fit(federation, params)
+    if "zest" in asked:
+        similarities = [float(_zest(federation, c, params[c], models("optimum")[0][c], cell)) for c in range(count)]
+        yield "zest", (_mean(similarities), None, None)
+    if "attribute" in asked:
+        scores, majorities = [], []
+        for c in range(count):
+            known, truth = federation.knowledge(c)
+            scores.append(float((np.asarray(infer_from_model(federation.model, params[c], known)) == truth).mean()))
+            majorities.append(_majority(truth))
+        yield "attribute_accuracy", (_mean(scores), _mean(majorities), 0.5)
+    if "source" in asked and method != "global":
+        rows, holders = _targets(federation, cell)
+        x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+        found = np.asarray(least_loss(federation.model, stacked, x, y))
+        yield "source_accuracy", (_hits(found, rows, holders, federation), None, 1 / count)
+    if "samples" in asked:
+        steps, rate = cell["inversion_steps"], cell["inversion_rate"]
+        inversion = Inversion(steps, rate if method not in ("global", "last") else rate / 10)
+        scores = []
+        for c in range(count):
+            images, _ = invert_model(federation.model, params[c], federation.data.x.shape[1:], settings=inversion)
+            scores.append(_likeness(federation, c, images))
+        yield "ssim", (_mean(scores), None, None)
+
+
+def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator[tuple[str, Score]]:
+    federation, count = models.federation, models.count
+    if method == "invert_gradient":
+        yield "ssim", (_mean([_inverted(models, c, cell) for c in range(count)]), None, None)
+        return
+    if WITHOUT_MODEL[method] == "source":
+        rows, holders = _targets(federation, cell)
+        x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
+        if method == "ridge":
+            sizes = [len(p) for p in federation.parts[:count]]
+            seen = [models.seen(c, cell["source_messages"]) for c in range(count)]
+            training = federation.training[int(np.argmax(sizes))]
+            found = np.asarray(decode_sources(federation.model, seen, sizes, x, y, training=training).sources)
+            yield "source_accuracy", (_hits(found, rows, holders, federation), None, 1 / count)
+            return
+        returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
+        vote = majority_of_rounds(federation.model, returned, x, y)
+        if method == "vote":
+            value = _hits(np.asarray(vote.sources), rows, holders, federation)
+        else:
+            value = max(_hits(chosen, rows, holders, federation) for chosen in np.asarray(vote.rounds))
+        yield "source_accuracy", (value, None, 1 / count)
+        return
+    truths = [federation.knowledge(c)[1] for c in range(count)]
+    majority = _mean([_majority(truth) for truth in truths])
+    if method == "majority":
+        guesses = [
+            np.full(len(truth), int(np.argmax(np.asarray(federation.knowledge(c)[0].columns[0].prior))))
+            for c, truth in enumerate(truths)
+        ]
+    elif method == "gls":
+        guesses = [found for found, _ in models.attributes]
+    else:
+        guesses = [_cosine(models, c, cell) for c in range(count)]
+    yield "attribute_accuracy", (_mean([float((g == t).mean()) for g, t in zip(guesses, truths, strict=True)]), majority, 0.5)
+
+
+def _cosine(models: Reconstructions, c: int, cell: Cell) -> np.ndarray:
+    known, _ = models.federation.knowledge(c)
+    settings = CosMatching(steps=cell["cos_steps"], virtual=Virtual(training=models.federation.training[c]))
+    found = cos_matching(models.federation.model, models.seen(c, cell["matched"]), known, models.key(c), settings=settings)
+    return np.asarray(found.values[0])
+
+
+def _inverted(models: Reconstructions, c: int, cell: Cell) -> float:
+    """Likeness of images out of one update to the client's records, each matched with the best."""
+    federation = models.federation
+    batch = min(int(cell["batch_size"]), len(federation.parts[c]))
+    settings = GradientInversion(steps=cell["gradient_steps"])
+    shape = federation.data.x.shape[1:]
+    images, _ = invert_gradient(federation.model, models.seen(c, 1), shape, batch, models.key(c), settings=settings)
+    records = jnp.asarray(federation.data.x[federation.parts[c]])
+    return float(jax.lax.map(lambda image: ssim(image, records).max(), images).mean())
+
+
+def _likeness(federation: Federation, c: int, images: Array) -> float:
+    """Mean over classes of the largest SSIM to a record of the class."""
+    x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
+    best = [float(ssim(images[k], jnp.asarray(x[y == k])).max()) for k in np.unique(y)]
+    return _mean(best)
+
+
+def _fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]]:
+    """How the models fit the clients' records (paper 004, Table 9)."""
+    model, losses, scores = federation.model, [], []
+    for c, own in enumerate(params):
+        data = federation.client(c)
+        outputs = np.asarray(model.apply(own, data.x))
+        losses.append(float(model.loss(jnp.asarray(outputs), data.y).mean()))
+        y = np.asarray(data.y)
+        if model.classes is None:
+            scores.append(float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean()))
+        else:
+            scores.append(float((outputs.argmax(1) == y).mean()))
+    yield "train_loss", (_mean(losses), None, None)
+    yield "mape" if model.classes is None else "train_accuracy", (_mean(scores), None, None)
+
+
+def _zest(federation: Federation, c: int, params: Any, reference: Any, cell: Cell) -> Array:
+    """Similarity of two models around records of a client."""
+    rows = federation.parts[c][: cell["zest_records"]]
+    x, shape = jnp.asarray(federation.data.x[rows]), federation.data.x.shape[1:]
+    fill = jnp.asarray(federation.data.x[np.concatenate(federation.parts)].mean(0))
+    segments = _segments(federation, shape)
+    masks = zest_masks(jax.random.key(0), int(segments.max()) + 1, cell["zest_masks"])
+    explained = _explanations(federation.model, (params, reference), x, jnp.asarray(segments), masks, fill)
+    return zest_similarity(*explained)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _explanations(model: Any, pair: Any, x: Array, segments: Array, masks: Array, fill: Array) -> Any:
+    return tuple(explain(functools.partial(model.apply, params), x, segments, masks, fill) for params in pair)
+
+
+def _segments(federation: Federation, shape: tuple[int, ...]) -> np.ndarray:
+    """Attributes of a table, patches of an image."""
+    if not federation.data.columns:
+        rows, columns = np.indices(shape[:2]) // PATCH
+        return (rows * (columns.max() + 1) + columns)[..., None]
+    segments = np.zeros(shape, int)
+    for number, column in enumerate(federation.data.columns):
+        segments[list(column.positions)] = number
+    return segments
+
+
+def _targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose source is asked for, and the client each was drawn from."""
+    limit, rng = cell["targets"], np.random.default_rng(0)
+    chosen = [rng.permutation(rows)[: limit or None] for rows in federation.parts[: len(federation.messages)]]
+    return np.concatenate(chosen), np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
+
+
+def _hits(found: np.ndarray, rows: np.ndarray, holders: np.ndarray, federation: Federation) -> float:
+    """Fraction of records whose named client holds them, balanced over the clients they were drawn from."""
+    held = np.zeros((len(federation.messages), len(federation.data)), bool)
+    for c, own in enumerate(federation.parts[: len(federation.messages)]):
+        held[c, own] = True
+    right = held[found, rows]
+    return _mean([float(right[holders == c].mean()) for c in range(len(federation.messages))])
+
+
+def _majority(truth: np.ndarray) -> float:
+    return float(np.bincount(truth).max() / len(truth))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

@@ -1,0 +1,147 @@
+"""Driouich, Xu, Neglia, Giroire, Thomas, *Local Model Reconstruction Attacks in Federated Learning and their Uses* (2023):
+Tables 1, 9, 10 and Figures 2 to 4, 6, 7, with what reads the answer out of the messages beside the paper's methods.
+
+The paper's flight bookings are not public; `flight_airlines` stands in. LEAF's synthetic data has no sensitive attribute; one
+is planted. `leaf_milder` is the same generator with less heterogeneous
+clients: by LEAF's recipe seven of ten hold nearly one class. Figures' values are not printed in the paper but for their ends.
+"""
+
+import csv
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from importlib import resources
+
+from benchmarks import local_model_experiment
+from benchmarks.jobs import Cell, Table, Value
+from benchmarks.local_model_cost import cost
+
+SUITE = "driouich2023"
+TABULAR, FACES = ("flight_airlines", "adult_bachelors", "leaf_synthetic"), "att_faces"
+MEASURES = {FACES: "zest,source,samples"} | dict.fromkeys((*TABULAR, "leaf_milder"), "zest,attribute,source")
+
+PAPER: dict[str, Value] = {
+    **{"model": "mlp", "hidden": "256,256,256", "batch_norm": 0, "clients": 10, "records": 0, "batch_size": 512, "epochs": 1},
+    **{"learning_rate": 0.01, "rounds": 1000, "every": 10, "defense": "none", "epsilon": 10.0, "attacked": 10, "side": "80,70"},
+    **{"optimum_steps": 4000, "decoded": 10, "orders": 16, "passes": 3, "matched": 5, "cos_steps": 300},
+    **{"fit_steps": 200, "search_steps": 1000, "pseudo": 128, "pseudo_steps": 800, "finish": 1500},
+    **{"zest_records": 32, "zest_masks": 300, "targets": 100, "source_messages": 20},
+    **{"inversion_steps": 5000, "inversion_rate": 1e-3, "gradient_steps": 1000},
+}
+"""The paper's setting (Appendix C), and ours where it is silent."""
+
+SMALL: dict[str, Value] = {
+    **{
+        "hidden": "32,32",
+        "clients": 7,
+        "records": 120,
+        "batch_size": 64,
+        "rounds": 100,
+        "every": 5,
+        "attacked": 3,
+        "side": "20,18",
+    },
+    **{"optimum_steps": 1000, "orders": 8, "passes": 2, "cos_steps": 100, "fit_steps": 100, "search_steps": 200, "pseudo": 32},
+    **{"pseudo_steps": 200, "finish": 300, "zest_records": 8, "zest_masks": 100, "targets": 40, "inversion_steps": 500},
+    **{"inversion_rate": 1e-2, "gradient_steps": 200, "decoded": 10},
+}
+"""What differs at small size."""
+
+SHRUNK: dict[str, dict[Value, Value]] = {
+    "records": {0: 120, 50: 20, 200: 40, 500: 60, 1000: 120},
+    "batch_size": {512: 64, 256: 32, 128: 16, 64: 16, 32: 8, 16: 4, 8: 2, "full": "full"},
+    "clients": {10: 7, 20: 10, 40: 14, 100: 20},
+    "epochs": {1: 1, 5: 2, 10: 4},
+}
+"""Paper's values of what varies, and small ones."""
+
+
+def _grid(
+    table: str, datasets: Sequence[str], measures: str | None = None, **varied: Sequence[Value]
+) -> Callable[..., list[Cell]]:
+    """Cells of a table: sources x what is varied."""
+
+    def cells(size: str, data_dir: str | None) -> list[Cell]:
+        found = []
+        for dataset, values in itertools.product(datasets, _product(varied)):
+            chosen = PAPER | {"measures": measures or MEASURES[dataset]}
+            if dataset == FACES:  # Appendix C.1 and C.2
+                chosen |= {"hidden": "32,32,32", "batch_size": 32}
+            chosen |= values
+            if size == "small":
+                chosen |= SMALL | {name: SHRUNK[name].get(chosen[name], chosen[name]) for name in SHRUNK}
+            found.append(Cell(SUITE, table, size, dataset, tuple(sorted(chosen.items()))))
+        return list(dict.fromkeys(found))
+
+    return cells
+
+
+def _product(varied: dict[str, Sequence[Value]]) -> list[dict[str, Value]]:
+    return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+
+
+@functools.cache
+def _published_rows() -> tuple[dict[str, str], ...]:
+    text = resources.files("benchmarks.suites").joinpath("driouich2023_published.csv").read_text(encoding="utf-8")
+    return tuple(csv.DictReader(text.splitlines()))
+
+
+def published(cell: Cell, method: str, metric: str) -> float | None:
+    """The paper's number for this cell and method; the paper's "Ours" is `network_literal`, its rivals `cos`, `vote` and
+    `invert_gradient`."""
+    facts = {
+        "table": cell.table,
+        "dataset": cell.dataset,
+        "batch_norm": str(int(cell["batch_norm"])),
+        "defense": str(cell["defense"]),
+    }
+    facts |= {"method": method, "metric": metric}
+    return next((float(row["value"]) for row in _published_rows() if all(row[k] == v for k, v in facts.items())), None)
+
+
+def _table(
+    name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = local_model_experiment.METHODS
+) -> Table:
+    experiment = local_model_experiment
+    return Table(name, title, cells, tuple(methods), published, experiment.applies, experiment.run, experiment.signature, cost)
+
+
+FITTED = ("global", "last", "network_literal", "pseudo_records", "records", "optimum")
+DEFENSES = ("none", "dp", "mixup", "dp+mixup")
+TABLES = (
+    _table(
+        "table1",
+        "Four attacks, without and with batch normalisation (Table 1)",
+        _grid("table1", (*TABULAR, "leaf_milder", FACES), batch_norm=(0, 1)),
+    ),
+    _table(
+        "table9",
+        "How the models fit their clients' records (Table 9)",
+        _grid("table9", (*TABULAR, FACES), batch_norm=(0, 1)),
+        FITTED,
+    ),
+    _table("table10", "Defences (Table 10)", _grid("table10", (*TABULAR, FACES), defense=DEFENSES)),
+    _table(
+        "fig2",
+        "Attributes against the client's records (Figure 2)",
+        _grid("fig2", TABULAR, "attribute", records=(50, 200, 500, 1000), batch_size=[256]),
+    ),
+    _table(
+        "fig3",
+        "Samples against batch size and local epochs (Figure 3)",
+        lambda *a: [
+            *_grid("fig3", [FACES], "samples", batch_size=(8, 16, 32, 64))(*a),
+            *_grid("fig3", [FACES], "samples", epochs=(5, 10))(*a),
+        ],
+    ),
+    _table("fig4", "Number of clients (Figure 4)", _grid("fig4", ("leaf_synthetic", FACES), clients=(10, 20, 40))),
+    _table(
+        "fig6",
+        "Batch size (Figure 6)",
+        lambda *a: [
+            *_grid("fig6", TABULAR, batch_size=(32, 128, 512))(*a),
+            *_grid("fig6", [FACES], batch_size=(16, 32, 64))(*a),
+        ],
+    ),
+    _table("fig7", "Local epochs (Figure 7)", _grid("fig7", (*TABULAR, FACES), epochs=(1, 5, 10))),
+)

@@ -1,0 +1,65 @@
+"""What differentially private training spends: epsilon of a client's `DPSGD`, by Renyi accounting (dp-accounting)."""
+
+from typing import Any
+
+from jaxfl import _check
+
+ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024)
+"""Renyi orders. Below 2 the sum for sampled batches does not converge."""
+
+
+def epsilon(noise_multiplier: float, *, records: int, batch_size: int | None, steps: int, delta: float) -> float:
+    """Epsilon of one client's whole training at `delta`, records being added or removed.
+
+    As is customary, batches are accounted for as Poisson samples of rate batch_size / records, while they are drawn by
+    shuffling; with full batches there is no sampling, and no difference.
+
+    Args:
+      noise_multiplier: of `DPSGD`.
+      records: the client's.
+      batch_size: records per step; None, or more than there are: all.
+      steps: over all rounds, those of one round being `LocalTraining.steps(records)`.
+      delta: of the guarantee.
+
+    Raises:
+      ValueError: if a number is out of range.
+    """
+    _check.positive_integer(records=records, steps=steps)
+    if not noise_multiplier > 0:
+        raise ValueError(f"noise_multiplier={noise_multiplier!r} must be positive; without noise there is no guarantee")
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(ORDERS)
+    accountant.compose(_event(noise_multiplier, _rate(records, batch_size)), steps)
+    return float(accountant.get_epsilon(_delta(delta)))
+
+
+def noise_multiplier(epsilon: float, *, records: int, batch_size: int | None, steps: int, delta: float) -> float:
+    """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those of `epsilon`."""
+    _check.positive_integer(records=records, steps=steps)
+    if not epsilon > 0:
+        raise ValueError(f"epsilon={epsilon!r} must be positive")
+    import dp_accounting
+
+    def event(multiplier: float) -> Any:
+        return dp_accounting.SelfComposedDpEvent(_event(multiplier, _rate(records, batch_size)), steps)
+
+    found = dp_accounting.calibrate_dp_mechanism(lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, _delta(delta))
+    return float(found)
+
+
+def _rate(records: int, batch_size: int | None) -> float:
+    return 1.0 if batch_size is None else min(batch_size / records, 1.0)
+
+
+def _event(multiplier: float, rate: float) -> Any:
+    import dp_accounting
+
+    gaussian = dp_accounting.GaussianDpEvent(multiplier)
+    return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+
+
+def _delta(delta: float) -> float:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta={delta!r} must lie between 0 and 1")
+    return delta
