@@ -42,6 +42,7 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         unknowns = 4 * unknowns
     gram = 2.0 * records * min(records, 2 * features) * widths[1]
     drawn = sum(min(len(rounds_of(name, cell["rounds"])), cell["unrolled_rounds"]) for name in names)
+    written = 2.0 * (unknowns * 2) ** 2 * weights + 4.0 * unknowns * weights * (cell["gls_orders"] + 4 * cell["gls_points"])
     work = {
         "random": 0.0,
         "majority": 0.0,
@@ -53,7 +54,7 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "mixture": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "gauss_newton": rounds * 20 * 50 * 8 * forward,
-        "gls": cell["epochs"] * cell["gls_passes"] * rounds * cell["gls_orders"] * 3 * forward * small,
+        "gls": cell["gls_passes"] * rounds * (cell["epochs"] * cell["gls_orders"] * 3 * forward * small + written),
         # Simulated training is repeated once more to save memory.
         "cos_unrolled": cell["epochs"] * cell["unrolled_steps"] * drawn * cell["unrolled_orders"] * 12 * forward * small,
     }

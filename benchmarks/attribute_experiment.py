@@ -20,7 +20,7 @@ A cell's settings:
   unrolled_steps, unrolled_orders, unrolled_rounds: iterations of `cos_unrolled`, simulated batch orders in each, and
     rounds drawn at random for each if the phase has more.
   evaluations: budget of `l2_lbfgs`.
-  gls_orders, gls_passes: simulated runs per round of `gls`, and its repetitions.
+  gls_orders, gls_points, gls_passes: simulated runs per round of `gls`, points of its paths, and its repetitions.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ USES = {
     "cos": ("steps", "gamma", "adam_rate"),
     "cos_unrolled": ("unrolled_steps", "unrolled_orders", "unrolled_rounds", "gamma", "adam_rate"),
     "l2_lbfgs": ("evaluations",),
-    "gls": ("gls_orders", "gls_passes"),
+    "gls": ("gls_orders", "gls_passes", "gls_points"),
 }
 """Settings of each method. Cells that differ in others share its compiled program."""
 
@@ -203,7 +203,7 @@ class Attack:
         if self.method == "gauss_newton":
             return gauss_newton(model, messages, knowledge, settings=GaussNewton(member.step))
         if self.method == "gls":
-            simulated = GLS(training, orders=chosen["gls_orders"], passes=chosen["gls_passes"])
+            simulated = GLS(training, chosen["gls_orders"], chosen["gls_points"], chosen["gls_passes"])
             return gls(model, messages, knowledge, key, settings=simulated)
         if self.method == "l2_lbfgs":
             rival = L2Matching(chosen["evaluations"], Virtual(training=LocalTraining(member.step)))

@@ -52,13 +52,30 @@ def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
     return base, difference, input_products(base, difference, count - 1)
 
 
+def written_gradients(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """Gradients of all candidates `[records * K, parameters]`, in the order of `ravel_pytree`."""
+    x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
+    if model.layers is None:
+        return jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
+    inputs, errors = inputs_and_errors(model, params, x, y)
+
+    def place(path: Any, leaf: Array) -> Array:
+        *parents, last = (part.key for part in path)
+        name = "/".join(parents)
+        if last == "bias":
+            return errors[name]
+        return (inputs[name][:, :, None] * errors[name][:, None]).reshape(len(x), -1)
+
+    return jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(place, params)), 1)
+
+
 def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products of all candidates' gradients `[records * K, records * K]`, and their products with any tree like the
     parameters `[records * K]`. No gradient is formed where the model names its dense layers."""
-    x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     if model.layers is None:
-        every = jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
+        every = written_gradients(model, params, x, y)
         return every @ every.T, lambda target: every @ ravel_pytree(target)[0]
+    x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     layers = model.layers
     inputs, errors = inputs_and_errors(model, params, x, y)
     gram = jnp.zeros((len(x), len(x)), x.dtype)

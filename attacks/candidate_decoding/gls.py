@@ -7,11 +7,12 @@ order in the unknown weights s around a current guess, round t says, in units of
 
 The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in M fresh orders. J_t holds,
 per unknown, the difference of the record's gradients between candidates, A_t the records' gradients, both at the centre of the
-path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local steps. A record enters with weight
-1 / (size of its batch) in every epoch: with mean a = K / N, and with a variance v that a short last batch makes large.
-Woodbury inverts the covariance in N + M dimensions, so that only inner products of candidates' gradients are needed; where all
-parameters belong to dense layers, no gradient is formed. All rounds together give a quadratic in s, minimised under 0 <= s and
-sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean corrects what the path's centre misses.
+path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local steps, or averaged along simulated paths.
+A record enters with weight 1 / (size of its batch) in every epoch: with mean a = K / N, and with a variance v that a short
+last batch makes large. Woodbury inverts the covariance in N + M dimensions, so that only inner products of candidates'
+gradients are needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together
+give a quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated
+mean corrects what the path's centre misses.
 
 What a client does against it is known where its server prescribed it: norms to which gradients are clipped, noise, mixup
 (whose pairs are not known; a record's partner is taken to be the average one).
@@ -27,7 +28,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
-from attacks.candidate_decoding.candidates import candidate_gradients, candidate_records, prior_weights
+from attacks.candidate_decoding.candidates import (
+    candidate_gradients,
+    candidate_records,
+    prior_weights,
+    written_gradients,
+)
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
 from jaxfl import LocalTraining, Messages, Model, _check, local_update
 from jaxfl.clients import ClientData
@@ -44,6 +50,9 @@ class GLS:
       training: the client's recipe, known to the server that prescribed it. Jacobian and weights are those of plain SGD.
       orders: simulated runs M per round, for mean and noise (static). Many small batches make noise in about N directions; what
         M runs miss of them is taken for signal. Clients with few steps need few.
+      points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
+        where a random part of the records has been seen: better for many small batches, at the price of writing all gradients out,
+        records x K x parameters (static).
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what the linearisation misses.
       floor: sigma^2 relative to the other noise's total variance.
@@ -53,6 +62,7 @@ class GLS:
 
     training: LocalTraining = LocalTraining()
     orders: int = dataclasses.field(default=64, metadata={"static": True})
+    points: int = dataclasses.field(default=1, metadata={"static": True})
     passes: int = dataclasses.field(default=3, metadata={"static": True})
     spread: float | Array = 0.01
     floor: float | Array = 1e-4
@@ -82,7 +92,9 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
     if knowledge.y is None or len(knowledge.columns) != 1:
         raise ValueError("gls needs known labels and exactly one unknown column")
     settings = settings or GLS()
-    _check.positive_integer(orders=settings.orders, passes=settings.passes, iterations=settings.iterations)
+    _check.positive_integer(
+        orders=settings.orders, points=settings.points, passes=settings.passes, iterations=settings.iterations
+    )
     settings.training.check(len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
     return _gls(model, messages, knowledge, key, settings)
@@ -175,12 +187,12 @@ def _one_round(
 ) -> tuple[Array, Array]:
     """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round."""
     training, (records, count) = settings.training, x.shape[:2]
-    steps, (mean_weight, variance) = training.steps(records), batch_weights(training, records)
-    centre = jax.tree.map(lambda w, u: w - (steps - 1) / (2 * steps) * u, received, update)
-    gram, project = _products(model, centre, scores, x, y, training)
+    mean_weight, variance = batch_weights(training, records)
+    simulate_key, path_key = jax.random.split(key)
     expected = jnp.einsum("nk,nk...->n...", scores, x)
     data = ClientData(expected, y[:, 0], jnp.ones(records, bool), jnp.asarray(0))
-    mean, deviations = _simulated(model, received, data, key, settings)
+    mean, deviations = _simulated(model, received, data, simulate_key, settings)
+    gram, project = _products(model, received, update, data, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
     unravel = ravel_pytree(received)[1]
     projected = jax.vmap(lambda v: project(unravel(v)))(jnp.concatenate([residual[None], deviations]))
@@ -224,19 +236,50 @@ def _simulated(model: Model, received: Any, data: ClientData, key: Array, settin
 
 
 def _products(
-    model: Model, params: Any, scores: Array, x: Array, y: Array, training: LocalTraining
+    model: Model, received: Any, update: Any, data: ClientData, x: Array, y: Array, key: Array, settings: GLS
 ) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products `[records, K, records, K]` of the candidates' gradients, as the client's training uses them, and their
     products with a target `[records * K]`."""
+    training, shape = settings.training, x.shape[:2]
     if training.mixup:
-        expected = jnp.einsum("nk,nk...->n...", scores, x).mean(0)
-        model, x = _towards_average(model, y[:, 0]), (x + expected) / 2
-    gram, project = candidate_gradients(model, params, x, y)
+        model, x = _towards_average(model, data.y), (x + data.x.mean(0)) / 2
+    if settings.points == 1:
+        steps = training.steps(len(x))
+        centre = jax.tree.map(lambda w, u: w - (steps - 1) / (2 * steps) * u, received, update)
+        gram, project = candidate_gradients(model, centre, x, y)
+    else:
+        every = _path_gradients(model, received, data, x, y, key, settings)
+        gram, project = every @ every.T, lambda target: every @ ravel_pytree(target)[0]
     if training.privacy is not None:
         norm = jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny))
         factor = jnp.minimum(1, training.privacy.clip / norm)
-        return (gram * factor[:, None] * factor).reshape(*x.shape[:2], *x.shape[:2]), lambda u: factor * project(u)
-    return gram.reshape(*x.shape[:2], *x.shape[:2]), project
+        return (gram * factor[:, None] * factor).reshape(*shape, *shape), lambda target: factor * project(target)
+    return gram.reshape(*shape, *shape), project
+
+
+def _path_gradients(model: Model, received: Any, data: ClientData, x: Array, y: Array, key: Array, settings: GLS) -> Array:
+    """Candidates' gradients averaged over points of a simulated path: in every epoch after a random part of the records."""
+    records = len(x)
+    one_epoch = dataclasses.replace(settings.training, epochs=1)
+
+    def after(params: Any, fraction: Array, key: Array) -> Any:
+        part_key, order_key = jax.random.split(key)
+        ranks = jax.random.uniform(part_key, (records,)).argsort().argsort()
+        return local_update(model, params, dataclasses.replace(data, mask=ranks < fraction * records), order_key, one_epoch)
+
+    def epoch(params: Any, key: Array) -> tuple[Any, Array]:
+        point_key, epoch_key = jax.random.split(key)
+        fractions = (jnp.arange(settings.points) + 0.5) / settings.points
+
+        def add(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
+            return total + written_gradients(model, after(params, *point), x, y), None
+
+        zero = jnp.zeros((x.shape[0] * x.shape[1], ravel_pytree(params)[0].size), x.dtype)
+        total, _ = jax.lax.scan(add, zero, (fractions, jax.random.split(point_key, settings.points)))
+        return after(params, jnp.ones(()), epoch_key), total
+
+    _, totals = jax.lax.scan(epoch, received, jax.random.split(key, settings.training.epochs))
+    return totals.mean(0) / settings.points
 
 
 def _towards_average(model: Model, y: Array) -> Model:

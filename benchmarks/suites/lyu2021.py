@@ -61,7 +61,8 @@ def settings(**values: Value) -> tuple[tuple[str, Value], ...]:
         "unrolled_rounds": 5,
         "evaluations": 200,
         "gls_orders": 256,
-        "gls_passes": 2,
+        "gls_passes": 3,
+        "gls_points": 8,
     }
     return tuple(sorted((defaults | values).items()))
 
