@@ -51,8 +51,8 @@ class GLS:
       orders: simulated runs M per round, for mean and noise (static). Many small batches make noise in about N directions; what
         M runs miss of them is taken for signal. Clients with few steps need few.
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
-        where a random part of the records has been seen: better for many small batches, at the price of writing all gradients out,
-        records x K x parameters (static).
+        where a random part of the records has been seen: better for many small batches, at the price of writing all
+        gradients out, records x K x parameters (static).
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what the linearisation misses.
       floor: sigma^2 relative to the other noise's total variance.
