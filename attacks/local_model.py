@@ -82,8 +82,9 @@ class Mapping:
       fit_rate: their step size.
       search_steps: Adam steps on Eq. 8 (static).
       search_rate: their step size.
-      scaling: "literal", models and updates as they are; or "normalised", both in coordinates of the observed models' and
-        updates' spans, of unit variance: nothing else can be told from them, and the network becomes small (static).
+      scaling: "literal", models and updates as they are; or "normalised", in coordinates of the observed models' span, each
+        of unit variance, and of the updates' span, of unit mean square: nothing else can be told from them, and the network
+        becomes small (static).
       held_out: fraction of the messages by which the best iterate of Eq. 7 is chosen (static).
     """
 
@@ -141,7 +142,9 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
         basis = None
     else:
         inputs, basis = _whitened(theta)
-        targets, _ = _whitened(change, centred=False)
+        left, singular, _ = jnp.linalg.svd(change, full_matrices=False)
+        targets = left * singular
+        targets /= jnp.sqrt((targets**2).mean())
         start = inputs[-1]
     init_key, split_key = jax.random.split(key)
     network = mlp(inputs.shape[1], settings.hidden, targets.shape[1], task="regression")
@@ -180,10 +183,9 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
     return LocalModel(unravel(params), unexplained, jnp.asarray(False))
 
 
-def _whitened(rows: Array, centred: bool = True) -> tuple[Array, Array]:
-    """Coordinates `[rounds, rank]` of unit variance, and the basis `[rank, parameters]` that leads back."""
-    rows = rows - rows.mean(0) if centred else rows
-    left, singular, right = jnp.linalg.svd(rows, full_matrices=False)
+def _whitened(rows: Array) -> tuple[Array, Array]:
+    """Centred coordinates `[rounds, rank]` of unit variance, and the basis `[rank, parameters]` that leads back."""
+    left, singular, right = jnp.linalg.svd(rows - rows.mean(0), full_matrices=False)
     kept = singular > 1e-5 * singular[0]
     root = jnp.sqrt(jnp.asarray(len(rows), rows.dtype))
     return jnp.where(kept, left, 0) * root, jnp.where(kept, singular, 0)[:, None] * right / root

@@ -178,6 +178,63 @@ def test_leaf_synthetic_follows_its_recipe():
     assert len(partitions.by_group(data)) == 200
 
 
+def test_adult_as_paper_004_uses_it(data_dir, cache):
+    """Appendix C.1: 53 columns, ten clients; its 2, 3 and 2 % of doctorates are 1.05, 2.32 and 1.54 %, rounded up."""
+    data = load("adult_bachelors", data_dir)
+    assert data.x.shape == (12110, 53)
+    assert np.bincount(data.group).tolist() == [127, 281, 186, 11516]
+    assert data.sensitive == "sex"
+    assert data.prior("sex") == pytest.approx([0.2945, 0.7055], abs=1e-4)
+    parts = partitions.by_group_and_rest(np.random.default_rng(0), data, 10)
+    assert [len(p) for p in parts] == [127, 281, 186, 1646, *[1645] * 6]
+    assert np.unique(np.concatenate(parts)).size == 12110
+    assert np.allclose(data.x[:, 51:].sum(1), 1)  # the United States or not
+
+
+def test_faces(data_dir, cache):
+    data = load("att_faces", data_dir)
+    assert data.x.shape == (400, 112, 92, 1)
+    assert np.bincount(data.y).tolist() == [10] * 40
+    assert 0 <= data.x.min() < 0.1 < 0.9 < data.x.max() <= 1
+    small = load("att_faces", data_dir, size=(80, 70))
+    assert small.x.shape == (400, 80, 70, 1)
+    assert np.allclose(small.x.mean((1, 2)), data.x.mean((1, 2)), atol=0.01)
+    parts = partitions.overlapping_classes(np.random.default_rng(0), data.y, 10)
+    for rows in parts:
+        counts = np.bincount(data.y[rows])
+        assert (counts == 10).sum() == 4
+        assert len(set(counts[counts < 10])) == 1
+        assert set(counts[counts < 10]) < {3, 4}
+    with pytest.raises(ValueError, match="needs images"):
+        load("adult", data_dir, size=(2, 2))
+
+
+def test_flight_fares_by_airline(data_dir, cache):
+    data = load("flight_airlines", data_dir, records=2000, clients=8)
+    assert len(data) == 2000
+    assert data.classes is None
+    assert len(np.unique(data.group)) == 8
+    assert data.sensitive == "stops"
+    assert 0.85 < data.prior("stops")[1] < 0.9
+    airlines = data.values_of("airline")
+    assert all(len(np.unique(airlines[data.group == g])) == 1 for g in range(8))
+    assert data.y.min() > 0
+    with pytest.raises(ValueError, match="clients=3 must be at least the 6 airlines"):
+        load("flight_airlines", data_dir, clients=3)
+
+
+def test_a_planted_attribute_is_balanced_and_matters():
+    data = load("leaf_synthetic", records=400, attribute=True, spread=0.3, noise=1.0)
+    values = data.values_of("x0")
+    assert all(values[data.group == g].mean() == 0.5 for g in range(10))
+    gaps = []
+    for g in range(10):
+        own, y = values[data.group == g], data.y[data.group == g]
+        shares = [np.bincount(y[own == v], minlength=5) / 200 for v in (0, 1)]
+        gaps.append(np.abs(shares[0] - shares[1]).sum() / 2)
+    assert np.mean(gaps) > 0.1
+
+
 def test_csv(tmp_path):
     path = tmp_path / "people.csv"
     path.write_text(

@@ -1,0 +1,111 @@
+"""Local model reconstruction (paper 004): exact where the theory is, better than the last returned model where it can be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.local_model import (
+    Mapping,
+    PseudoRecords,
+    affine_optimum,
+    extrapolated,
+    last_returned,
+    mapping_network,
+    path_centres,
+    pseudo_records,
+)
+from jaxfl import Federated, LocalTraining, Messages, linear, mean_loss, mlp, simulate, stack_clients
+from tests.conftest import largest_difference
+
+KEY = jax.random.key(0)
+TRAINING = LocalTraining(0.1, batch_size=20)
+
+
+@pytest.fixture(scope="module")
+def heterogeneous():
+    """Three clients whose labels follow different rules, seen in forty rounds."""
+    rng = np.random.default_rng(0)
+    records = []
+    for _ in range(3):
+        x = rng.normal(size=(60, 6)).astype(np.float32)
+        records.append((x, (x @ rng.normal(size=(6, 3))).argmax(1)))
+    model = mlp(6, (16,), 3)
+    run = simulate(model, model.init(KEY), stack_clients(records), KEY, Federated(rounds=40, training=TRAINING))
+    return model, records, [run.messages(c) for c in range(3)]
+
+
+def loss(model, params, records):
+    return float(mean_loss(model, params, *map(jnp.asarray, records)))
+
+
+def test_the_affine_map_is_exact_for_least_squares():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(1)
+        data = [(rng.normal(size=(50, 5)), rng.normal(size=50)) for _ in range(6)]
+        model = linear(5)
+        params = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(KEY))
+        federated = Federated(rounds=60, training=LocalTraining(0.05), clients_per_round=3)
+        messages = simulate(model, params, stack_clients(data), KEY, federated).messages(0)
+        found = affine_optimum(messages, ridge=1e-13)["Dense_0"]
+        truth = np.linalg.lstsq(np.c_[data[0][0], np.ones(50)], data[0][1], rcond=None)[0]
+        assert np.allclose(np.r_[found["kernel"][:, 0], found["bias"]], truth, atol=1e-5)
+
+
+def test_extrapolation_goes_where_the_client_pulled(heterogeneous):
+    model, records, messages = heterogeneous
+    assert largest_difference(extrapolated(messages[0], factor=0.0), last_returned(messages[0])) == 0
+    assert loss(model, extrapolated(messages[0], factor=3.0), records[0]) < loss(model, last_returned(messages[0]), records[0])
+
+
+@pytest.mark.parametrize("virtual", ["gradient", "unrolled"])
+def test_pseudo_records_come_nearer_to_the_client_than_its_last_model(heterogeneous, virtual):
+    model, records, messages = heterogeneous
+    for own, seen in zip(records, messages, strict=True):
+        settings = PseudoRecords(TRAINING, local_records=60, records=32, steps=300, finish=300, virtual=virtual)
+        found = pseudo_records(model, seen, KEY, (6,), settings=settings)
+        assert not found.kept_last
+        assert found.unexplained < 0.3
+        assert loss(model, found.params, own) < 0.8 * loss(model, last_returned(seen), own)
+
+
+def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous):
+    model, _, messages = heterogeneous
+    noise = jax.tree.map(lambda a: a + jax.random.normal(KEY, a.shape), messages[0].received)
+    settings = PseudoRecords(TRAINING, local_records=60, records=32, steps=100, finish=50)
+    blind = Messages(messages[0].received, noise, messages[0].rounds)
+    found = pseudo_records(model, blind, KEY, (6,), settings=settings)
+    assert found.kept_last
+    assert largest_difference(found.params, last_returned(blind)) == 0
+
+
+@pytest.mark.parametrize("scaling", ["literal", "normalised"])
+def test_the_published_network_runs_and_says_how_little_it_explains(heterogeneous, scaling):
+    _, _, messages = heterogeneous
+    found = mapping_network(messages[0], KEY, settings=Mapping((16, 16), 200, 1e-2, 50, scaling=scaling))
+    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, last_returned(messages[0]))
+    assert np.isfinite(float(found.unexplained))
+    if scaling == "normalised":  # the update's mean, at least, is learnt
+        assert found.unexplained < 1
+
+
+def test_a_client_with_one_step_has_its_centre_where_it_began(heterogeneous):
+    _, _, messages = heterogeneous
+    assert largest_difference(path_centres(messages[0], 1).received, messages[0].received) == 0
+    middle = path_centres(messages[0], 10**6)
+    half = jax.tree.map(lambda a, b: (a + b) / 2, messages[0].received, messages[0].returned)
+    assert largest_difference(middle.received, half) < 1e-5
+    assert largest_difference(middle.pseudo_gradient, messages[0].pseudo_gradient) < 1e-6
+
+
+def test_bad_input(heterogeneous):
+    model, _, messages = heterogeneous
+    few = jax.tree.map(lambda a: a[:5], messages[0])
+    with pytest.raises(ValueError, match="holds 5 rounds"):
+        mapping_network(few, KEY)
+    with pytest.raises(ValueError, match="holds 5 rounds"):
+        pseudo_records(model, few, KEY, (6,))
+    with pytest.raises(ValueError, match="scaling='raw'"):
+        mapping_network(messages[0], KEY, settings=Mapping(scaling="raw"))
+    with pytest.raises(ValueError, match="ridge=-1"):
+        affine_optimum(messages[0], ridge=-1)

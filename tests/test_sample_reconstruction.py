@@ -1,0 +1,65 @@
+"""Sample reconstruction: what a model and an update give away of images."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.gradient_matching import Virtual
+from attacks.metrics import ssim
+from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model, total_variation
+from jaxfl import Federated, LocalTraining, linear, mlp, simulate, stack_clients
+
+KEY = jax.random.key(0)
+
+
+def test_inverting_a_linear_classifier_finds_its_weights():
+    """The surest image of a linear softmax is white where the class's weight exceeds the others' mean, black elsewhere."""
+    model = mlp(16, (), 3)
+    params = {"Dense_0": {"kernel": jax.random.normal(KEY, (16, 3)), "bias": jnp.zeros(3)}}
+    images, sure = invert_model(model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1))
+    kernel = np.asarray(params["Dense_0"]["kernel"])
+    for k in range(3):
+        rivals = np.delete(kernel, k, 1)
+        above = (kernel[:, k, None] > rivals).all(1)
+        below = (kernel[:, k, None] < rivals).all(1)
+        pixels = np.asarray(images[k]).reshape(-1)
+        assert pixels[above].min() > pixels[below].max()
+    assert float(sure.min()) > 0.9
+
+
+def test_an_image_is_read_out_of_one_gradient_and_not_out_of_anothers():
+    rng = np.random.default_rng(0)
+    image = rng.random((1, 8, 8, 1)).astype(np.float32)
+    other = rng.random((1, 8, 8, 1)).astype(np.float32)
+    model, training = mlp(64, (32,), 4), LocalTraining(0.1)
+    clients = stack_clients([(image, np.asarray([2])), (other, np.asarray([2]))])
+    run = simulate(model, model.init(KEY), clients, KEY, Federated(rounds=1, training=training))
+    settings = GradientInversion(alpha=1e-4, steps=1500, virtual=Virtual(training=training))
+
+    def error(client):
+        images, labels = invert_gradient(model, run.messages(client), (8, 8, 1), 1, KEY, settings=settings)
+        assert int(labels.argmax()) == 2
+        return float(jnp.abs(images[0] - image[0]).mean())
+
+    assert error(0) < 0.05
+    assert error(1) > 0.2
+
+
+def test_metrics_of_images():
+    flat, rng = jnp.full((2, 12, 12, 1), 0.3), np.random.default_rng(0)
+    assert float(total_variation(flat)) == 0
+    ramp = jnp.broadcast_to(jnp.arange(12.0)[None, :, None, None] / 12, (1, 12, 12, 1))
+    assert float(total_variation(ramp)) == pytest.approx(1 / 12)
+    image = jnp.asarray(rng.random((12, 12, 1)), jnp.float32)
+    scores = ssim(image, jnp.stack([image, 1 - image]))
+    assert float(scores[0]) == pytest.approx(1, abs=1e-4)
+    assert float(scores[1]) < 0.1
+
+
+def test_bad_input():
+    model = linear(4)
+    with pytest.raises(ValueError, match="needs a classifier"):
+        invert_model(model, model.init(KEY), (4,))
+    with pytest.raises(ValueError, match="steps=0"):
+        invert_model(mlp(4, (), 2), mlp(4, (), 2).init(KEY), (4,), settings=Inversion(steps=0))

@@ -1,0 +1,72 @@
+"""Source inference: decoded where a client's records can be told apart, at chance on messages of other clients."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.source_inference import decode_sources, least_loss, losses, majority_of_rounds
+from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+
+KEY = jax.random.key(0)
+TRAINING = LocalTraining(0.05, batch_size=16)
+SIZES = (40, 30, 50)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Three clients of one distribution: their models do not tell whose a record is."""
+    rng = np.random.default_rng(0)
+    rule = rng.normal(size=(20, 3))
+    records = []
+    for n in SIZES:
+        x = rng.normal(size=(n, 20)).astype(np.float32)
+        records.append((x, (x @ rule + rng.normal(size=(n, 3))).argmax(1)))
+    model = mlp(20, (64,), 3)
+    run = simulate(model, model.init(KEY), stack_clients(records), KEY, Federated(rounds=10, training=TRAINING))
+    x, y = (np.concatenate(part) for part in zip(*records, strict=True))
+    return model, [run.messages(c) for c in range(3)], x, y, np.repeat(np.arange(3), SIZES), run
+
+
+def test_sources_are_decoded_where_losses_say_nothing(federation):
+    model, messages, x, y, truth, _ = federation
+    found = decode_sources(model, messages, SIZES, x, y, training=TRAINING)
+    assert (np.asarray(found.sources) == truth).mean() >= 0.98
+    own = np.asarray(found.weights)[np.arange(len(truth)), truth]
+    assert abs(own.mean() - 1) < 0.1
+    last = jax.tree.map(lambda *leaves: jnp.stack([leaf[-1] for leaf in leaves]), *(m.returned for m in messages))
+    by_loss = np.asarray(least_loss(model, last, x, y)) == truth
+    returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in messages))
+    by_vote = np.asarray(majority_of_rounds(model, returned, x, y).sources) == truth
+    assert max(by_loss.mean(), by_vote.mean()) < 0.8
+
+
+def test_records_of_nobody_have_no_source(federation):
+    model, messages, x, y, truth, _ = federation
+    rng = np.random.default_rng(1)
+    found = decode_sources(model, messages, SIZES, rng.normal(size=x.shape).astype(np.float32), y, training=TRAINING)
+    assert abs((np.asarray(found.sources) == truth).mean() - 1 / 3) < 3 * np.sqrt(2 / 9 / len(truth)) + 0.1
+
+
+def test_the_least_loss_names_the_client(federation):
+    model, messages, x, y, _, _ = federation
+    last = jax.tree.map(lambda *leaves: jnp.stack([leaf[-1] for leaf in leaves]), *(m.returned for m in messages))
+    by_hand = np.stack([losses(model, jax.tree.map(lambda a, c=c: a[c], last), x, y) for c in range(3)])
+    assert (np.asarray(least_loss(model, last, x, y)) == by_hand.argmin(0)).all()
+    same = jax.tree.map(lambda a: jnp.stack([a[0]] * 3), last)
+    assert (np.asarray(least_loss(model, same, x, y)) == 0).all()
+    rounds = jax.tree.map(lambda a: jnp.stack([a, a, a[::-1]]), last)
+    vote = majority_of_rounds(model, rounds, x, y)
+    assert (np.asarray(vote.sources) == by_hand.argmin(0)).all()
+    assert (np.asarray(vote.rounds[2]) == 2 - by_hand.argmin(0)).all()
+
+
+def test_bad_input(federation):
+    model, messages, x, y, _, _ = federation
+    later = dataclasses.replace(messages[0], rounds=messages[0].rounds + 1)
+    with pytest.raises(ValueError, match="must be of the same rounds"):
+        decode_sources(model, [later, *messages[1:]], SIZES, x, y, training=TRAINING)
+    with pytest.raises(ValueError, match="x has records of shape"):
+        decode_sources(model, messages, SIZES, x[:, :3], y, training=TRAINING)
