@@ -15,7 +15,7 @@ import warnings
 from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import lsq_linear, minimize
+from scipy.optimize import minimize
 from scipy.special import expit
 
 from jaxfl import Messages, _check
@@ -348,9 +348,15 @@ def infer_in_box(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments)
     """
     z, sums = _attribute_equations(x, y, attribute, moments)
     prior, pull = float(np.clip(sums[-1], 0, 1)), 1e-4
-    system = np.concatenate([z.T / np.sqrt(len(z)), pull * np.eye(len(z))])
-    target = np.concatenate([sums * np.sqrt(len(z)), np.full(len(z), pull * prior)])
-    scores = lsq_linear(system, target, bounds=(0, 1), method="bvls" if len(z) <= 500 else "trf").x
+    root = np.sqrt(len(z))
+
+    def misfit(s: np.ndarray) -> tuple[float, np.ndarray]:
+        gap, away = (z.T @ s / root - sums * root), pull * (s - prior)
+        return float(gap @ gap + away @ away), 2 * (z @ gap / root + pull * away)
+
+    options = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 50}
+    start = np.full(len(z), prior)
+    scores = minimize(misfit, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * len(z), options=options).x
     return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
 
 

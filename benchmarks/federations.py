@@ -2,7 +2,7 @@
 
 A cell's settings:
   model: "linear" (least squares; paper 001) or "mlp".
-  hidden: widths of the hidden layers, "256,256,256".
+  hidden: widths of the hidden layers, "256,256,256"; none if empty.
   batch_norm: whether normalisation by private batch statistics precedes each ReLU.
   clients: number of clients.
   records: at most so many per client, or 0 for all.
@@ -131,7 +131,7 @@ def model_of(data: Dataset, cell: Cell) -> Model:
     features = int(np.prod(data.x.shape[1:]))
     if cell["model"] == "linear":
         return linear(features)
-    hidden = tuple(map(int, str(cell["hidden"]).split(",")))
+    hidden = tuple(int(width) for width in str(cell["hidden"]).split(",") if width)
     task = "regression" if data.classes is None else "classification"
     return mlp(features, hidden, data.classes or 1, task=task, batch_norm=bool(cell["batch_norm"]))
 

@@ -29,7 +29,7 @@ def cost(job: Job) -> Cost:
     if cell.dataset == "att_faces":
         features = int(str(cell["side"]).split(",")[0]) * int(str(cell["side"]).split(",")[1])
     records = min(records, cell["records"] or records)
-    widths = (features, *map(int, str(cell["hidden"]).split(",")), outputs)
+    widths = (features, *(int(width) for width in str(cell["hidden"]).split(",") if width), outputs)
     weights = sum(a * b for a, b in itertools.pairwise(widths))
     clients, steps = cell["attacked"], cell["rounds"] // cell["every"]
     batch = records if cell["batch_size"] == "full" else min(cell["batch_size"], records)

@@ -1,0 +1,181 @@
+"""The experiment of paper 001: a binary attribute of linear least-squares clients, from models and from moments.
+
+Settings are those of `benchmarks.federations` with `model="linear"`, full batches and 64-bit arithmetic, and
+  client: number of the client reported, or "mean" over the attacked ones.
+  grid: sets of observed rounds {0, S, 2S, ..., R} among which `cos` and `l2_lbfgs` choose by their own objective (Appendix
+    A.2), as "R:S" joined by "+".
+  cos_steps, evaluations: Adam iterations of `cos`, budget of `l2_lbfgs`.
+
+Methods: `majority`; `l2_lbfgs` and `cos` from gradients; Algorithm 3, by ranks, on the model that is `global`, `last`
+(returned), `decoded` from messages alone, or the true `optimum`; `threshold`, the same on the decoded model by paper 004's rule;
+and what the moments tell without any model: `box` and `logistic`. Moments come from the messages and the public columns.
+Metrics: `attribute_accuracy`; `bound`, which it provably keeps; `ratio`, MSE / theta_s^2 (Figure 3); `optimum_error`, relative;
+`heterogeneity`, mean relative distance of the true optimum from the other clients' (Figure 2).
+"""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attribute_baselines import L2Matching, l2_lbfgs
+from attacks.attribute_reconstruction import CosMatching, cos_matching
+from attacks.gradient_matching import Virtual
+from attacks.local_optimum import (
+    InferredAttribute,
+    Moments,
+    infer_binary_attribute,
+    infer_by_logistic,
+    infer_in_box,
+    linear_parameters,
+    local_optimum,
+    structured_moments,
+)
+from benchmarks.federations import Federation, federate
+from benchmarks.jobs import Cell, Job, Outcome
+from jaxfl import Messages
+
+Score = dict[str, float]
+METHODS = ("majority", "l2_lbfgs", "cos", "global", "last", "decoded", "optimum", "threshold", "box", "logistic")
+
+
+def measured(cell: Cell) -> Any:
+    """What is run for a cell, whatever its table and the client it reports."""
+    return cell.dataset, tuple(pair for pair in cell.settings if pair[0] != "client")
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of equal signature: one federation per seed, every attacked client once per method."""
+    for seed in dict.fromkeys(job.seed for job in jobs):
+        own = [job for job in jobs if job.seed == seed]
+        with jax.enable_x64(True):
+            federation = federate(own[0].cell, data_dir, seed)
+        clients = [_Client(federation, c) for c in range(len(federation.messages))]
+        for method in dict.fromkeys(job.method for job in own):
+            began = time.perf_counter()
+            scores = [_score(method, client, own[0].cell, clients) for client in clients]
+            shared = {
+                "run_s": (time.perf_counter() - began) / len(clients),
+                "device": jax.devices()[0].device_kind,
+                "dtype": "float32" if method in ("cos", "l2_lbfgs") else "float64",
+                "note": "; ".join(filter(None, (federation.data.note, clients[0].reason if method == "decoded" else ""))),
+                "chance": 0.5,
+            }
+            yield [outcome for job in own if job.method == method for outcome in _outcomes(job, scores, clients, shared)]
+
+
+class _Client:
+    """One client: what is public of it, its moments, and the truth, for scoring."""
+
+    def __init__(self, federation: Federation, c: int):
+        self.federation, self.c = federation, c
+        self.known, self.truth = federation.knowledge(c)
+        self.messages: Messages = federation.messages[c]
+        column = federation.data.column(federation.data.sensitive or 0)
+        self.attribute = column.positions[0]
+        rows = federation.parts[c]
+        self.x, self.y = federation.data.x[rows].astype(float), federation.data.y[rows].astype(float)
+        self.moments: Moments = structured_moments(
+            self.messages, self.x, self.y, self.attribute, float(federation.training[c].learning_rate)
+        )
+        design = np.c_[self.x, np.ones(len(self.x))]
+        self.optimum = np.linalg.lstsq(design, self.y, rcond=None)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            generic = local_optimum(self.messages)
+        self.reason = "" if generic.identifiable else f"from messages alone: {generic.reason}"
+        # Without an identified optimum the public columns decide; they are known by the attack's premise.
+        self.decoded = generic.params if generic.identifiable else self.moments.optimum
+
+    @property
+    def majority(self) -> float:
+        """Rate of the more frequent value."""
+        return float(max(self.truth.mean(), 1 - self.truth.mean()))
+
+
+def _score(method: str, client: _Client, cell: Cell, clients: Sequence[_Client]) -> Score:
+    found = _infer(method, client, cell)
+    if isinstance(found, np.ndarray):
+        return {"attribute_accuracy": float((found == client.truth).mean())}
+    scores = {"attribute_accuracy": float((found.values == client.truth).mean())}
+    if np.isfinite(found.bound):
+        scores["bound"] = max(found.bound, 0.0)
+        weight = _model(method, client)[client.attribute]
+        scores["ratio"] = found.mse / max(float(weight) ** 2, 1e-24)
+    if method in ("decoded", "threshold"):
+        design = np.c_[client.x, np.ones(len(client.x))]
+        # Where columns depend on each other the optimum is a set: predictions are compared.
+        gap = design @ (client.decoded - client.optimum)
+        scores["optimum_error"] = float(np.linalg.norm(gap) / np.linalg.norm(design @ client.optimum))
+    if method == "optimum":
+        others = [other.optimum for other in clients if other is not client]
+        gaps = [np.linalg.norm(client.optimum - other) / np.linalg.norm(other) for other in others]
+        scores["heterogeneity"] = float(np.mean(gaps)) if gaps else 0.0
+    return scores
+
+
+def _model(method: str, client: _Client) -> np.ndarray:
+    """The linear model that a method looks at."""
+    if method == "global":
+        return linear_parameters(jax.tree.map(lambda a: a[None], client.federation.final))[0]
+    if method == "last":
+        return linear_parameters(client.messages.returned)[-1]
+    return client.optimum if method == "optimum" else client.decoded
+
+
+def _infer(method: str, client: _Client, cell: Cell) -> InferredAttribute | np.ndarray:
+    public = client.x, client.y, client.attribute, client.moments
+    if method == "majority":
+        return np.full(len(client.truth), int(client.known.columns[0].prior[1] > 0.5))  # type: ignore[index]
+    if method in ("cos", "l2_lbfgs"):
+        return _from_gradients(method, client, cell)
+    if method == "logistic":
+        return infer_by_logistic(*public)
+    if method == "box":
+        return infer_in_box(*public)
+    return infer_binary_attribute(*public, params=_model(method, client), rule="threshold" if method == "threshold" else "rank")
+
+
+def _from_gradients(method: str, client: _Client, cell: Cell) -> np.ndarray:
+    """Among the grid's sets of rounds, the answer of least objective."""
+    held = np.asarray(client.messages.rounds).tolist()
+    virtual = Virtual(training=client.federation.training[client.c])
+    messages = Messages(
+        _single(client.messages.received), _single(client.messages.returned), jnp.asarray(client.messages.rounds, jnp.int32)
+    )
+    known = _single(client.known)
+    key = jax.random.fold_in(client.federation.key, client.c)
+    answers = []
+    for part in str(cell["grid"]).split("+"):
+        last, step = map(int, part.split(":"))
+        seen = messages.select([t for t in range(0, min(last, cell["rounds"] - 1) + 1, step) if t in held])
+        if method == "cos":
+            settings = CosMatching(steps=cell["cos_steps"], virtual=virtual)
+            answers.append(cos_matching(client.federation.model, seen, known, key, settings=settings))
+        else:
+            rival = L2Matching(cell["evaluations"], virtual)
+            answers.append(l2_lbfgs(client.federation.model, seen, known, key, settings=rival))
+    best = min(answers, key=lambda answer: float(answer.objective))
+    return np.asarray(best.values[0])
+
+
+def _single(tree: Any) -> Any:
+    """In 32 bits."""
+
+    def cast(a: Any) -> jax.Array:
+        return jnp.asarray(a, jnp.float32 if jnp.issubdtype(a.dtype, jnp.floating) else jnp.int32)
+
+    return jax.tree.map(cast, tree)
+
+
+def _outcomes(job: Job, scores: Sequence[Score], clients: Sequence[_Client], shared: dict[str, Any]) -> Iterator[Outcome]:
+    wanted = job.cell["client"]
+    chosen = range(len(clients)) if wanted == "mean" else [int(wanted)]
+    for metric in scores[chosen[0]]:
+        value = float(np.mean([scores[c][metric] for c in chosen]))
+        majority = float(np.mean([clients[c].majority for c in chosen])) if metric == "attribute_accuracy" else None
+        yield Outcome(job, metric, value, majority=majority, **shared)
