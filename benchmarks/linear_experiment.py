@@ -7,7 +7,7 @@ Settings are those of `benchmarks.federations` with `model="linear"`, full batch
   cos_steps, evaluations: Adam iterations of `cos`, budget of `l2_lbfgs`.
 
 Methods: `majority`; `l2_lbfgs` and `cos` from gradients; Algorithm 3, by ranks, on the model that is `global`, `last`
-(returned), `decoded` from messages alone, or the true `optimum`; `threshold`, the same on the decoded model by paper 004's rule;
+(returned), `decoded` from messages alone, or the true `optimum`; `threshold`, the decoded one by paper 004's rule;
 and what the moments tell without any model: `box` and `logistic`. Moments come from the messages and the public columns.
 Metrics: `attribute_accuracy`; `bound`, which it provably keeps; `ratio`, MSE / theta_s^2 (Figure 3); `optimum_error`, relative;
 `heterogeneity`, mean relative distance of the true optimum from the other clients' (Figure 2).

@@ -55,7 +55,7 @@ class GLS:
         gradients out, records x K x parameters (static).
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what the linearisation misses.
-      floor: sigma^2 relative to the other noise's total variance.
+      floor: sigma^2 relative to the other noise's variance per record.
       ridge: pull towards the prior, relative to the precision of a draw from it.
       iterations: of the constrained minimisation (static).
     """
@@ -65,7 +65,7 @@ class GLS:
     points: int = dataclasses.field(default=1, metadata={"static": True})
     passes: int = dataclasses.field(default=3, metadata={"static": True})
     spread: float | Array = 0.01
-    floor: float | Array = 1e-4
+    floor: float | Array = 3e-3
     ridge: float | Array = 0.05
     iterations: int = dataclasses.field(default=500, metadata={"static": True})
 
@@ -208,7 +208,7 @@ def _one_round(
     root = jnp.sqrt(variance + settings.spread * mean_weight**2)
     mixed = root * towards[:, 1:]
     inner = jnp.block([[root**2 * among, mixed], [mixed.T, deviations @ deviations.T]])
-    floor = settings.floor * jnp.trace(inner) + noise_variance(training, records)
+    floor = settings.floor * jnp.trace(inner) / records + noise_variance(training, records)
     seen = difference(jnp.concatenate([root * across, projected[..., 1:]], 2))
     right = jnp.concatenate([root * towards[:, 0], deviations @ residual])
     solved = jnp.linalg.solve(inner + floor * jnp.eye(len(inner)), jnp.concatenate([seen.T, right[:, None]], 1))
