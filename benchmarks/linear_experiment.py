@@ -178,4 +178,5 @@ def _outcomes(job: Job, scores: Sequence[Score], clients: Sequence[_Client], sha
     for metric in scores[chosen[0]]:
         value = float(np.mean([scores[c][metric] for c in chosen]))
         majority = float(np.mean([clients[c].majority for c in chosen])) if metric == "attribute_accuracy" else None
-        yield Outcome(job, metric, value, majority=majority, **shared)
+        detail = {"scored_records": sum(len(clients[c].truth) for c in chosen)}
+        yield Outcome(job, metric, value, majority=majority, detail=detail, **shared)

@@ -177,7 +177,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "device": jax.devices()[0].device_kind,
                 "dtype": "float32",
                 "note": federation.data.note,
-                "detail": {"simulation_s": round(federation.seconds, 1), **_spent(federation, own[0].cell)},
+                "detail": {
+                    "simulation_s": round(federation.seconds, 1),
+                    "scored_records": sum(len(rows) for rows in federation.parts[: models.count]),
+                    **_spent(federation, own[0].cell),
+                },
             }
             yield [
                 Outcome(job, metric, value, majority=majority, chance=chance, **shared)

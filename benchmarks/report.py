@@ -18,7 +18,10 @@ import tyro
 from attacks.metrics import Interval, accuracy_interval, student_interval
 from benchmarks.store import Store
 
-DERIVED = ("rounds_used", "objective", "note", "public_records", "condition", "residual")
+DERIVED = (
+    *("rounds_used", "objective", "note", "public_records", "condition", "residual"),
+    *("scored_records", "simulation_s", "epsilon_of_most_records", "epsilon_of_fewest_records"),
+)
 """Entries of `settings` that a run adds; they do not tell cells apart."""
 
 
@@ -112,7 +115,8 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
     values = [r["value"] for r in rows if r["value"] is not None]
     failed = [r for r in rows if r["value"] is None]
     proportion = first["metric"].endswith("accuracy")
-    estimate = accuracy_interval(values, first["settings"].get("records", 1)) if proportion else student_interval(values)
+    scored = first["settings"].get("scored_records") or first["settings"].get("records", 1)
+    estimate = accuracy_interval(values, scored) if proportion else student_interval(values)
     majority = _mean([r["majority"] for r in rows])
     published = first["published"]
     other_size = first["size"] != "paper" and published is not None and "records" in first["settings"]
