@@ -20,9 +20,22 @@ from attacks.candidate_decoding import (
     normal_equations,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
+from attacks.candidate_decoding.gls import batch_weights
 from attacks.gradient_matching import Virtual, column_objective, matching_objective
 from attacks.metrics import accuracy_interval, majority_rate
-from jaxfl import Federated, LocalTraining, Model, cross_entropy, from_flax, linear, mlp, simulate, squared_error, stack_clients
+from jaxfl import (
+    DPSGD,
+    Federated,
+    LocalTraining,
+    Model,
+    cross_entropy,
+    from_flax,
+    linear,
+    mlp,
+    simulate,
+    squared_error,
+    stack_clients,
+)
 from tests.conftest import largest_difference
 
 N, D = 40, 20
@@ -329,6 +342,39 @@ def test_gls_with_full_batches_has_no_noise_but_a_path():
     x, y, truth, messages = make_victim(model, rounds=5, training=training)
     found = gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=8))
     assert (np.asarray(found.values[0]) == truth).all()
+
+
+def test_gls_averages_gradients_along_the_path_if_asked():
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, 1, rounds=10, training=MINIBATCH)
+    known = Knowledge(x, y, (binary_column(6, 0.4),))
+    settings = dataclasses.replace(SMALL, points=3)
+    along, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
+    assert (np.asarray(along.values[0]) == truth).mean() > 0.9
+    assert np.allclose(along.scores[0], plain.scores[0], atol=0.02)
+
+
+def test_gls_knows_to_which_norm_gradients_were_clipped():
+    """Clipping changes the weights of records; an adversary that knows the norm reads through it."""
+    model = mlp(D, (64,), 3)
+    training = LocalTraining(0.3, privacy=DPSGD(0.5, 0.0))
+    x, y, truth, messages = make_victim(model, rounds=5, training=training)
+    known = Knowledge(x, y, (binary_column(6, 0.4),))
+    aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))
+    assert (np.asarray(aware.values[0]) == truth).mean() >= 0.95
+    assert (np.asarray(aware.values[0]) == truth).mean() > (np.asarray(unaware.values[0]) == truth).mean()
+
+
+def test_records_weights_in_random_batches():
+    """Mean and variance over orders of 1 / (size of a record's batch), summed over epochs."""
+    rng = np.random.default_rng(0)
+    for records, size, epochs in ((10, 4, 1), (9, 3, 2), (7, None, 3), (11, 5, 2)):
+        width = size or records
+        sizes = np.asarray([min(width, records - i // width * width) for i in range(records)])
+        drawn = sum(1 / sizes[rng.permuted(np.tile(np.arange(records), (20_000, 1)), axis=1)[:, 0]] for _ in range(epochs))
+        mean, variance = batch_weights(LocalTraining(0.1, epochs, size), records)
+        assert drawn.mean() == pytest.approx(mean, rel=0.02)
+        assert drawn.var() == pytest.approx(variance, rel=0.05, abs=1e-12)
 
 
 def test_gls_on_another_clients_messages_tells_nothing():
