@@ -61,7 +61,7 @@ def test_extrapolation_goes_where_the_client_pulled(heterogeneous):
 @pytest.mark.parametrize("virtual", ["gradient", "unrolled"])
 def test_pseudo_records_come_nearer_to_the_client_than_its_last_model(heterogeneous, virtual):
     model, records, messages = heterogeneous
-    for own, seen in zip(records, messages, strict=True):
+    for own, seen in list(zip(records, messages, strict=True))[: 3 if virtual == "gradient" else 1]:
         settings = PseudoRecords(TRAINING, local_records=60, records=32, steps=300, finish=300, virtual=virtual)
         found = pseudo_records(model, seen, KEY, (6,), settings=settings)
         assert not found.kept_last
