@@ -236,8 +236,8 @@ def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOpti
     tail = (size + 1) + 2 * np.sqrt((size + 1) * t) + 2 * t
     distance = np.sqrt(size * variance * tail) / singular[-1]  # of (W, v), in Frobenius norm
     least = np.linalg.svd(gain, compute_uv=False)[-1]
-    # |W^-1| <= 1 / (least - distance), and theta* lies within the error of the decoded one.
-    slack = least - 2 * distance
+    # With W decoded, W (theta* - params) = dW theta* - dv: the error e satisfies least * e <= distance * (|params| + e + 1).
+    slack = least - distance
     error = distance * (np.linalg.norm(params) + 1) / slack if slack > 0 else np.inf
     return NoisyOptimum(params, float(error))
 

@@ -57,7 +57,7 @@ class Federation:
       data: the source.
       parts: row numbers of every client.
       model: the model.
-      training: every client's recipe; they differ in noise only.
+      training: every client's recipe; they differ in the batch size of clients that have fewer records.
       start: the common initial model.
       final: the global model after the last round.
       messages: of the attacked clients, in the observed rounds.
@@ -144,7 +144,8 @@ def recipe(cell: Cell, records: int) -> LocalTraining:
     if "dp" not in defense:
         return training
     steps = training.steps(records) * cell["rounds"]
-    noise = noise_multiplier(cell["epsilon"], records=records, batch_size=batch, steps=steps, delta=DELTA)
+    known = {"records": records, "batch_size": batch, "steps": steps, "delta": DELTA, "mixup": training.mixup}
+    noise = noise_multiplier(cell["epsilon"], **known)
     return dataclasses.replace(training, privacy=DPSGD(1.0, noise))
 
 
@@ -201,4 +202,5 @@ def epsilon_of(federation: Federation, cell: Cell, c: int) -> float:
     assert training.privacy is not None
     steps = training.steps(records) * cell["rounds"]
     noise = float(training.privacy.noise_multiplier)
-    return epsilon(noise, records=records, batch_size=training.batch_size, steps=steps, delta=DELTA)
+    known = {"records": records, "batch_size": training.batch_size, "steps": steps, "delta": DELTA, "mixup": training.mixup}
+    return epsilon(noise, **known)

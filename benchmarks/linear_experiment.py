@@ -79,8 +79,10 @@ class _Client:
         self.attribute = column.positions[0]
         rows = federation.parts[c]
         self.x, self.y = federation.data.x[rows].astype(float), federation.data.y[rows].astype(float)
+        self.public = self.x.copy()
+        self.public[:, self.attribute] = np.nan
         self.moments: Moments = structured_moments(
-            self.messages, self.x, self.y, self.attribute, float(federation.training[c].learning_rate)
+            self.messages, self.public, self.y, self.attribute, float(federation.training[c].learning_rate)
         )
         design = np.c_[self.x, np.ones(len(self.x))]
         self.optimum = np.linalg.lstsq(design, self.y, rcond=None)[0]
@@ -128,7 +130,7 @@ def _model(method: str, client: _Client) -> np.ndarray:
 
 
 def _infer(method: str, client: _Client, cell: Cell) -> InferredAttribute | np.ndarray:
-    public = client.x, client.y, client.attribute, client.moments
+    public = client.public, client.y, client.attribute, client.moments
     if method == "majority":
         return np.full(len(client.truth), int(client.known.columns[0].prior[1] > 0.5))  # type: ignore[index]
     if method in ("cos", "l2_lbfgs"):

@@ -15,13 +15,14 @@ Models that stand for a client's own: `global` and `last` (returned); reconstruc
 `network_literal` (as published), `network` (normalised), `pseudo_records` (messages alone), `records` (public columns known);
 and `optimum`, the ceiling. Metrics of each: `zest` to the optimum, `train_loss`, `train_accuracy` or `mape` on the client's
 records, `attribute_accuracy`, `source_accuracy` (balanced over clients), `ssim`; means over the attacked clients. Attacks
-without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round`, `ridge` (source), `invert_gradient` (samples).
+without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `ridge` (source),
+`invert_gradient` (samples). `run_s` is per attacked client and holds compilation.
 """
 
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -46,7 +47,7 @@ from attacks.sample_reconstruction import GradientInversion, Inversion, invert_g
 from attacks.source_inference import decode_sources, least_loss, majority_of_rounds
 from benchmarks.federations import Federation, epsilon_of, federate, optimum
 from benchmarks.jobs import Cell, Job, Outcome, Value
-from jaxfl import Messages
+from jaxfl import Messages, Model
 
 Array = jax.Array
 
@@ -77,13 +78,8 @@ def applies(cell: Cell, method: str) -> bool:
 
 
 def measured(cell: Cell) -> Any:
-    """What is run for a cell, whatever its table."""
+    """What is run for a cell: those that differ in their tables and measures share their federations."""
     return cell.dataset, tuple(pair for pair in cell.settings if pair[0] != "measures")
-
-
-def signature(cell: Cell) -> Any:
-    """Cells that differ in their tables and measures share their federations."""
-    return measured(cell)
 
 
 class Reconstructions:
@@ -93,27 +89,37 @@ class Reconstructions:
         """Of one federation."""
         self.federation, self.cell = federation, cell
         self.count = len(federation.messages)
-        self._made: dict[str, tuple[list[Any], float]] = {}
+        self.seconds: dict[str, float] = {}
+        """What each method took, compilation included, however many metrics share its answer."""
+        self._made: dict[str, list[Any]] = {}
 
-    def __call__(self, method: str) -> tuple[list[Any], float]:
-        """One model per attacked client, and the seconds they took, compilation included."""
-        if method not in self._made:
-            began = time.perf_counter()
-            models = jax.block_until_ready([self._one(method, c) for c in range(self.count)])
-            self._made[method] = models, time.perf_counter() - began
-        return self._made[method]
+    def __call__(self, method: str) -> list[Any]:
+        """One model per attacked client."""
+        return self._timed(method, self._one)
+
+    @property
+    def attributes(self) -> list[np.ndarray]:
+        """Values of the sensitive column that `gls` reconstructs, per attacked client."""
+        return self._timed("gls", lambda _, c: self._decode(c))
 
     @functools.cached_property
-    def attributes(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Values of the sensitive column that `gls` reconstructs, and the truth, per attacked client."""
-        return [self._decode(c) for c in range(self.count)]
+    def explanations(self) -> list[Array]:
+        """Of the optima, which all other models are compared with."""
+        return [_explained(self.federation, c, params, self.cell) for c, params in enumerate(self("optimum"))]
 
-    def _decode(self, c: int) -> tuple[np.ndarray, np.ndarray]:
+    def _timed(self, method: str, one: Callable[[str, int], Any]) -> list[Any]:
+        if method not in self._made:
+            began = time.perf_counter()
+            self._made[method] = jax.block_until_ready([one(method, c) for c in range(self.count)])
+            self.seconds[method] = time.perf_counter() - began
+        return self._made[method]
+
+    def _decode(self, c: int) -> np.ndarray:
         federation, cell = self.federation, self.cell
-        known, truth = federation.knowledge(c)
+        known, _ = federation.knowledge(c)
         settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"])
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
-        return np.asarray(answer.values[0]), truth
+        return np.asarray(answer.values[0])
 
     def seen(self, c: int, count: int) -> Messages:
         """The first messages of a client."""
@@ -155,7 +161,7 @@ class Reconstructions:
         if method == "records":
             column = federation.data.column(federation.data.sensitive or 0)
             x = federation.data.x[federation.parts[c]].copy()
-            x[:, list(column.positions)] = column.values[self.attributes[c][0]]
+            x[:, list(column.positions)] = column.values[self.attributes[c]]
             other = dataclasses.replace(federation, key=self.key(c))  # batch orders are not known
             return optimum(other, c, cell["optimum_steps"], x)
         return optimum(federation, c, cell["optimum_steps"])
@@ -170,10 +176,13 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         for method in dict.fromkeys(job.method for job in own):
             wanted = [job for job in own if job.method == method]
             asked = {name for job in wanted for name in measures(job.cell)}
+            if method == "records":  # made from what `gls` finds, which is timed apart
+                _ = models.attributes
             began = time.perf_counter()
             found = dict(_measure(method, models, own[0].cell, asked))
             shared = {
-                "run_s": time.perf_counter() - began,
+                "run_s": models.seconds.get(method, time.perf_counter() - began) / models.count,
+                "selection": "oracle" if method == "best_round" else "none",
                 "device": jax.devices()[0].device_kind,
                 "dtype": "float32",
                 "note": federation.data.note,
@@ -219,10 +228,11 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
     if method in WITHOUT_MODEL:
         yield from _without_model(method, models, cell)
         return
-    params, _ = models(method)
+    params = models(method)
     yield from _fit(federation, params)
     if "zest" in asked:
-        similarities = [float(_zest(federation, c, params[c], models("optimum")[0][c], cell)) for c in range(count)]
+        explained = [_explained(federation, c, params[c], cell) for c in range(count)]
+        similarities = [float(zest_similarity(*pair)) for pair in zip(explained, models.explanations, strict=True)]
         yield "zest", (_mean(similarities), None, None)
     if "attribute" in asked:
         scores, majorities = [], []
@@ -278,7 +288,7 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
             for c, truth in enumerate(truths)
         ]
     elif method == "gls":
-        guesses = [found for found, _ in models.attributes]
+        guesses = models.attributes
     else:
         guesses = [_cosine(models, c, cell) for c in range(count)]
     yield "attribute_accuracy", (_mean([float((g == t).mean()) for g, t in zip(guesses, truths, strict=True)]), majority, 0.5)
@@ -325,20 +335,19 @@ def _fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score
     yield "mape" if model.classes is None else "train_accuracy", (_mean(scores), None, None)
 
 
-def _zest(federation: Federation, c: int, params: Any, reference: Any, cell: Cell) -> Array:
-    """Similarity of two models around records of a client."""
+def _explained(federation: Federation, c: int, params: Any, cell: Cell) -> Array:
+    """A model's explanations around records of a client."""
     rows = federation.parts[c][: cell["zest_records"]]
     x, shape = jnp.asarray(federation.data.x[rows]), federation.data.x.shape[1:]
     fill = jnp.asarray(federation.data.x[np.concatenate(federation.parts)].mean(0))
     segments = _segments(federation, shape)
     masks = zest_masks(jax.random.key(0), int(segments.max()) + 1, cell["zest_masks"])
-    explained = _explanations(federation.model, (params, reference), x, jnp.asarray(segments), masks, fill)
-    return zest_similarity(*explained)
+    return _explain(federation.model, params, x, jnp.asarray(segments), masks, fill)
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _explanations(model: Any, pair: Any, x: Array, segments: Array, masks: Array, fill: Array) -> Any:
-    return tuple(explain(functools.partial(model.apply, params), x, segments, masks, fill) for params in pair)
+def _explain(model: Model, params: Any, x: Array, segments: Array, masks: Array, fill: Array) -> Array:
+    return explain(functools.partial(model.apply, params), x, segments, masks, fill)
 
 
 def _segments(federation: Federation, shape: tuple[int, ...]) -> np.ndarray:

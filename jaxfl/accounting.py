@@ -8,7 +8,14 @@ ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024
 """Renyi orders. Below 2 the sum for sampled batches does not converge."""
 
 
-def epsilon(noise_multiplier: float, *, records: int, batch_size: int | None, steps: int, delta: float) -> float:
+MIXED = 3
+"""Gradients by which the sum of a mixed batch differs when a record is removed: its own average and its predecessor's go, one
+of both neighbours comes."""
+
+
+def epsilon(
+    noise_multiplier: float, *, records: int, batch_size: int | None, steps: int, delta: float, mixup: bool = False
+) -> float:
     """Epsilon of one client's whole training at `delta`, records being added or removed.
 
     As is customary, batches are accounted for as Poisson samples of rate batch_size / records, while they are drawn by
@@ -20,6 +27,8 @@ def epsilon(noise_multiplier: float, *, records: int, batch_size: int | None, st
       batch_size: records per step; None, or more than there are: all.
       steps: over all rounds, those of one round being `LocalTraining.steps(records)`.
       delta: of the guarantee.
+      mixup: whether records are averaged before their gradients are clipped: then three gradients, not one, tell whether a
+        record is there, and the noise counts for a third.
 
     Raises:
       ValueError: if a number is out of range.
@@ -30,11 +39,13 @@ def epsilon(noise_multiplier: float, *, records: int, batch_size: int | None, st
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(ORDERS)
-    accountant.compose(_event(noise_multiplier, _rate(records, batch_size)), steps)
+    accountant.compose(_event(noise_multiplier / (MIXED if mixup else 1), _rate(records, batch_size)), steps)
     return float(accountant.get_epsilon(_delta(delta)))
 
 
-def noise_multiplier(epsilon: float, *, records: int, batch_size: int | None, steps: int, delta: float) -> float:
+def noise_multiplier(
+    epsilon: float, *, records: int, batch_size: int | None, steps: int, delta: float, mixup: bool = False
+) -> float:
     """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those of `epsilon`."""
     _check.positive_integer(records=records, steps=steps)
     if not epsilon > 0:
@@ -45,7 +56,7 @@ def noise_multiplier(epsilon: float, *, records: int, batch_size: int | None, st
         return dp_accounting.SelfComposedDpEvent(_event(multiplier, _rate(records, batch_size)), steps)
 
     found = dp_accounting.calibrate_dp_mechanism(lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, _delta(delta))
-    return float(found)
+    return float(found) * (MIXED if mixup else 1)
 
 
 def _rate(records: int, batch_size: int | None) -> float:

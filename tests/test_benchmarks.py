@@ -199,7 +199,7 @@ def test_members_of_a_group_do_not_depend_on_each_other():
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_every_published_number_belongs_to_a_cell(size):
-    from benchmarks.suites.lyu2021 import _published_rows
+    from benchmarks.suites.grids import published_rows
 
     metrics = ("accuracy", "candidate_accuracy", "counts_variance", "cramers_v_squared")
     values = []
@@ -208,7 +208,7 @@ def test_every_published_number_belongs_to_a_cell(size):
             if dict(cell.settings)["encoding"] == "onehot" and dict(cell.settings).get("learning_rate") != 1.0:
                 found = [table.published(cell, method, metric) for method in table.methods for metric in metrics]
                 values += [v for v in found if v is not None]
-    expected = [float(row["value"]) for row in _published_rows()]
+    expected = [float(row["value"]) for row in published_rows("lyu2021")]
     if size == "small":  # batches of 32 do not fit the smallest victims
         assert len(values) >= len(expected) - 8
     else:

@@ -181,6 +181,25 @@ def test_epsilon_is_recomputed():
         accounting.epsilon(1.0, **(settings | {"delta": 2}))
 
 
+def test_a_record_is_in_no_more_mixed_gradients_than_accounted_for(batch):
+    """Without one record two of a batch's averages are gone and one is new; epsilon counts three."""
+    model, _, _, x, y, mask = batch
+
+    def averages(mask):
+        _, found, pairs = mixed(model, x, y, mask, KEY)
+        rows = np.round(np.c_[np.asarray(found), np.asarray(pairs)][np.asarray(mask)], 4)
+        return {tuple(row) for row in rows}
+
+    everyone = averages(mask)
+    for record in range(15):
+        without = averages(mask.at[record].set(False))
+        assert len(everyone - without) + len(without - everyone) == accounting.MIXED
+    settings = {"records": 100, "batch_size": 20, "steps": 50, "delta": 1e-5}
+    mixed_noise = accounting.noise_multiplier(4.0, **settings, mixup=True)
+    assert mixed_noise == pytest.approx(3 * accounting.noise_multiplier(4.0, **settings), rel=1e-3)
+    assert accounting.epsilon(mixed_noise, **settings, mixup=True) == pytest.approx(4, abs=0.02)
+
+
 def test_bad_private_training(world):
     for privacy, message in ((DPSGD(0.0), r"clip=0\.0 must be a positive norm"), (DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0")):
         federated = Federated(rounds=1, training=jaxfl.LocalTraining(0.1, privacy=privacy))

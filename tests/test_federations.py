@@ -11,6 +11,7 @@ from benchmarks import local_model_experiment, sweep
 from benchmarks.federations import divide, federate, recipe, source
 from benchmarks.jobs import Job
 from benchmarks.suites import SUITES, driouich2022, driouich2023
+from benchmarks.suites.grids import published_rows
 
 TINY = {
     "hidden": "16",
@@ -117,4 +118,4 @@ def test_every_published_number_belongs_to_a_cell(suite):
                     value = suite.published(cell, method, metric)
                     if value is not None:
                         used.add((cell.table, cell.dataset, json.dumps(dict(cell.settings), sort_keys=True), method, metric))
-    assert len(used) == len(suite._published_rows())
+    assert len(used) == len(published_rows(suite.SUITE))

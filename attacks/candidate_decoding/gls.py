@@ -163,11 +163,16 @@ def _misfit(gram: Array, right: Array, weights: Array, prior: Array) -> Array:
     return above(weights) / jnp.maximum(above(prior), jnp.finfo(gram.dtype).tiny)
 
 
+def _batch_sizes(training: LocalTraining, records: int) -> list[int]:
+    """Of one epoch; the last batch holds what is left."""
+    size = min(training.batch_size or records, records)
+    return [size] * (records // size) + [records % size] * (records % size > 0)
+
+
 def batch_weights(training: LocalTraining, records: int) -> tuple[float, float]:
     """Mean and variance of the weight with which a record enters an update, over random orders: 1 / (its batch's size) in
     every epoch."""
-    size = min(training.batch_size or records, records)
-    sizes = [size] * (records // size) + [records % size] * (records % size > 0)
+    sizes = _batch_sizes(training, records)
     variance = sum(1 / b for b in sizes) / records - (len(sizes) / records) ** 2
     return training.epochs * len(sizes) / records, training.epochs * max(variance, 0.0)
 
@@ -176,8 +181,7 @@ def noise_variance(training: LocalTraining, records: int) -> Array:
     """Variance per number of what differentially private training adds to an update, in units of the learning rate."""
     if training.privacy is None:
         return jnp.zeros(())
-    size = min(training.batch_size or records, records)
-    sizes = [size] * (records // size) + [records % size] * (records % size > 0)
+    sizes = _batch_sizes(training, records)
     deviation = training.privacy.clip * training.privacy.noise_multiplier
     return jnp.asarray(training.epochs * sum(1 / b**2 for b in sizes) * deviation**2)
 

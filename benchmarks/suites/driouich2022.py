@@ -5,16 +5,14 @@ The paper's flight bookings are not public; `flight_airlines` stands in. Its cli
 is linear least squares, the setting of its propositions, with the income as target. Its step "10e-2" is read as 1e-2.
 """
 
-import csv
-import functools
 from collections.abc import Callable, Sequence
-from importlib import resources
 
 from benchmarks import linear_experiment, local_model_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.local_model_cost import SHAPES
 from benchmarks.local_model_cost import cost as local_model_cost
 from benchmarks.suites import driouich2023
+from benchmarks.suites.grids import published_rows
 
 SUITE = "driouich2022"
 DATASETS = ("flight_airlines", "adult_bachelors")
@@ -56,19 +54,13 @@ def _leaf(size: str, data_dir: str | None) -> list[Cell]:
     return found
 
 
-@functools.cache
-def _published_rows() -> tuple[dict[str, str], ...]:
-    text = resources.files("benchmarks.suites").joinpath("driouich2022_published.csv").read_text(encoding="utf-8")
-    return tuple(csv.DictReader(text.splitlines()))
-
-
 def published(cell: Cell, method: str, metric: str) -> float | None:
     """The paper's number for this cell and method, as printed: some of its means are not those of their rows."""
     known = dict(cell.settings)
     facts = {"table": cell.table, "dataset": cell.dataset, "method": method, "metric": metric}
     facts |= {"client": str(known.get("client", "mean")), "epochs": str(known["epochs"])}
     return next(
-        (float(row["value"]) for row in _published_rows() if all(not row[k] or row[k] == v for k, v in facts.items())), None
+        (float(row["value"]) for row in published_rows(SUITE) if all(not row[k] or row[k] == v for k, v in facts.items())), None
     )
 
 
@@ -116,7 +108,7 @@ TABLES = (
         published,
         local_model_experiment.applies,
         local_model_experiment.run,
-        local_model_experiment.signature,
+        local_model_experiment.measured,
         local_model_cost,
     ),
 )

@@ -2,19 +2,17 @@
 Tables 1, 9, 10 and Figures 2 to 4, 6, 7, with what reads the answer out of the messages beside the paper's methods.
 
 The paper's flight bookings are not public; `flight_airlines` stands in. LEAF's synthetic data has no sensitive attribute; one
-is planted. `leaf_milder` is the same generator with less heterogeneous
-clients: by LEAF's recipe seven of ten hold nearly one class. Figures' values are not printed in the paper but for their ends.
+is planted. `leaf_milder` is the same generator with less heterogeneous clients: by LEAF's recipe seven of ten hold nearly one
+class. Figures' values are not printed in the paper but for their ends.
 """
 
-import csv
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from importlib import resources
 
 from benchmarks import local_model_experiment
 from benchmarks.jobs import Cell, Table, Value
 from benchmarks.local_model_cost import cost
+from benchmarks.suites.grids import product, published_rows
 
 SUITE = "driouich2023"
 TABULAR, FACES = ("flight_airlines", "adult_bachelors", "leaf_synthetic"), "att_faces"
@@ -63,7 +61,7 @@ def _grid(
 
     def cells(size: str, data_dir: str | None) -> list[Cell]:
         found = []
-        for dataset, values in itertools.product(datasets, _product(varied)):
+        for dataset, values in itertools.product(datasets, product(varied)):
             chosen = PAPER | {"measures": measures or MEASURES[dataset]}
             if dataset == FACES:  # Appendix C.1 and C.2
                 chosen |= {"hidden": "32,32,32", "batch_size": 32}
@@ -76,16 +74,6 @@ def _grid(
     return cells
 
 
-def _product(varied: dict[str, Sequence[Value]]) -> list[dict[str, Value]]:
-    return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
-
-
-@functools.cache
-def _published_rows() -> tuple[dict[str, str], ...]:
-    text = resources.files("benchmarks.suites").joinpath("driouich2023_published.csv").read_text(encoding="utf-8")
-    return tuple(csv.DictReader(text.splitlines()))
-
-
 def published(cell: Cell, method: str, metric: str) -> float | None:
     """The paper's number for this cell and method; the paper's "Ours" is `network_literal`, its rivals `cos`, `vote` and
     `invert_gradient`."""
@@ -96,14 +84,14 @@ def published(cell: Cell, method: str, metric: str) -> float | None:
         "defense": str(cell["defense"]),
     }
     facts |= {"method": method, "metric": metric}
-    return next((float(row["value"]) for row in _published_rows() if all(row[k] == v for k, v in facts.items())), None)
+    return next((float(row["value"]) for row in published_rows(SUITE) if all(row[k] == v for k, v in facts.items())), None)
 
 
 def _table(
     name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = local_model_experiment.METHODS
 ) -> Table:
     experiment = local_model_experiment
-    return Table(name, title, cells, tuple(methods), published, experiment.applies, experiment.run, experiment.signature, cost)
+    return Table(name, title, cells, tuple(methods), published, experiment.applies, experiment.run, experiment.measured, cost)
 
 
 FITTED = ("global", "last", "network_literal", "pseudo_records", "records", "optimum")

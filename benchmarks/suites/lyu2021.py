@@ -3,14 +3,12 @@
 Tables 1 to 13, and section 5.4 (unknown labels). Attributes count from 0.
 """
 
-import csv
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from importlib import resources
 
 from benchmarks import attribute_cost, attribute_experiment, data_check, membership_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
+from benchmarks.suites.grids import product, published_rows
 from jaxfl.datasets.sources import at_hand
 
 SUITE = "lyu2021"
@@ -87,7 +85,7 @@ def _grid(
         names = _sources(data_dir)
         found = []
         for source in sources:
-            for values in _product({"encoding": ("scalar", "onehot")} | varied if source == "genome" else varied):
+            for values in product({"encoding": ("scalar", "onehot")} | varied if source == "genome" else varied):
                 for n in records or RECORDS[source]:
                     ours = SIZES[size][n]
                     if isinstance(values.get("batch_size"), int) and int(str(values["batch_size"])) > ours:
@@ -104,21 +102,11 @@ def _grid(
     return cells
 
 
-def _product(varied: dict[str, Sequence[Value]]) -> list[dict[str, Value]]:
-    return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
-
-
-@functools.cache
-def _published_rows() -> tuple[dict[str, str], ...]:
-    text = resources.files("benchmarks.suites").joinpath("lyu2021_published.csv").read_text(encoding="utf-8")
-    return tuple(csv.DictReader(text.splitlines()))
-
-
 def published(cell: Cell, method: str, metric: str) -> float | None:
     """The paper's number for this cell and method. The paper reports the best phase for `cos` and `stats`, an oracle's
     choice, except in Tables 7 and 8; for membership, the accuracy per candidate."""
     known = dict(cell.settings)
-    for row in _published_rows():
+    for row in published_rows(SUITE):
         facts = {key: str(known.get(key)) for key in ("attribute", "batch_size", "participants", "hidden", "phases")}
         source = cell.dataset.split("_")[0].rstrip("0123456789")
         facts |= {"table": cell.table, "source": source, "method": method, "metric": metric}
