@@ -58,6 +58,35 @@ def accuracy_interval(values: Sequence[float], records: int, confidence: float =
     return student_interval(finite, confidence)
 
 
+class Ranking(NamedTuple):
+    """Attributes:
+    f1: harmonic mean of precision and recall of the scores above a threshold fixed in advance; 0 where undefined.
+    auc: area under the receiver operating characteristic.
+    average_precision: area under the precision-recall curve.
+    brier: mean squared error of the scores, where they are probabilities.
+    """
+
+    f1: float
+    auc: float
+    average_precision: float
+    brier: float
+
+
+def ranking(scores: np.ndarray, truth: np.ndarray, threshold: float) -> Ranking:
+    """How well scores tell the few positives of `truth` `[clients]` from the rest; NaN if a score is not finite."""
+    from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
+
+    scores, truth = np.asarray(scores, float), np.asarray(truth, bool)
+    if not np.isfinite(scores).all():
+        return Ranking(*[math.nan] * 4)
+    return Ranking(
+        float(f1_score(truth, scores > threshold, zero_division=0)),
+        float(roc_auc_score(truth, scores)),
+        float(average_precision_score(truth, scores)),
+        float(((scores - truth) ** 2).mean()) if ((scores >= 0) & (scores <= 1)).all() else math.nan,
+    )
+
+
 class Detection(NamedTuple):
     """Attributes:
     auc: area under the receiver operating characteristic.

@@ -1,8 +1,8 @@
 """Which client holds a record (paper 004, section 2.3; Hu et al. 2021).
 
-Threat model: a server that sees all clients' messages, and records with their labels, each of which some client holds. Three
-ways to tell whose it is: the model under which its loss is least; the client for which that was so in most rounds; or
-`decode_sources`, which reads the weight of every record out of the messages.
+Threat model: a server that sees all clients' messages, and records with their labels, each of which some client holds. Ways to
+tell whose it is: the model under which its loss is least; the client for which that was so in most rounds; the client whose
+training lowered it most; or `decode_sources`, which reads the weight of every record out of the messages.
 """
 
 import dataclasses
@@ -68,6 +68,30 @@ def majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote:
     count = len(jax.tree.leaves(returned)[0][0])
     votes = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(0)
     return Vote(votes.argmax(1), chosen)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def largest_drop(model: Model, received: Any, returned: Any, x: Array, y: Array) -> Array:
+    """The client whose training lowered a record's loss most, above what it lowers on average: a loss rule calibrated for how
+    hard records are and how far clients train (in the manner of Watson et al. 2022).
+
+    Args:
+      model: the model (static).
+      received: models that all clients received, leaves `[rounds, ...]`.
+      returned: models the clients returned, leaves `[rounds, clients, ...]`.
+      x: records `[records, ...]`.
+      y: their labels `[records]`.
+
+    Returns:
+      Places of the clients `[records]`.
+    """
+
+    def drops(models: tuple[Any, Any]) -> Array:
+        before, after = models
+        return losses(model, before, x, y) - jax.lax.map(lambda p: losses(model, p, x, y), after)
+
+    mean = jax.lax.map(drops, (received, returned)).mean(0)
+    return (mean - mean.mean(1, keepdims=True)).argmax(0)
 
 
 @jax.tree_util.register_dataclass

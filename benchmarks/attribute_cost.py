@@ -49,7 +49,7 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         "public100": 200 * 3 * 2.0 * 100 * weights,
         "public1000": 200 * 3 * 2.0 * 1000 * weights,
         "stats": 4.0 * forward * rounds,
-        "closed_form": rounds * 12.0 * unknowns**2 * sum(widths),
+        "closed_form": rounds * 12.0 * unknowns**2 * sum(widths) + 4.0 * unknowns**3,
         "l2_lbfgs": cell["evaluations"] * rounds * 4 * forward,
         "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "mixture": cell["steps"] * rounds * (gram + 12.0 * records * behind),

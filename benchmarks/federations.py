@@ -36,6 +36,7 @@ from jaxfl import (
     Messages,
     Model,
     Record,
+    isolating_server,
     linear,
     local_update,
     mlp,
@@ -191,6 +192,15 @@ def optimum(federation: Federation, c: int, steps: int, x: Array | None = None) 
     alone = dataclasses.replace(training, epochs=-(-steps // each), privacy=None, mixup=False)
     data = data if x is None else dataclasses.replace(data, x=jnp.asarray(x))
     return _train(federation.model, federation.start, data, jax.random.fold_in(federation.key, c), alone)
+
+
+def isolated(federation: Federation, c: int, rounds: int) -> Any:
+    """The client's last model if the server sends it nothing but its own model back, in every round."""
+    data = jax.tree.map(lambda a: a[None], federation.client(c))
+    federated = Federated(rounds, federation.training[c], record=Record(rounds=(rounds - 1,)))
+    key = jax.random.fold_in(federation.key, c)
+    run = simulate(federation.model, federation.start, data, key, federated, server=isolating_server(c))
+    return jax.tree.map(lambda a: a[-1], run.messages(c).returned)
 
 
 _train = jax.jit(local_update, static_argnames="model")

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 Value = str | int | float | bool | None
 
 
@@ -71,6 +73,7 @@ class Outcome:
       dtype: precision of the attack.
       detail: further facts of this outcome, such as the rounds chosen.
       note: what a reader must know of the data.
+      images: by caption, `[height, width]` or `[height, width, 3]` in [0, 1]: shown in the report.
     """
 
     job: Job
@@ -88,6 +91,7 @@ class Outcome:
     dtype: str = ""
     detail: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     note: str = ""
+    images: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
 
 
 class Cost(NamedTuple):

@@ -46,9 +46,11 @@ def cost(job: Job) -> Cost:
         + 6.0 * weights * cell["pseudo"] * cell["finish"],
         "records": train,
         "optimum": train,
+        "isolated": cell["rounds"] * cell["epochs"] * epoch,
         "gls": decode,
         "cos": cell["cos_steps"] * cell["matched"] * (18.0 * weights * records + 2.0 * records**2 * widths[1]),
         "ridge": (cell["source_messages"] * 4.0 * everyone**2 * sum(widths) + everyone**3 / 3) / clients,
+        "drop": steps * 2.0 * weights * everyone,
         "vote": steps * 2.0 * weights * everyone,
         "invert_gradient": cell["gradient_steps"] * 18.0 * weights * batch,
     }

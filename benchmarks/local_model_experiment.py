@@ -13,9 +13,10 @@ Settings beyond those of `benchmarks.federations`:
 
 Models that stand for a client's own: `global` and `last` (returned); reconstructed by `extrapolated`, `affine`,
 `network_literal` (as published), `network` (normalised), `pseudo_records` (messages alone), `records` (public columns known);
-and `optimum`, the ceiling. Metrics of each: `zest` to the optimum, `train_loss`, `train_accuracy` or `mape` on the client's
+`isolated`, what an active server gets that sends the client its own model back in every round (another threat model); and
+`optimum`, the ceiling. Metrics of each: `zest` to the optimum, `train_loss`, `train_accuracy` or `mape` on the client's
 records, `attribute_accuracy`, `source_accuracy` (balanced over clients), `ssim`; means over the attacked clients. Attacks
-without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `ridge` (source),
+without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `drop`, `ridge` (source),
 `invert_gradient` (samples). `run_s` is per attacked client and holds compilation.
 """
 
@@ -44,20 +45,25 @@ from attacks.local_model import (
 from attacks.metrics import explain, ssim, zest_masks, zest_similarity
 from attacks.model_inference import infer_from_model
 from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model
-from attacks.source_inference import decode_sources, least_loss, majority_of_rounds
-from benchmarks.federations import Federation, epsilon_of, federate, optimum
+from attacks.source_inference import decode_sources, largest_drop, least_loss, majority_of_rounds
+from benchmarks.federations import Federation, epsilon_of, federate, isolated, optimum
 from benchmarks.jobs import Cell, Job, Outcome, Value
 from jaxfl import Messages, Model
 
 Array = jax.Array
 
-MODELS = ("global", "last", "extrapolated", "affine", "network_literal", "network", "pseudo_records", "records", "optimum")
+MODELS = (
+    *("global", "last", "extrapolated", "affine", "network_literal", "network", "pseudo_records", "records"),
+    *("isolated", "optimum"),
+)
 WITHOUT_MODEL = {
     **dict.fromkeys(("majority", "cos", "gls"), "attribute"),
-    **dict.fromkeys(("vote", "best_round", "ridge"), "source"),
+    **dict.fromkeys(("vote", "best_round", "drop", "ridge"), "source"),
     "invert_gradient": "samples",
 }
 METHODS = (*MODELS, *WITHOUT_MODEL)
+SHOWN = 8
+"""Images in a row of the report."""
 PATCH = 10
 """Side of the patches of a face that are one segment of its explanation, pixels."""
 
@@ -91,6 +97,8 @@ class Reconstructions:
         self.count = len(federation.messages)
         self.seconds: dict[str, float] = {}
         """What each method took, compilation included, however many metrics share its answer."""
+        self.pictures: dict[str, dict[str, np.ndarray]] = {}
+        """Reconstructed samples of the first client by method and caption."""
         self._made: dict[str, list[Any]] = {}
 
     def __call__(self, method: str) -> list[Any]:
@@ -164,6 +172,8 @@ class Reconstructions:
             x[:, list(column.positions)] = column.values[self.attributes[c]]
             other = dataclasses.replace(federation, key=self.key(c))  # batch orders are not known
             return optimum(other, c, cell["optimum_steps"], x)
+        if method == "isolated":
+            return isolated(federation, c, cell["rounds"])
         return optimum(federation, c, cell["optimum_steps"])
 
 
@@ -186,6 +196,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "device": jax.devices()[0].device_kind,
                 "dtype": "float32",
                 "note": federation.data.note,
+                "images": models.pictures.get(method, {}) if "samples" in asked else {},
                 "detail": {
                     "simulation_s": round(federation.seconds, 1),
                     "scored_records": sum(len(rows) for rows in federation.parts[: models.count]),
@@ -254,6 +265,12 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
         for c in range(count):
             images, _ = invert_model(federation.model, params[c], federation.data.x.shape[1:], settings=inversion)
             scores.append(_likeness(federation, c, images))
+            if c == 0:
+                x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
+                shown = np.unique(y)[:SHOWN]
+                firsts = np.stack([x[np.flatnonzero(y == k)[0]] for k in shown])
+                caption = f"a record of each class, and what the model of client 0 ({method}) takes for the class"
+                models.pictures[method] = {caption: _strips(firsts, np.asarray(images)[shown])}
         yield "ssim", (_mean(scores), None, None)
 
 
@@ -273,6 +290,10 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
             yield "source_accuracy", (_hits(found, rows, holders, federation), None, 1 / count)
             return
         returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
+        if method == "drop":
+            found = np.asarray(largest_drop(federation.model, federation.messages[0].received, returned, x, y))
+            yield "source_accuracy", (_hits(found, rows, holders, federation), None, 1 / count)
+            return
         vote = majority_of_rounds(federation.model, returned, x, y)
         if method == "vote":
             value = _hits(np.asarray(vote.sources), rows, holders, federation)
@@ -309,7 +330,17 @@ def _inverted(models: Reconstructions, c: int, cell: Cell) -> float:
     shape = federation.data.x.shape[1:]
     images, _ = invert_gradient(federation.model, models.seen(c, 1), shape, batch, models.key(c), settings=settings)
     records = jnp.asarray(federation.data.x[federation.parts[c]])
-    return float(jax.lax.map(lambda image: ssim(image, records).max(), images).mean())
+    likeness = jax.lax.map(lambda image: ssim(image, records), images)
+    if c == 0:
+        nearest = np.asarray(records)[np.asarray(likeness.argmax(1))]
+        caption = "images out of the first update of client 0, and below each the record it is most like"
+        models.pictures["invert_gradient"] = {caption: _strips(np.asarray(images)[:SHOWN], nearest[:SHOWN])}
+    return float(likeness.max(1).mean())
+
+
+def _strips(*rows: np.ndarray) -> np.ndarray:
+    """Grey images `[n, height, width, 1]` side by side, one row below the other."""
+    return np.concatenate([np.concatenate(list(row[..., 0]), 1) for row in rows])
 
 
 def _likeness(federation: Federation, c: int, images: Array) -> float:

@@ -61,20 +61,29 @@ class Section:
       shared: settings that all its cells have in common.
       lines: its lines.
       plot: PNG as base64, or "".
+      pictures: what attacks reconstructed, caption and PNG as base64.
     """
 
     title: str
     shared: str
     lines: tuple[Line, ...]
     plot: str = ""
+    pictures: tuple[tuple[str, str], ...] = ()
 
 
-def sections(rows: Iterable[dict[str, Any]]) -> list[Section]:
-    """Rows of the store as tables."""
+def sections(rows: Iterable[dict[str, Any]], images: Iterable[dict[str, Any]] = ()) -> list[Section]:
+    """Rows and images of the store as tables."""
     by_table: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         by_table.setdefault((row["suite"], row["table"], row["size"]), []).append(row)
-    return [_section(key, members) for key, members in by_table.items()]
+    pictures: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for image in images:
+        caption = f"{image['dataset']}, {image['method']}, seed {image['seed']}: {image['caption']}"
+        place = image["suite"], image["table"], image["size"]
+        pictures.setdefault(place, []).append((caption, base64.b64encode(image["png"]).decode()))
+    return [
+        dataclasses.replace(_section(key, members), pictures=tuple(pictures.get(key, ()))) for key, members in by_table.items()
+    ]
 
 
 def _section(key: tuple[str, str, str], rows: list[dict[str, Any]]) -> Section:
@@ -211,11 +220,11 @@ def _plot(section: Section) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def write(rows: list[dict[str, Any]], folder: Path) -> Path:
+def write(rows: list[dict[str, Any]], folder: Path, images: Iterable[dict[str, Any]] = ()) -> Path:
     """Write `report.html`, one file that needs nothing beside it."""
     shown = [
         dataclasses.replace(s, plot=_plot(s) if any(line.n and line.metric == "accuracy" for line in s.lines) else "")
-        for s in sections(rows)
+        for s in sections(rows, images)
     ]
     text = resources.files("benchmarks").joinpath("templates/report.html.jinja").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text).render(sections=shown)
@@ -235,7 +244,7 @@ def main(out: str = "results") -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(store.write_csv(), write(store.rows(), store.folder))
+    print(store.write_csv(), write(store.rows(), store.folder, store.images()))
     store.close()
     return 0
 

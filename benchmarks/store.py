@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ CREATE TABLE IF NOT EXISTS results (
   job TEXT NOT NULL, {", ".join(f'"{name}"' for name in COLUMNS)},
   PRIMARY KEY (job, selection, metric)
 )"""
+_CREATE_IMAGES = """
+CREATE TABLE IF NOT EXISTS images (job TEXT NOT NULL, caption TEXT NOT NULL, png BLOB NOT NULL, PRIMARY KEY (job, caption))"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row: the job's key and a value for each of `COLUMNS`."""
+    """One row: the job's key, a value for each of `COLUMNS`, and PNG images by caption."""
 
     job: str
     values: dict[str, Any]
+    images: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
 class Store:
@@ -50,6 +53,7 @@ class Store:
             if version not in (0, _VERSION):
                 raise ValueError(f"out={str(folder)!r} was written by another version of jaxfl; choose another folder")
             self._database.execute(_CREATE)
+            self._database.execute(_CREATE_IMAGES)
             self._database.execute(f"PRAGMA user_version={_VERSION}")
             self._database.execute("BEGIN IMMEDIATE")  # a folder that can only be read is found out now
             self._database.execute("ROLLBACK")
@@ -87,7 +91,10 @@ class Store:
         with self._database:
             self._database.execute("BEGIN")
             rows = list(rows)
-            self._database.executemany("DELETE FROM results WHERE job = ?", [(key,) for key in {row.job for row in rows}])
+            for name in ("results", "images"):
+                self._database.executemany(f"DELETE FROM {name} WHERE job = ?", [(key,) for key in {row.job for row in rows}])
+            pictures = [(row.job, caption, png) for row in rows for caption, png in row.images.items()]
+            self._database.executemany("INSERT OR REPLACE INTO images VALUES (?, ?, ?)", pictures)
             self._database.executemany(
                 f"INSERT INTO results ({names}) VALUES ({marks})", [(r.job, *(r.values[c] for c in COLUMNS)) for r in rows]
             )
@@ -98,6 +105,16 @@ class Store:
         cursor = self._database.execute("SELECT " + ", ".join(f'"{c}"' for c in COLUMNS) + f" FROM results ORDER BY {order}")
         found = [dict(zip(COLUMNS, values, strict=True)) for values in cursor]
         return [row | {"settings": json.loads(row["settings"])} for row in found]
+
+    def images(self) -> list[dict[str, Any]]:
+        """All images, ordered: `suite`, `table`, `size`, `dataset`, `method`, `seed` of their job, `caption` and `png`."""
+        names = ("suite", "table", "size", "dataset", "method", "seed")
+        columns = ", ".join(f'first."{name}"' for name in names)
+        cursor = self._database.execute(
+            f"SELECT {columns}, caption, png FROM images JOIN (SELECT * FROM results GROUP BY job) AS first USING (job)"
+            " ORDER BY images.rowid"
+        )
+        return [dict(zip((*names, "caption", "png"), values, strict=True)) for values in cursor]
 
     def write_csv(self) -> Path:
         """Write `results.csv` anew from the store."""

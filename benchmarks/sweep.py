@@ -7,6 +7,7 @@ again.
 
 import dataclasses
 import functools
+import io
 import json
 import sys
 import time
@@ -177,7 +178,7 @@ def _sweep(console: Console, arguments: Arguments, groups: list[Group]) -> int:
             interrupted = True
         keys = {job.key for g in groups for job in g.jobs}
         path = store.write_csv()
-        page = report.write(store.rows(), store.folder)
+        page = report.write(store.rows(), store.folder, store.images())
         _print_results(console, store.rows(), {(job.cell.suite, job.cell.table) for g in groups for job in g.jobs})
         failed = store.failed(keys)
         console.print(f"{left} jobs in {time.perf_counter() - start:.0f} s; table {path}, report {page}")
@@ -234,7 +235,15 @@ def _row(outcome: Outcome, versions: str) -> Row:
         },
         **{"seed": job.seed, "settings": json.dumps(settings, sort_keys=True)},
     }
-    return Row(job.key, values)
+    return Row(job.key, values, {caption: _png(image) for caption, image in outcome.images.items()})
+
+
+def _png(image: np.ndarray) -> bytes:
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    imsave(buffer, np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, format="png")
+    return buffer.getvalue()
 
 
 def _table_of(job: Job) -> Table:

@@ -1,5 +1,6 @@
 """jaxfl: federated learning as pure functions, and what its messages give away."""
 
+from jaxfl.client_behaviors import Behavior, behave
 from jaxfl.clients import ClientData, one_client, stack_clients
 from jaxfl.defenses import DPSGD, Upload, protect
 from jaxfl.evaluation import Evaluation, evaluate
@@ -17,7 +18,7 @@ from jaxfl.models import (
     squared_error,
     trunk_cnn,
 )
-from jaxfl.training import LocalTraining, local_update
+from jaxfl.training import LocalTraining, clipped_sgd, local_update
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "DPSGD",
     "Aggregates",
     "AnonymousMessages",
+    "Behavior",
     "ClientData",
     "Evaluation",
     "Federated",
@@ -37,7 +39,9 @@ __all__ = [
     "ServerState",
     "Transcript",
     "Upload",
+    "behave",
     "binary_cross_entropy",
+    "clipped_sgd",
     "cross_entropy",
     "evaluate",
     "from_flax",

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from jaxfl import _check
+from jaxfl.client_behaviors import Behavior, behave
 from jaxfl.clients import ClientData, check_clients
 from jaxfl.defenses import Upload, protect
 from jaxfl.evaluation import evaluate
@@ -141,6 +142,7 @@ class Federated:
       rounds: communication rounds (static).
       training: what a client does in a round; its numbers are traced.
       upload: what a client does to its update before it sends it, or None (nothing).
+      behavior: how clients misbehave, fields `[clients]` in the order of the clients' data; None if all are honest.
       clients_per_round: participants drawn without replacement in each round, or None for all (static).
       strategy: how clients run (static): "vmap" at once, "map" one after the other, an integer in chunks of that many;
         None picks "map" on CPU, where batching per-client weights costs time, and "vmap" on accelerators. It changes
@@ -151,6 +153,7 @@ class Federated:
     rounds: int = dataclasses.field(default=1, metadata={"static": True})
     training: LocalTraining = LocalTraining()
     upload: Upload | None = None
+    behavior: Behavior | None = None
     clients_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
     strategy: Strategy | None = dataclasses.field(default=None, metadata={"static": True})
     record: Record = dataclasses.field(default=Record(), metadata={"static": True})
@@ -162,6 +165,8 @@ class Federated:
         if self.upload is not None:
             self.upload.check()
         count = len(clients.mask)
+        if self.behavior is not None:
+            self.behavior.check(count)
         if self.clients_per_round is not None:
             _check.positive_integer(clients_per_round=self.clients_per_round)
             if self.clients_per_round > count:
@@ -222,8 +227,11 @@ def simulate(
         raise ValueError(f"server names clients {server.named}, not all of whom are among the clients")
     strategy = federated.strategy or ("map" if jax.default_backend() == "cpu" else "vmap")
     # Arrays of one dtype: a Python float and an array would compile twice.
-    training, upload = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), (federated.training, federated.upload))
-    federated = dataclasses.replace(federated, strategy=strategy, training=training, upload=upload)
+    numbers = federated.training, federated.upload, federated.behavior
+    training, upload, behavior = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), numbers)
+    if behavior is not None:
+        behavior = jax.tree.map(lambda a: jnp.broadcast_to(a, clients.id.shape), behavior)
+    federated = dataclasses.replace(federated, strategy=strategy, training=training, upload=upload, behavior=behavior)
     return _simulate(model, server, params, clients, key, federated, test)
 
 
@@ -232,14 +240,16 @@ def _simulate(
     model: Model, server: Server, params: Any, clients: ClientData, key: Array, federated: Federated, test: ClientData | None
 ) -> Transcript:
     record = federated.record
-    kept_ids = clients.id if record.clients == "all" else jnp.asarray(record.clients)
+    kept_ids = clients.id if record.clients == "all" else jnp.asarray(record.clients, clients.id.dtype)
     kept_rounds = tuple(range(federated.rounds)) if record.rounds is None else record.rounds
 
     @jax.checkpoint
     def round_(state: ServerState, t: Array) -> tuple[ServerState, Any, Any]:
         client_key, selection_key = jax.random.split(jax.random.fold_in(key, t))
-        present, cohort = _participants(selection_key, clients, federated.clients_per_round)
-        received, returned = _train(model, server, state, cohort, client_key, federated)
+        present, (cohort, behavior) = _participants(
+            selection_key, (clients, federated.behavior), clients.id, federated.clients_per_round
+        )
+        received, returned = _train(model, server, state, cohort, behavior, client_key, federated)
         sums = _sums(received, returned, server.personal) if record.sums else None
         message = (*_messages(server, state, returned, cohort.id, kept_ids), sums)
         state = server.receive(state, returned, cohort.sizes, cohort.id)
@@ -262,31 +272,41 @@ def _simulate(
     )
 
 
-def _participants(key: Array, clients: ClientData, count: int | None) -> tuple[Array, ClientData]:
-    """Who takes part `[clients]`, and their data `[participants, ...]`: the `count` smallest of one draw per client id."""
+def _participants(key: Array, of_clients: Any, ids: Array, count: int | None) -> tuple[Array, Any]:
+    """Who takes part `[clients]`, and their share of what clients have: the `count` smallest of one draw per client id."""
     if count is None:
-        return jnp.ones(len(clients.mask), bool), clients
-    draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(clients.id)
+        return jnp.ones(len(ids), bool), of_clients
+    draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
     places = jnp.sort(jax.lax.top_k(-draws, count)[1])
-    return jnp.zeros(len(draws), bool).at[places].set(True), clients.take(places)
+    return jnp.zeros(len(draws), bool).at[places].set(True), jax.tree.map(lambda a: a[places], of_clients)
 
 
 def _train(
-    model: Model, server: Server, state: ServerState, cohort: ClientData, key: Array, federated: Federated
+    model: Model,
+    server: Server,
+    state: ServerState,
+    cohort: ClientData,
+    behavior: Behavior | None,
+    key: Array,
+    federated: Federated,
 ) -> tuple[Any, Any]:
     """What the participants received (`[participants, ...]` if personal, else without axis) and returned."""
 
-    def client(data: ClientData) -> Any:
+    def client(arguments: tuple[ClientData, Behavior | None]) -> Any:
+        data, own = arguments
         received = server.send(state, data.id)
         update_key = jax.random.fold_in(key, data.id)
-        returned = local_update(model, received, data, update_key, federated.training)
+        if own is None:
+            returned = local_update(model, received, data, update_key, federated.training)
+        else:
+            returned = behave(model, received, data, update_key, federated.training, own)
         if federated.upload is None:
             return received, returned
         upload_key = jax.random.fold_in(jax.random.fold_in(key, UPLOAD), data.id)
         update = protect(jax.tree.map(jnp.subtract, received, returned), upload_key, federated.upload)
         return received, jax.tree.map(jnp.subtract, received, update)
 
-    received, returned = map_clients(client, cohort, federated.strategy)
+    received, returned = map_clients(client, (cohort, behavior), federated.strategy)
     return (received if server.personal else server.send(state, cohort.id[0])), returned
 
 

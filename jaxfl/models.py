@@ -248,9 +248,30 @@ def _dense(features: int, fan_in: int) -> nn.Dense:
     return nn.Dense(features, kernel_init=uniform, bias_init=uniform)
 
 
-def _convolution(features: int, channels: int, size: int) -> nn.Conv:
-    uniform = _symmetric_uniform((channels * size * size) ** -0.5)
-    return nn.Conv(features, (size, size), padding="VALID", kernel_init=uniform, bias_init=uniform)
+def convolve(x: Array, kernel: Array) -> Array:
+    """Convolution without padding of images `[batch, height, width, channels]` with `kernel [size, size, channels, features]`.
+
+    On CPUs as a product with the image's patches: kernels that differ between clients, and derivatives of derivatives, are
+    several times faster that way.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    size = kernel.shape[0]
+    height, width = x.shape[1] - size + 1, x.shape[2] - size + 1
+    shifts = [x[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
+    return jnp.concatenate(shifts, -1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+class _Convolution(nn.Module):
+    features: int
+    size: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        channels = x.shape[-1]
+        uniform = _symmetric_uniform((channels * self.size**2) ** -0.5)
+        kernel = self.param("kernel", uniform, (self.size, self.size, channels, self.features))
+        return convolve(x, kernel) + self.param("bias", uniform, (self.features,))
 
 
 class _MLP(nn.Module):
@@ -272,8 +293,8 @@ class _MLP(nn.Module):
 class _LeNetMNIST(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool = False) -> Array:
-        x = nn.relu(nn.max_pool(_convolution(10, x.shape[-1], 5)(x), (2, 2), (2, 2)))
-        x = _convolution(20, 10, 5)(x)
+        x = nn.relu(nn.max_pool(_Convolution(10, 5)(x), (2, 2), (2, 2)))
+        x = _Convolution(20, 5)(x)
         x = nn.Dropout(0.5, broadcast_dims=(1, 2), deterministic=not train)(x)  # whole channels, as PyTorch's Dropout2d
         x = nn.relu(nn.max_pool(x, (2, 2), (2, 2))).reshape(x.shape[0], -1)
         x = nn.Dropout(0.5, deterministic=not train)(nn.relu(_dense(50, x.shape[-1])(x)))
@@ -283,8 +304,8 @@ class _LeNetMNIST(nn.Module):
 class _LeNetCIFAR(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = nn.max_pool(nn.relu(_convolution(6, x.shape[-1], 5)(x)), (2, 2), (2, 2))
-        x = nn.max_pool(nn.relu(_convolution(16, 6, 5)(x)), (2, 2), (2, 2)).reshape(x.shape[0], -1)
+        x = nn.max_pool(nn.relu(_Convolution(6, 5)(x)), (2, 2), (2, 2))
+        x = nn.max_pool(nn.relu(_Convolution(16, 5)(x)), (2, 2), (2, 2)).reshape(x.shape[0], -1)
         for width in (120, 84):
             x = nn.relu(_dense(width, x.shape[-1])(x))
         return _dense(10, 84)(x)

@@ -1,6 +1,7 @@
 """What a client does in a round: the one definition of local training, used by the simulation and by attacks."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,13 @@ class LocalTraining:
         _check.finite(learning_rate=self.learning_rate)
         if self.privacy is not None:
             self.privacy.check()
+
+
+@functools.cache
+def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
+    """An optimiser for `LocalTraining`: SGD on gradients whose norm is at most `norm`."""
+    _check.finite(norm=norm)
+    return lambda learning_rate: optax.chain(optax.clip_by_global_norm(norm), optax.sgd(learning_rate))
 
 
 def local_update(model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining) -> Any:

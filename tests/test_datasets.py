@@ -192,6 +192,47 @@ def test_adult_as_paper_004_uses_it(data_dir, cache):
     assert np.allclose(data.x[:, 51:].sum(1), 1)  # the United States or not
 
 
+def test_idx_and_cifar_files_are_parsed():
+    """Both formats on made-up bytes: the first number of an image is its own."""
+    pixels = np.arange(3 * 28 * 28, dtype=np.int64).astype(np.uint8).reshape(3, 28, 28)
+    images = b"\x00\x00\x08\x03" + np.asarray(pixels.shape, ">i4").tobytes() + pixels.tobytes()
+    labels = b"\x00\x00\x08\x01" + np.asarray([3], ">i4").tobytes() + bytes([7, 0, 9])
+    contents = {
+        f"{part}-{kind}": b for part in ("train", "t10k") for kind, b in zip(sources.IDX, (images, labels), strict=True)
+    }
+    table = sources.SOURCES["mnist"].parse(contents)
+    assert table.values.shape == (6, 784)
+    assert table.values[4].reshape(28, 28) == pytest.approx(pixels[1] / 255)
+    assert table.y.tolist() == [7, 0, 9] * 2
+    colours = np.stack([np.full((32, 32), k, np.uint8) for k in (10, 20, 30)])
+    record = bytes([4]) + colours.tobytes()
+    table = sources.SOURCES["cifar10_subset"].parse({"cifar10/data_batch_1.bin": record, "cifar10/data_batch_2.bin": record})
+    assert table.shape == (32, 32, 3)
+    assert table.values[1].reshape(32, 32, 3)[5, 6] * 255 == pytest.approx([10, 20, 30])
+    assert table.y.tolist() == [4, 4]
+    assert "20,000" in table.note
+
+
+def test_images_of_the_public_sources(data_dir):
+    """Labels and pixels as published: classes counted, means known. Parsed, not prepared, which takes a minute."""
+    for name, size, first in (("mnist", 70_000, [5, 0, 4, 1, 9]), ("fashion_mnist", 70_000, [9, 0, 0, 3, 0])):
+        table = parsed(name, data_dir)
+        assert table.values.shape == (size, 784)
+        assert table.y[:5].tolist() == first
+    assert table.values[:60_000].mean() == pytest.approx(0.2860, abs=1e-4)
+    assert np.bincount(table.y).tolist() == [7000] * 10
+    table = parsed("cifar10_subset", data_dir)
+    assert table.values.shape == (20_000, 3072)
+    assert np.bincount(table.y[:10_000]).tolist() == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
+
+
+def parsed(name, data_dir):
+    """A public source from local copies, without preparing it."""
+    source = sources.SOURCES[name]
+    paths = {file.name: sources.find(Path(data_dir), name, file) for file in source.files}
+    return source.parse({file.name: sources.content(file, paths[file.name]) for file in source.files})
+
+
 def test_faces(data_dir, cache):
     data = load("att_faces", data_dir)
     assert data.x.shape == (400, 112, 92, 1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks.source_inference import decode_sources, least_loss, losses, majority_of_rounds
+from attacks.source_inference import decode_sources, largest_drop, least_loss, losses, majority_of_rounds
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)
@@ -61,6 +61,22 @@ def test_the_least_loss_names_the_client(federation):
     vote = majority_of_rounds(model, rounds, x, y)
     assert (np.asarray(vote.sources) == by_hand.argmin(0)).all()
     assert (np.asarray(vote.rounds[2]) == 2 - by_hand.argmin(0)).all()
+
+
+def test_the_largest_drop_names_who_trained_on_a_record(federation):
+    model, messages, x, y, _, _ = federation
+    received = messages[0].received
+    returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in messages))
+    at = lambda tree, *place: jax.tree.map(lambda a: a[place], tree)  # noqa: E731
+    rounds = range(len(messages[0]))
+    drops = np.stack(
+        [
+            np.mean([losses(model, at(received, t), x, y) - losses(model, at(returned, t, c), x, y) for t in rounds], 0)
+            for c in range(3)
+        ]
+    )
+    expected = (drops - drops.mean(1, keepdims=True)).argmax(0)
+    assert (np.asarray(largest_drop(model, received, returned, x, y)) == expected).mean() > 0.99
 
 
 def test_bad_input(federation):

@@ -21,8 +21,9 @@ def load(name: str, data_dir: str | Path | None = None, *, encoding: Encoding = 
 
     Args:
       name: an embedded set ("breast_cancer", "diabetes", "digits", "leaf_synthetic", "purchase_like"), a public source
-        ("adult", "att_faces", "flight_price", "genome_hs3d", "location30", "purchase100"), one as a paper uses it
-        ("adult_bachelors", "flight_airlines"), or the path of a CSV file (ending in ".csv").
+        ("adult", "att_faces", "cifar10", "fashion_mnist", "flight_price", "genome_hs3d", "location30", "mnist",
+        "purchase100"), a part of one ("cifar10_subset"), one as a paper uses it ("adult_bachelors", "flight_airlines"), or
+        the path of a CSV file (ending in ".csv").
       data_dir: folder with local copies of public sources; by default the environment's `JAXFL_DATA`. What is not there
         is downloaded; prepared sets are kept under `JAXFL_CACHE` (`~/.cache/jaxfl`).
       encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see `encode`).

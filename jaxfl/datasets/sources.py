@@ -9,6 +9,7 @@ import fnmatch
 import gzip
 import hashlib
 import io
+import lzma
 import os
 import re
 import tarfile
@@ -27,10 +28,10 @@ BINARY = ("0", "1")
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
     """Attributes:
-    name: file name as published; local copies may also be gzipped (`name.gz`).
+    name: file name as published; local copies may also be compressed (`name.gz`, `name.xz`).
     url: public home.
     member: the file inside the archive, or a pattern ("s*/*.pgm") for the contents of several, one after the other, ordered
-      by the numbers in their names; None if it is no archive.
+      by the numbers in their names; None if it is no archive. Local copies of a member alone are taken as they are.
     sha256: of the content, or None where no copy could be had to compute it.
     """
 
@@ -58,9 +59,11 @@ def content(file: SourceFile, path: Path) -> bytes:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        if file.member is not None:
+        if data[:6] == b"\xfd7zXZ\x00":
+            data = lzma.decompress(data)
+        if file.member is not None and path.name.removesuffix(".xz").removesuffix(".gz") != Path(file.member).name:
             data = _member(data, file.member)
-    except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path.name} is truncated or not the archive expected ({error}); {mend}") from error
     found = hashlib.sha256(data).hexdigest()
     if file.sha256 is not None and found != file.sha256:
@@ -187,10 +190,77 @@ def _flight_price(contents: Mapping[str, bytes]) -> Table:
     return Table("flight_price", np.asarray(values, np.float32).T, price / price.mean(), names, tuple(categories), None)
 
 
+def _images(name: str, pixels: np.ndarray, y: np.ndarray, shape: tuple[int, ...], note: str = "") -> Table:
+    """Pixels `[records, ...]` of one byte, as numbers in [0, 1]."""
+    values = pixels.reshape(len(pixels), -1) / np.float32(255)
+    return Table(name, values, y, (), (), 10, shape=shape, note=note)
+
+
+def _idx(data: bytes) -> np.ndarray:
+    """An array of bytes in LeCun's idx format."""
+    dimensions = data[3]
+    shape = np.frombuffer(data, ">i4", dimensions, 4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def _mnist(contents: Mapping[str, bytes]) -> Table:
+    """60,000 training digits, then 10,000 test digits, 28 x 28, in [0, 1]."""
+    return _digits("mnist", contents)
+
+
+def _fashion_mnist(contents: Mapping[str, bytes]) -> Table:
+    """60,000 training garments, then 10,000 test garments, 28 x 28, in [0, 1]."""
+    return _digits("fashion_mnist", contents)
+
+
+def _digits(name: str, contents: Mapping[str, bytes]) -> Table:
+    images, labels = ([_idx(contents[f"{part}-{kind}"]) for part in ("train", "t10k")] for kind in IDX)
+    return _images(name, np.concatenate(images), np.concatenate(labels), (28, 28, 1))
+
+
+CIFAR_BYTES = 1 + 32 * 32 * 3
+
+
+def _cifar10(contents: Mapping[str, bytes]) -> Table:
+    """50,000 training images, then 10,000 test images, 32 x 32 in three colours, in [0, 1]."""
+    return _cifar("cifar10", contents)
+
+
+def _cifar10_subset(contents: Mapping[str, bytes]) -> Table:
+    """The first 20,000 training images of CIFAR-10."""
+    return _cifar("cifar10_subset", contents, "the first 20,000 of CIFAR-10's 50,000 training images")
+
+
+def _cifar(name: str, contents: Mapping[str, bytes], note: str = "") -> Table:
+    rows = np.frombuffer(b"".join(contents[file] for file in sorted(contents)), np.uint8).reshape(-1, CIFAR_BYTES)
+    pixels = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return _images(name, pixels, rows[:, 0], (32, 32, 3), note)
+
+
 _SHOKRI = "https://github.com/privacytrustlab/datasets/raw/master/"
 _FACES = "https://www.cl.cam.ac.uk/Research/DTG/attarchive/pub/data/"
 _FLIGHTS = "https://www.kaggle.com/datasets/shubhambathwal/flight-price-prediction/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+
+IDX = ("images-idx3-ubyte", "labels-idx1-ubyte")
+
+
+def _idx_files(home: str, sums: Mapping[str, str]) -> tuple[SourceFile, ...]:
+    return tuple(SourceFile(name, f"{home}{name}.gz", None, digest) for name, digest in sums.items())
+
+
+def _cifar_files(folder: str, names: tuple[str, ...]) -> tuple[SourceFile, ...]:
+    return tuple(SourceFile(f"{folder}{name}", _CIFAR, f"cifar-10-batches-bin/{name}", CIFAR_SUMS.get(name)) for name in names)
+
+
+CIFAR_SUMS = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+}
+"""Of the batches of which a copy could be had."""
 
 SOURCES = {
     "location30": Source(
@@ -251,6 +321,35 @@ SOURCES = {
         ),
         _flight_price,
     ),
+    "mnist": Source(
+        _idx_files(
+            _MNIST,
+            {
+                "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            },
+        ),
+        _mnist,
+    ),
+    "fashion_mnist": Source(
+        _idx_files(
+            _FASHION,
+            {
+                "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            },
+        ),
+        _fashion_mnist,
+    ),
+    "cifar10": Source(
+        _cifar_files("", (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")),
+        _cifar10,
+    ),
+    "cifar10_subset": Source(_cifar_files("cifar10/", ("data_batch_1.bin", "data_batch_2.bin")), _cifar10_subset),
 }
 
 VERSION = "1.1.0"
@@ -270,6 +369,6 @@ def at_hand(name: str, data_dir: str | Path | None = None) -> bool:
 
 
 def find(folder: Path, name: str, file: SourceFile) -> Path | None:
-    """A local copy of a file: `<folder>/<name>/<file>` or `<folder>/<file>`, gzipped or not; None if there is none."""
-    candidates = (parent / (file.name + suffix) for parent in (folder / name, folder) for suffix in ("", ".gz"))
+    """A local copy of a file: `<folder>/<name>/<file>` or `<folder>/<file>`, compressed or not; None if there is none."""
+    candidates = (parent / (file.name + suffix) for parent in (folder / name, folder) for suffix in ("", ".gz", ".xz"))
     return next((path for path in candidates if path.is_file()), None)

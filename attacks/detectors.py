@@ -1,0 +1,378 @@
+"""Does an update have a property? One affine detector per round, from records like the clients' (paper 002, section 5.2).
+
+Threat model: a server behind secure aggregation. It knows the model of every round, the clients' recipe and number of records,
+auxiliary records of their distribution, and what the property is: to hold a given record, or to misbehave in a given way.
+
+An affine feature of a sum is the sum of the features (Eq. 8), which is why detectors are affine: what `observe` makes of an
+aggregate is the sum of its participants' features. Three ways to train one:
+  `logistic`: on shadow updates with and without the property, by SGD, as published.
+  `lda`: Fisher's discriminant on shadow updates, in closed form, with shrinkage.
+  `first_order`: the same discriminant without shadows. A client's update is nearly the sum of its records' gradients, so their
+    covariance, and the gradient of what the property adds, say all; a few shadow pairs calibrate it.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from attacks.disaggregation import Observations
+from jaxfl import Aggregates, Behavior, ClientData, LocalTraining, Model, _check, behave, mean_loss
+from jaxfl.federated import map_clients
+
+Array = jax.Array
+Kind = Literal["first_order", "lda", "logistic"]
+LEAST_SEPARATION = 0.3
+"""Class means of a calibrated feature are taken to be at least so many deviations apart; less cannot be told from chance."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Property:
+    """What sets some clients apart.
+
+    Attributes:
+      behavior: what they do: honest training, but for misbehaving clients.
+      target: the record `(x [...], y [])` that they hold, or None.
+      rate: fraction of clients that the adversary takes to have the property.
+    """
+
+    behavior: Behavior = Behavior()
+    target: tuple[Array, Array] | None = None
+    rate: float | Array = 0.1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How detectors are trained.
+
+    Attributes:
+      kind: see the module (static).
+      pairs: shadow updates with, and as many without the property, per round (static). `logistic` and `lda` train on all but
+        `held_out` of them, which calibrate; for `first_order` all calibrate. The paper has 6,000 (MNIST).
+      held_out: that fraction (static).
+      gradients: auxiliary records whose gradients `first_order` uses (static).
+      masks: dropout masks over which it averages the target's gradient (static).
+      shrinkage: of the covariance in closed form, relative to its trace.
+      epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
+      learning_rate: of `logistic`.
+      repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
+        rounds is estimated (static).
+      strategy: how shadows run, as in `Federated` (static).
+    """
+
+    kind: Kind = dataclasses.field(default="first_order", metadata={"static": True})
+    pairs: int = dataclasses.field(default=60, metadata={"static": True})
+    held_out: float = dataclasses.field(default=0.2, metadata={"static": True})
+    gradients: int = dataclasses.field(default=1000, metadata={"static": True})
+    masks: int = dataclasses.field(default=64, metadata={"static": True})
+    shrinkage: float | Array = 3e-5
+    epochs: int = dataclasses.field(default=50, metadata={"static": True})
+    batch_size: int = dataclasses.field(default=16, metadata={"static": True})
+    learning_rate: float | Array = 0.01
+    repeated: int = dataclasses.field(default=20, metadata={"static": True})
+    strategy: Any = dataclasses.field(default=None, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Detectors:
+    """One affine feature per round, `direction . pseudo_gradient + offset`, positive for updates with the property.
+
+    Attributes:
+      direction: `[rounds, parameters]`.
+      offset: `[rounds]`.
+      mean: of the feature without and with the property, on held-out shadows `[rounds, 2]`.
+      variance: likewise.
+      correlation: of one client's features between rounds.
+      calibrated_on: held-out pairs.
+    """
+
+    direction: Array
+    offset: Array
+    mean: Array
+    variance: Array
+    correlation: Array
+    calibrated_on: Array
+
+
+def train_detectors(
+    model: Model,
+    received: Any,
+    x: Array,
+    y: Array,
+    prop: Property,
+    key: Array,
+    *,
+    training: LocalTraining,
+    records: int,
+    settings: Training | None = None,
+) -> Detectors:
+    """A detector for every observed round.
+
+    Args:
+      model: the model (static).
+      received: the model of each round, leaves `[rounds, ...]`.
+      x: auxiliary records `[auxiliary, ...]`.
+      y: their labels `[auxiliary]`.
+      prop: the property.
+      key: draws shadow clients.
+      training: the clients' recipe.
+      records: records per client (static).
+      settings: see `Training`.
+
+    Raises:
+      ValueError: if there are fewer auxiliary records than a client has, or a setting is out of range.
+    """
+    settings = settings or Training()
+    _check.one_of(("first_order", "lda", "logistic"), kind=settings.kind)
+    counts = ("pairs", "gradients", "masks", "epochs", "batch_size", "repeated")
+    _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
+    if records > len(x):
+        raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least as many")
+    if settings.kind != "first_order" and not 1 <= round(settings.held_out * settings.pairs) < settings.pairs:
+        raise ValueError(f"held_out={settings.held_out} of pairs={settings.pairs} leaves none to train or none to calibrate on")
+    if settings.strategy is None:
+        settings = dataclasses.replace(settings, strategy="map" if jax.default_backend() == "cpu" else "vmap")
+    return _train_detectors(model, received, jnp.asarray(x), jnp.asarray(y), prop, key, training, records, settings)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "records"))
+def _train_detectors(
+    model: Model,
+    received: Any,
+    x: Array,
+    y: Array,
+    prop: Property,
+    key: Array,
+    training: LocalTraining,
+    records: int,
+    settings: Training,
+) -> Detectors:
+    repeated_key, key = jax.random.split(key)
+    repeated = _draw(repeated_key, len(x), records, settings.repeated)
+    shadows = functools.partial(shadow_updates, model, x=x, y=y, training=training, strategy=settings.strategy)
+
+    def one(arguments: tuple[Any, Array]) -> tuple[Array, ...]:
+        params, key = arguments
+        draw_key, other_key, pairs_key, order_key, again_key = jax.random.split(key, 5)
+        rows = _draw(draw_key, len(x), records, settings.pairs)
+        without = shadows(params, rows, pairs_key, Property())
+        # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
+        paired = settings.kind != "logistic"
+        other = rows if paired else _draw(other_key, len(x), records, settings.pairs)
+        with_ = shadows(params, other, pairs_key if paired else other_key, prop)
+        held = settings.pairs if settings.kind == "first_order" else round(settings.held_out * settings.pairs)
+        trained, held_out = (without[held:], with_[held:]), (without[:held], with_[:held])
+        with jax.default_matmul_precision("highest"):
+            if settings.kind == "first_order":
+                chosen = _draw(order_key, len(x), 1, settings.gradients)[:, 0]
+                gradients = record_gradients(model, params, x[chosen], y[chosen], order_key)
+                change = first_order_change(model, params, gradients.mean(0), prop, records, order_key, settings.masks)
+                direction = discriminant(gradients - gradients.mean(0), change, settings.shrinkage)
+            elif settings.kind == "lda":
+                low, high = (side.mean(0) for side in trained)
+                centred = jnp.concatenate([trained[0] - low, trained[1] - high])
+                direction = discriminant(centred, high - low, settings.shrinkage)
+            else:
+                direction, offset = _logistic(trained, held_out, order_key, settings)
+            features = [side @ direction for side in held_out]
+            if settings.kind != "logistic":
+                scale, offset = _unit(*features)
+                direction = scale * direction
+                features = [scale * f for f in features]
+            mean = jnp.stack([f.mean() for f in features]) + offset
+            variance = jnp.stack([f.var() for f in features])
+            again = shadows(params, repeated, again_key, Property()) @ direction + offset
+        return direction, offset, mean, variance, (again - mean[0]) / jnp.sqrt(variance[0])
+
+    rounds = len(jax.tree.leaves(received)[0])
+    direction, offset, mean, variance, again = jax.lax.map(one, (received, jax.random.split(key, rounds)))
+    held = settings.pairs if settings.kind == "first_order" else round(settings.held_out * settings.pairs)
+    return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held))
+
+
+def _draw(key: Array, count: int, size: int, sets: int) -> Array:
+    """Row numbers `[sets, size]` of sets of records, without repetition in a set."""
+    keys = jax.random.split(key, sets)
+    if size == 1:
+        return jax.random.permutation(key, count)[jnp.arange(sets) % count, None]
+    return jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, (count,)), size)[1], keys)
+
+
+def shadow_updates(
+    model: Model,
+    params: Any,
+    rows: Array,
+    key: Array,
+    prop: Property,
+    *,
+    x: Array,
+    y: Array,
+    training: LocalTraining,
+    strategy: Any = None,
+) -> Array:
+    """Pseudo-gradients `[shadows, parameters]` of clients that have a property.
+
+    Args:
+      model: the model (static).
+      params: the model they receive.
+      rows: the auxiliary records of each `[shadows, records]`; a target takes the place of the first.
+      key: draws what clients draw.
+      prop: the property; `Property()` is none.
+      x: auxiliary records.
+      y: their labels.
+      training: the clients' recipe.
+      strategy: how they run, as in `Federated` (static).
+    """
+
+    def one(arguments: tuple[Array, Array]) -> Array:
+        rows, key = arguments
+        own_x, own_y = x[rows], y[rows]
+        if prop.target is not None:
+            own_x, own_y = own_x.at[0].set(prop.target[0]), own_y.at[0].set(prop.target[1])
+        data = ClientData(own_x, own_y, jnp.ones(len(rows), bool), jnp.asarray(0))
+        returned = behave(model, params, data, key, training, prop.behavior)
+        return ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
+
+    return map_clients(one, (rows, jax.random.split(key, len(rows))), strategy)
+
+
+def record_gradients(model: Model, params: Any, x: Array, y: Array, key: Array, batch: int = 100) -> Array:
+    """Gradients of single records `[records, parameters]`, dropout on."""
+
+    def one(arguments: tuple[Array, Array, Array]) -> Array:
+        x, y, key = arguments
+        return ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params))[0]
+
+    return jax.lax.map(one, (x, y, jax.random.split(key, len(x))), batch_size=min(batch, len(x)))
+
+
+def first_order_change(model: Model, params: Any, mean: Array, prop: Property, records: int, key: Array, masks: int) -> Array:
+    """What a property adds to an update, up to scale, to first order `[parameters]`.
+
+    Without it an update is along the records' `mean` gradient; with it along `factor * (mean + (target - mean) / records)`.
+    """
+    pulled = mean
+    if prop.target is not None:
+        x, y = (jnp.broadcast_to(a, (masks, *jnp.shape(a))) for a in prop.target)
+        target = ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x, y, key=key))(params))[0]
+        pulled = mean + (target - mean) / records
+    return prop.behavior.gradient * prop.behavior.update * pulled - mean
+
+
+def discriminant(centred: Array, change: Array, shrinkage: float | Array) -> Array:
+    """Fisher's direction `(S + shrinkage tr(S) I)^-1 change` in standardised coordinates, `S = centred' centred / n`.
+
+    Solved through the n x n Gram matrix. Coordinates that hardly vary are standardised by 1 % of the mean variance.
+
+    Args:
+      centred: deviations from the class means `[n, parameters]`.
+      change: difference of the class means `[parameters]`.
+      shrinkage: relative to the trace.
+    """
+    variance = (centred**2).mean(0)
+    deviation = jnp.sqrt(variance + 0.01 * variance.mean() + jnp.finfo(variance.dtype).tiny)
+    z, change = centred / deviation, change / deviation
+    gram = z @ z.T / len(z)
+    ridge = shrinkage * jnp.trace(gram)
+    factor = jax.scipy.linalg.cho_factor(gram + ridge * jnp.eye(len(z), dtype=z.dtype), lower=True)
+    inside = z.T @ jax.scipy.linalg.cho_solve(factor, z @ change) / len(z)
+    return (change - inside) / ridge / deviation
+
+
+def _unit(low: Array, high: Array) -> tuple[Array, Array]:
+    """Scale and offset that bring the class means of a feature to -1 and 1."""
+    deviation = jnp.sqrt((low.var() + high.var()) / 2)
+    apart = jnp.maximum(high.mean() - low.mean(), LEAST_SEPARATION * deviation + jnp.finfo(deviation.dtype).tiny)
+    scale = 2 / apart
+    return scale, -scale * (high.mean() + low.mean()) / 2
+
+
+def _logistic(
+    trained: tuple[Array, Array], held_out: tuple[Array, Array], key: Array, settings: Training
+) -> tuple[Array, Array]:
+    """Logistic regression by SGD on standardised updates; the epoch that is best on the held-out ones."""
+    x = jnp.concatenate(trained)
+    centre, deviation = x.mean(0), x.std(0) + 1e-7
+    x = (x - centre) / deviation
+    y = (jnp.arange(len(x)) >= len(trained[0])).astype(x.dtype)
+    test = (jnp.concatenate(held_out) - centre) / deviation
+    truth = jnp.arange(len(test)) >= len(held_out[0])
+    batch = min(settings.batch_size, len(x))
+    start_key, key = jax.random.split(key)
+    bound = x.shape[1] ** -0.5
+    start = jax.random.uniform(start_key, (x.shape[1] + 1,), x.dtype, -bound, bound)
+
+    def step(weights: Array, rows: Array) -> tuple[Array, None]:
+        def loss(w: Array) -> Array:
+            return optax.sigmoid_binary_cross_entropy(x[rows] @ w[:-1] + w[-1], y[rows]).mean()
+
+        return weights - settings.learning_rate * jax.grad(loss)(weights), None
+
+    def epoch(carry: tuple[Array, Array, Array], key: Array) -> tuple[tuple[Array, Array, Array], None]:
+        weights, best, most = carry
+        order = jax.random.permutation(key, len(x))[: len(x) // batch * batch]
+        weights, _ = jax.lax.scan(step, weights, order.reshape(-1, batch))
+        right = ((test @ weights[:-1] + weights[-1] > 0) == truth).mean()
+        return (weights, jnp.where(right > most, weights, best), jnp.maximum(right, most)), None
+
+    (_, best, _), _ = jax.lax.scan(epoch, (start, start, jnp.zeros(())), jax.random.split(key, settings.epochs))
+    direction = best[:-1] / deviation
+    return direction, best[-1] - direction @ centre
+
+
+def repeat_correlation(features: Array) -> Array:
+    """Correlation between rounds of the same clients' features `[rounds, clients]`, each of variance 1; in [0, 0.95]."""
+    rounds = len(features)
+    if rounds < 2:
+        return jnp.zeros(())
+    products = (features.sum(0) ** 2 - (features**2).sum(0)) / (rounds * (rounds - 1))
+    return jnp.clip(products.mean(), 0, 0.95)
+
+
+def overlap(mean: Array, variance: Array) -> Array:
+    """Common area of two normal densities, the paper's OVL; `mean [..., 2]`, `variance [..., 2]`."""
+    (m0, m1), (v0, v1) = (jnp.moveaxis(a, -1, 0) for a in (mean, variance))
+    equal = jnp.abs(v1 - v0) < 1e-3 * (v0 + v1)
+    same = 2 * jax.scipy.stats.norm.cdf(-jnp.abs(m1 - m0) / jnp.sqrt(2 * (v0 + v1)))
+    # Where the densities cross: roots of a x^2 + b x + c.
+    gap = jnp.where(equal, v0, v1 - v0)
+    centre = (m0 * v1 - m1 * v0) / gap
+    half = jnp.sqrt(v0 * v1 * jnp.maximum((m1 - m0) ** 2 + gap * jnp.log(v1 / v0), 0)) / jnp.abs(gap)
+    at = [
+        [jax.scipy.stats.norm.cdf((x - m) / jnp.sqrt(v)) for m, v in ((m0, v0), (m1, v1))]
+        for x in (centre - half, centre + half)
+    ]
+    different = 1 - jnp.abs((at[1][0] - at[0][0]) - (at[1][1] - at[0][1]))
+    return jnp.where(equal, same, different)
+
+
+def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
+    """Features of the aggregates: of every round, the sum of its participants' (paper 002, Eq. 8).
+
+    Raises:
+      ValueError: if rounds or parameters do not fit.
+    """
+    sums = jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.pseudo_gradient)
+    _check.shape(sums.shape, **{"detectors.direction": detectors.direction})
+    participation = jnp.asarray(aggregates.participation, sums.dtype)
+    with jax.default_matmul_precision("highest"):
+        features = (sums * detectors.direction).sum(1) + participation.sum(1) * detectors.offset
+        # What every round's detector makes of every round's aggregate, without offsets: for gradient disaggregation.
+        cross = sums @ detectors.direction.T
+    return Observations(
+        features,
+        participation,
+        detectors.mean,
+        detectors.variance,
+        detectors.correlation,
+        detectors.calibrated_on,
+        cross,
+        detectors.offset,
+    )

@@ -1,0 +1,134 @@
+"""Clients' features, or gradients, out of sums (paper 002, sections 4 and 5.1; Lam et al. 2021).
+
+What the server sees of a round is the sum over its participants. Over many rounds with different participants these sums are
+a linear system in what each client contributes, `b = A x + e`. All functions answer for several numbers of observed rounds at
+once: the rounds before each entry of `seen`.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Observations:
+    """Features of the observed aggregates, and what is known of such features (`attacks.detectors.observe`).
+
+    Attributes:
+      features: sum of the participants' features `[rounds]`, the paper's b.
+      participation: 1 for who took part `[rounds, clients]`, the paper's A.
+      mean: of one client's feature, without and with the property `[rounds, 2]`.
+      variance: likewise.
+      correlation: of one client's features between rounds.
+      calibrated_on: shadow pairs behind `mean` and `variance`.
+      cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
+      offset: of the detectors `[rounds]`.
+    """
+
+    features: Array
+    participation: Array
+    mean: Array
+    variance: Array
+    correlation: Array
+    calibrated_on: Array
+    cross: Array
+    offset: Array
+
+
+def prefix(rounds: int, seen: Array) -> Array:
+    """Which of the rounds are before `seen`."""
+    return jnp.arange(rounds) < seen
+
+
+@jax.jit
+def least_squares(observations: Observations, seen: Array) -> Array:
+    """OLS (paper 002, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest of several solutions.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+    """
+    a, b = observations.participation, observations.features
+    return jax.vmap(lambda t: _pseudo_inverse(a, t) @ b)(seen)
+
+
+def _pseudo_inverse(participation: Array, seen: Array) -> Array:
+    """`A^+ [clients, rounds]` of the rounds seen; columns of the others are zero."""
+    inside = prefix(len(participation), seen)[:, None]
+    return jnp.linalg.pinv(participation * inside)
+
+
+@jax.jit
+def ridge(observations: Observations, seen: Array, weights: Array, penalty: float | Array = 5.0) -> Array:
+    """REG (paper 002, Eq. 10): weighted least squares with a penalty on the squares `[prefixes, clients]`.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+      weights: of the rounds `[rounds]`; the paper's are 1 - OVL.
+      penalty: the paper's lambda.
+    """
+    a, b = observations.participation, observations.features
+
+    def one(t: Array) -> Array:
+        w = weights * prefix(len(a), t)
+        normal = (a.T * w) @ a + penalty * jnp.eye(a.shape[1], dtype=a.dtype)
+        return jax.scipy.linalg.solve(normal, (a.T * w) @ b, assume_a="pos")
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(seen)
+
+
+@jax.jit
+def gradient_votes(observations: Observations, seen: Array) -> Array:
+    """BASELINE (Lam et al. 2021; paper 002, Eq. 6): clients' gradients by least squares, then for each client the fraction of
+    the seen rounds' detectors that find the property in its gradient `[prefixes, clients]`.
+
+    Gradients are never written out: detectors are affine, so features of the aggregates are enough.
+    """
+    a = observations.participation
+
+    def one(t: Array) -> Array:
+        inside = prefix(len(a), t)
+        features = _pseudo_inverse(a, t) @ observations.cross + observations.offset
+        return ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(seen)
+
+
+class Identifiability(NamedTuple):
+    """Attributes:
+    rank: of the participation matrix `[prefixes]`.
+    resolved: whether a client's contribution is determined by the sums at all `[prefixes, clients]`.
+    variance: of its least-squares estimate, in units of one sum's `[prefixes, clients]`; infinite where not resolved.
+    """
+
+    rank: Array
+    resolved: Array
+    variance: Array
+
+
+@functools.partial(jax.jit, static_argnames="tolerance")
+def identifiability(participation: Array, seen: Array, tolerance: float = 1e-3) -> Identifiability:
+    """What the participation matrix `[rounds, clients]` lets anyone tell apart, whatever the method.
+
+    Clients that only ever take part together (fixed cohorts: So et al. 2023) cannot be resolved.
+    """
+    participation = jnp.asarray(participation, jnp.result_type(float))
+
+    def one(t: Array) -> tuple[Array, Array, Array]:
+        inverse = _pseudo_inverse(participation, t)
+        inside = prefix(len(participation), t)[:, None]
+        own = jnp.diag(inverse @ (participation * inside))
+        resolved = own > 1 - tolerance
+        variance = jnp.where(resolved, (inverse**2).sum(1), jnp.inf)
+        return jnp.round(own.sum()).astype(int), resolved, variance
+
+    return Identifiability(*jax.vmap(one)(jnp.asarray(seen)))

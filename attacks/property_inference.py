@@ -1,0 +1,279 @@
+"""Which clients have a property, from sums of their features (paper 002, PROLIN, and beyond).
+
+Threat model: as in `attacks.detectors`. `prolin` is the paper's relaxed maximum likelihood. It looks for everyone's feature in
+every round; but given who has the property, a sum of normal features is normal, so features need not be found. `box` and
+`gibbs` start from that: with D_tk = A_tk (mu1_t - mu0_t),
+
+    b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = diag(n_t) + rho S A A' S
+
+where n_t adds the participants' variances and the error of calibration, and rho S A A' S says that a client's features in
+different rounds are alike (its records are the same). `box` is weighted least squares over p in [0, 1]; `gibbs` samples p in
+{0, 1} with the assumed rate as prior. All functions answer for several numbers of observed rounds at once.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attacks.candidate_decoding.constraints import minimize_quadratic
+from attacks.disaggregation import Observations, prefix, ridge
+from jaxfl import _check
+
+Array = jax.Array
+PASSES = 3
+"""How often variances are computed anew from the decoded p: one pass takes them most of the way."""
+
+
+class Quadratic(NamedTuple):
+    """Minus the log likelihood of p, `p' H p / 2 - g' p`. Attributes:
+    matrix: H `[clients, clients]`.
+    vector: g `[clients]`.
+    """
+
+    matrix: Array
+    vector: Array
+
+
+def likelihood(observations: Observations, seen: Array, p: Array) -> Quadratic:
+    """The likelihood of p, features integrated out, its variances those of an expected `p [clients]`."""
+    a, b, rho = observations.participation, observations.features, observations.correlation
+    (mean0, mean1), (var0, var1) = observations.mean.T, observations.variance.T
+    inside = prefix(len(b), seen)
+    members = a.sum(1)
+    positives = a @ p
+    total = (members - positives) * var0 + positives * var1
+    each = total / jnp.maximum(members, 1)
+    calibration = members**2 * var0 / observations.calibrated_on
+    spread = jnp.sqrt(each) * inside
+    with jax.default_matmul_precision("highest"):
+        together = rho * spread[:, None] * (a @ a.T) * spread
+        covariance = together + jnp.diag(jnp.where(inside, (1 - rho) * total + calibration, 1))
+        root = jnp.linalg.cholesky(covariance)
+        design = jax.scipy.linalg.solve_triangular(root, (mean1 - mean0)[:, None] * a * inside[:, None], lower=True)
+        found = jax.scipy.linalg.solve_triangular(root, (b - members * mean0) * inside, lower=True)
+        return Quadratic(design.T @ design, design.T @ found)
+
+
+@functools.partial(jax.jit, static_argnames="iterations")
+def box(observations: Observations, seen: Array, rate: float | Array = 0.1, iterations: int = 500) -> Array:
+    """Weighted least squares over p in [0, 1]: `[prefixes, clients]`; above 1/2 the property is more likely than not.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+      rate: fraction of clients taken to have the property, where the variances start.
+      iterations: of projected gradients (static).
+    """
+    return jax.vmap(lambda t: _box(observations, t, rate, iterations)[0])(jnp.asarray(seen))
+
+
+def _box(observations: Observations, seen: Array, rate: float | Array, iterations: int) -> tuple[Array, Quadratic]:
+    start = jnp.full(observations.participation.shape[1], rate, observations.features.dtype)
+
+    def again(p: Array, _: None) -> tuple[Array, None]:
+        quadratic = likelihood(observations, seen, p)
+        # What no round tells keeps the assumed rate.
+        faint = 1e-4 * jnp.trace(quadratic.matrix) / len(p)
+        matrix = quadratic.matrix + faint * jnp.eye(len(p), dtype=p.dtype)
+        largest = jnp.linalg.norm(matrix, 2) + jnp.finfo(p.dtype).tiny
+        slope = lambda q: matrix @ q - quadratic.vector - faint * rate  # noqa: E731
+        return minimize_quadratic(slope, p, lambda q: jnp.clip(q, 0, 1), largest, iterations), None
+
+    p, _ = jax.lax.scan(again, start, length=PASSES)
+    return p, likelihood(observations, seen, p)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Gibbs:
+    """Settings of `gibbs`.
+
+    Attributes:
+      chains: independent chains (static).
+      sweeps: over all clients (static), the first quarter of which is not counted.
+      rate: prior probability of the property.
+    """
+
+    chains: int = dataclasses.field(default=32, metadata={"static": True})
+    sweeps: int = dataclasses.field(default=400, metadata={"static": True})
+    rate: float | Array = 0.1
+
+
+@jax.jit
+def gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs | None = None) -> Array:
+    """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs sampling.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+      key: randomness of the chains.
+      settings: see `Gibbs`.
+    """
+    settings = settings or Gibbs()
+    clients = observations.participation.shape[1]
+    prior = jnp.log(settings.rate) - jnp.log1p(-settings.rate)
+
+    def one(t: Array, key: Array) -> Array:
+        _, (matrix, vector) = _box(observations, t, settings.rate, 200)
+        start_key, key = jax.random.split(key)
+        own = jnp.diag(matrix)
+
+        def visit(p: Array, arguments: tuple[Array, Array]) -> tuple[Array, Array]:
+            k, draw = arguments
+            log_odds = prior + vector[k] - p @ matrix[k] + own[k] * p[:, k] - own[k] / 2
+            return p.at[:, k].set((draw < jax.nn.sigmoid(log_odds)).astype(p.dtype)), jax.nn.sigmoid(log_odds).mean()
+
+        def sweep(p: Array, key: Array) -> tuple[Array, Array]:
+            order_key, draw_key = jax.random.split(key)
+            order = jax.random.permutation(order_key, clients)
+            draws = jax.random.uniform(draw_key, (clients, settings.chains), p.dtype)
+            p, chance = jax.lax.scan(visit, p, (order, draws))
+            return p, jnp.zeros_like(chance).at[order].set(chance)
+
+        start = jax.random.bernoulli(start_key, settings.rate, (settings.chains, clients)).astype(matrix.dtype)
+        _, chances = jax.lax.scan(sweep, start, jax.random.split(key, settings.sweeps))
+        return chances[settings.sweeps // 4 :].mean(0)
+
+    seen = jnp.asarray(seen)
+    return jax.vmap(one)(seen, jax.random.split(key, len(seen)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prolin:
+    """Settings of `prolin`.
+
+    Attributes:
+      objective: "paper", a client's features are all of one law or all of the other, log likelihood; or "code", the authors':
+        every feature is a mixture of its own, log(1 + density) (static).
+      penalty: of the ridge estimate that the second constraint refers to, the paper's lambda.
+      learning_rate: of MTAdam.
+      iterations: at most (static).
+      patience: it stops after so many iterations without progress (static).
+    """
+
+    objective: Literal["paper", "code"] = dataclasses.field(default="code", metadata={"static": True})
+    penalty: float | Array = 5.0
+    learning_rate: float | Array = 1e-3
+    iterations: int = dataclasses.field(default=200_000, metadata={"static": True})
+    patience: int = dataclasses.field(default=100, metadata={"static": True})
+
+
+class ProlinAnswer(NamedTuple):
+    """Attributes:
+    p: probability of the property `[prefixes, clients]`.
+    iterations: used `[prefixes]`.
+    losses: L1, L2, L3 at the answer `[prefixes, 3]`.
+    """
+
+    p: Array
+    iterations: Array
+    losses: Array
+
+
+def prolin(observations: Observations, seen: Array, weights: Array, key: Array, settings: Prolin | None = None) -> ProlinAnswer:
+    """PROLIN (paper 002, section 5.2.4 and appendix A): everyone's feature in every round and p, by three balanced losses.
+
+    L1 is minus the likelihood of features x and p; L2 asks that a round's features add up to what was seen; L3 that a client's
+    mean feature is the ridge estimate's. MTAdam (Malkiel, Wolf 2021) scales their gradients to a common norm.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+      weights: of the rounds `[rounds]`, 1 - OVL.
+      key: where x and p start, uniform in [0, 1].
+      settings: see `Prolin`.
+    """
+    settings = settings or Prolin()
+    _check.one_of(("paper", "code"), objective=settings.objective)
+    return _prolin(observations, jnp.asarray(seen), weights, key, settings)
+
+
+@jax.jit
+def _prolin(observations: Observations, seen: Array, weights: Array, key: Array, settings: Prolin) -> ProlinAnswer:
+    a, b = observations.participation, observations.features
+    targets = ridge(observations, seen, weights, settings.penalty)
+
+    def density(x: Array, law: int) -> Array:
+        deviation = jnp.sqrt(observations.variance[:, law, None])
+        return jax.scipy.stats.norm.logpdf(x, observations.mean[:, law, None], deviation)
+
+    def losses(free: tuple[Array, Array], inside: Array, means: Array) -> Array:
+        x, p = free
+        there = a * inside[:, None]
+        without, with_ = density(x, 0), density(x, 1)
+        if settings.objective == "code":
+            first = -jnp.log1p(there * (p * jnp.exp(with_) + (1 - p) * jnp.exp(without))).sum()
+        else:
+            mixed = [jnp.log(q + 1e-12) + (there * law).sum(0) for q, law in ((p, with_), (1 - p, without))]
+            first = -jnp.logaddexp(*mixed).sum()
+        second = (weights * inside * (b - (there * x).sum(1)) ** 2).sum()
+        third = (((there * x).sum(0) - there.sum(0) * means) ** 2).sum()
+        return jnp.stack([first, second, third])
+
+    def one(arguments: tuple[Array, Array, Array]) -> ProlinAnswer:
+        t, means, key = arguments
+        inside = prefix(len(b), t).astype(b.dtype)
+        keys = jax.random.split(key)
+        free = jax.random.uniform(keys[0], a.shape, b.dtype), jax.random.uniform(keys[1], (a.shape[1],), b.dtype)
+        value = functools.partial(losses, inside=inside, means=means)
+
+        def go_on(state: dict[str, Any]) -> Array:
+            return (state["step"] < settings.iterations) & (state["idle"] < settings.patience)
+
+        def step(state: dict[str, Any]) -> dict[str, Any]:
+            now, pull = jax.vjp(value, state["free"])
+            total = now.sum()
+            better = total < state["least"] - 1e-5
+            slopes = jax.vmap(pull)(jnp.eye(3, dtype=now.dtype))[0]
+            # A loss that is not finite yet (features far from both laws) pulls nowhere.
+            slopes = jax.tree.map(lambda g: jnp.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0), slopes)
+            moved = [
+                _mtadam(u, g, m, state["step"] + 1, settings.learning_rate)
+                for u, g, m in zip(state["free"], slopes, state["moments"], strict=True)
+            ]
+            x, p = (m[0] for m in moved)
+            return {
+                "free": (x, jnp.clip(p, 0, 1)),
+                "moments": tuple(m[1] for m in moved),
+                "step": state["step"] + 1,
+                "idle": jnp.where(better, 0, state["idle"] + 1),
+                "least": jnp.where(better, total, state["least"]),
+                "best": jnp.where(better, state["free"][1], state["best"]),
+                "losses": jnp.where(better, now, state["losses"]),
+            }
+
+        state: dict[str, Any] = {
+            "free": free,
+            "moments": tuple(
+                (jnp.zeros(3, b.dtype), jnp.zeros((3, *u.shape), b.dtype), jnp.zeros((3, *u.shape), b.dtype)) for u in free
+            ),
+            "step": jnp.asarray(0),
+            "idle": jnp.asarray(0),
+            "least": jnp.asarray(jnp.inf, b.dtype),
+            "best": free[1],
+            "losses": jnp.zeros(3, b.dtype),
+        }
+        state = jax.lax.while_loop(go_on, step, state)
+        return ProlinAnswer(*(state[name] for name in ("best", "step", "losses")))
+
+    return jax.lax.map(one, (seen, targets, jax.random.split(key, len(seen))))
+
+
+def _mtadam(u: Array, slopes: Array, moments: Any, step: Array, rate: float | Array) -> tuple[Array, Any]:
+    """One step of MTAdam for one array, from the three losses' gradients `[3, ...]`: each is scaled to the first one's running
+    norm, has moments of its own, and all are divided by the largest of their deviations."""
+    norms, first, second = moments
+    wide = (-1, *[1] * u.ndim)
+    size = jnp.sqrt((slopes**2).sum(tuple(range(1, slopes.ndim))))
+    norms = jnp.where(step == 1, size, 0.9 * norms + 0.1 * size)
+    large = norms > 1e-10
+    anchor = norms[jnp.argmax(large)]
+    slopes *= jnp.where(large, anchor / jnp.where(large, norms, 1), 1).reshape(wide)
+    first = 0.9 * first + 0.1 * slopes
+    second = 0.999 * second + 0.001 * slopes**2
+    deviation = jnp.sqrt(second / (1 - 0.999**step)).max(0) + 1e-8
+    return u - rate * first.sum(0) / (1 - 0.9**step) / deviation, (norms, first, second)

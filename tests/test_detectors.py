@@ -1,0 +1,229 @@
+"""Detectors of properties: affine features add up, three ways to train one agree, and misbehaving clients do what is said."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from attacks.detectors import (
+    Property,
+    Training,
+    discriminant,
+    observe,
+    record_gradients,
+    repeat_correlation,
+    shadow_updates,
+    train_detectors,
+)
+from attacks.metrics import ranking
+from attacks.property_inference import gibbs
+from jaxfl import (
+    Behavior,
+    Federated,
+    LocalTraining,
+    Record,
+    behave,
+    clipped_sgd,
+    lenet,
+    local_update,
+    mean_loss,
+    mlp,
+    one_client,
+    simulate,
+    stack_clients,
+)
+from jaxfl.models import convolve
+from tests.conftest import largest_difference
+
+KEY = jax.random.key(0)
+CLIENTS, RECORDS, ROUNDS, PER_ROUND = 12, 16, 40, 4
+TRAINING = LocalTraining(0.02, epochs=2, batch_size=4)
+POSITIVES = np.arange(CLIENTS) < 2
+
+
+def drawn(rng, count):
+    """Records of one distribution."""
+    x = rng.normal(size=(count, 10)).astype(np.float32)
+    return x, (x[:, 0] + 0.3 * rng.normal(size=count) > 0).astype(int)
+
+
+@pytest.fixture(scope="module")
+def auxiliary():
+    return drawn(np.random.default_rng(1), 300)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    rng = np.random.default_rng(0)
+    model = mlp(10, (12,), 2)
+    return model, model.init(KEY), [drawn(rng, RECORDS) for _ in range(CLIENTS)]
+
+
+def trained(federation, behavior, records=None, keep="all"):
+    model, params, own = federation
+    federated = Federated(
+        ROUNDS,
+        TRAINING,
+        behavior=behavior,
+        clients_per_round=PER_ROUND,
+        record=Record(clients=keep, sums=True),
+    )
+    return simulate(model, params, stack_clients(records or own), KEY, federated)
+
+
+def detectors_of(federation, run, auxiliary, prop, kind="first_order", **changed):
+    numbers = {"pairs": 40, "gradients": 200, "epochs": 5, "repeated": 10} | changed
+    return train_detectors(
+        federation[0],
+        run.aggregates().received,
+        *map(jnp.asarray, auxiliary),
+        prop,
+        KEY,
+        training=TRAINING,
+        records=RECORDS,
+        settings=Training(kind, **numbers),
+    )
+
+
+@pytest.mark.parametrize("kind", ["first_order", "lda", "logistic"])
+def test_inversion_is_found_through_sums(federation, auxiliary, kind):
+    prop = Property(Behavior(update=-1.0), rate=2 / CLIENTS)
+    run = trained(federation, prop.behavior.among(POSITIVES))
+    detectors = detectors_of(federation, run, auxiliary, prop, kind)
+    observations = observe(run.aggregates(), detectors)
+    found = np.asarray(gibbs(observations, jnp.asarray([ROUNDS]), KEY))[0]
+    assert ranking(found, POSITIVES, 0.5).auc == 1
+    assert kind == "logistic" or ranking(found, POSITIVES, 0.5).f1 == 1
+    # Messages of honest clients hold no sign of it.
+    run = trained(federation, None)
+    honest = observe(run.aggregates(), detectors_of(federation, run, auxiliary, prop, kind))
+    assert np.asarray(gibbs(honest, jnp.asarray([ROUNDS]), KEY))[0].max() < 0.5 + 0.2 * (kind == "logistic")
+
+
+def test_features_of_participants_add_up_to_the_aggregates(federation, auxiliary):
+    run = trained(federation, None)
+    detectors = detectors_of(federation, run, auxiliary, Property(Behavior(update=0.0)))
+    updates = jax.tree.map(lambda w, v: w[:, None] - v, run.received, run.returned)
+    flat = jax.vmap(jax.vmap(lambda tree: ravel_pytree(tree)[0]))(updates)
+    features = jnp.einsum("tcd,td->tc", flat, detectors.direction) + detectors.offset[:, None]
+    expected = (features * run.participation).sum(1)
+    found = observe(run.aggregates(), detectors).features
+    assert found == pytest.approx(np.asarray(expected), abs=1e-4 * float(jnp.abs(features).max()))
+    assert found == pytest.approx(np.asarray(observe(trained(federation, None, keep=()).aggregates(), detectors).features))
+
+
+def test_membership_of_a_record_is_found_and_not_where_nobody_holds_it(federation, auxiliary):
+    target = np.full(10, 2.0, np.float32), 0  # unlike the others, and wrongly labelled
+    *_, own = federation
+    holding = [
+        (np.concatenate([target[0][None], x[1:]]), np.append(target[1], y[1:])) if has else (x, y)
+        for has, (x, y) in zip(POSITIVES, own, strict=True)
+    ]
+    prop = Property(target=tuple(map(jnp.asarray, target)))
+    run = trained(federation, None, holding)
+    observations = observe(run.aggregates(), detectors_of(federation, run, auxiliary, prop))
+    found = np.asarray(gibbs(observations, jnp.asarray([ROUNDS]), KEY))[0]
+    assert ranking(found, POSITIVES, 0.5).f1 == 1
+    without = trained(federation, None)
+    observations = observe(without.aggregates(), detectors_of(federation, without, auxiliary, prop))
+    assert np.asarray(gibbs(observations, jnp.asarray([ROUNDS]), KEY))[0].max() < 0.5
+
+
+def test_behaviours_are_what_they_say(federation):
+    model, params, own = federation
+    data = one_client(*own[0])
+    honest = local_update(model, params, data, KEY, TRAINING)
+    done = {b: behave(model, params, data, KEY, TRAINING, Behavior(*b)) for b in ((1, 1), (-1, 1), (1, -0.5), (1, 0))}
+    assert largest_difference(done[1, 1], honest) < 1e-6
+    climbed = local_update(model, params, data, KEY, dataclasses.replace(TRAINING, learning_rate=-0.02))
+    assert largest_difference(done[-1, 1], climbed) < 1e-6
+    assert float(mean_loss(model, done[-1, 1], data.x, data.y)) > float(mean_loss(model, params, data.x, data.y))
+    expected = jax.tree.map(lambda w, v: w - 0.5 * (v - w), params, honest)
+    assert largest_difference(done[1, -0.5], expected) < 1e-6
+    assert largest_difference(done[1, 0], params) == 0
+
+
+def test_one_clients_behaviour_changes_no_other(federation):
+    behavior = Behavior(update=-1.0).among(POSITIVES)
+    honest, mixed = trained(federation, None), trained(federation, behavior)
+    first = jax.tree.map(lambda a: a[0], (honest.returned, mixed.returned))
+    for c in range(CLIENTS):
+        pair = jax.tree.map(lambda a, c=c: a[c], first)
+        same = largest_difference(*pair) < 1e-6
+        assert same == (not (POSITIVES[c] and bool(honest.participation[0, c])))
+
+
+def test_clipped_steps_are_short(federation):
+    model, params, own = federation
+    training = LocalTraining(1.0, optimizer=clipped_sgd(0.01))
+    returned = local_update(model, params, one_client(*own[0]), KEY, training)
+    moved = ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
+    assert float(jnp.linalg.norm(moved)) == pytest.approx(0.01, rel=1e-4)
+    assert clipped_sgd(0.01) is clipped_sgd(0.01)  # one program for equal settings
+
+
+def test_shadows_are_clients(federation, auxiliary):
+    model, params, _ = federation
+    x, y = map(jnp.asarray, auxiliary)
+    rows = jnp.arange(RECORDS)[None]
+    prop = Property(Behavior(update=-1.0), (x[200], y[200]))
+    found = shadow_updates(model, params, rows, KEY, prop, x=x, y=y, training=TRAINING)[0]
+    own = jnp.arange(RECORDS).at[0].set(200)
+    returned = local_update(model, params, one_client(x[own], y[own]), jax.random.split(KEY, 1)[0], TRAINING)
+    expected = -ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
+    assert found == pytest.approx(np.asarray(expected), abs=1e-6)
+
+
+def test_record_gradients_average_to_the_gradient(federation, auxiliary):
+    model, params, _ = federation
+    x, y = map(jnp.asarray, auxiliary)
+    each = record_gradients(model, params, x, y, KEY, batch=64)
+    whole = ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x, y))(params))[0]
+    assert each.shape == (300, len(whole))
+    assert each.mean(0) == pytest.approx(np.asarray(whole), abs=1e-6)
+
+
+def test_discriminant_solves_the_shrunk_covariance():
+    rng = np.random.default_rng(0)
+    for n, d in ((20, 50), (60, 10)):
+        z, change = rng.normal(size=(n, d)) * rng.uniform(0.5, 2, d), rng.normal(size=d)
+        z -= z.mean(0)
+        variance = (z**2).mean(0)
+        scale = np.sqrt(variance + 0.01 * variance.mean())
+        covariance = (z / scale).T @ (z / scale) / n
+        expected = np.linalg.solve(covariance + 1e-2 * np.trace(covariance) * np.eye(d), change / scale) / scale
+        found = discriminant(jnp.asarray(z, jnp.float32), jnp.asarray(change, jnp.float32), 1e-2)
+        assert found == pytest.approx(expected, rel=2e-3, abs=1e-3)
+
+
+def test_correlation_of_repeated_clients():
+    rng = np.random.default_rng(0)
+    own, noise = rng.normal(size=400), rng.normal(size=(50, 400))
+    features = jnp.asarray(np.sqrt(0.3) * own + np.sqrt(0.7) * noise)
+    assert float(repeat_correlation(features)) == pytest.approx(0.3, abs=0.05)
+    assert float(repeat_correlation(jnp.asarray(noise))) < 0.01
+
+
+def test_lenets_have_the_papers_numbers_of_parameters_and_convolve():
+    for name, shape, expected in (("mnist", (28, 28, 1), 21_840), ("cifar10", (32, 32, 3), 62_006)):
+        params = lenet(name).init(KEY)
+        assert sum(a.size for a in jax.tree.leaves(params)) == expected
+        assert lenet(name).apply(params, jnp.zeros((2, *shape))).shape == (2, 10)
+    x, kernel = jax.random.normal(KEY, (3, 9, 8, 2)), jax.random.normal(jax.random.key(1), (5, 5, 2, 4))
+    expected = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    assert convolve(x, kernel) == pytest.approx(np.asarray(expected), abs=1e-4)
+
+
+def test_bad_settings_are_named(federation, auxiliary):
+    run = trained(federation, None)
+    with pytest.raises(ValueError, match="pairs=0 must be"):
+        detectors_of(federation, run, auxiliary, Property(), pairs=0)
+    with pytest.raises(ValueError, match="pairs=2 leaves none"):
+        detectors_of(federation, run, auxiliary, Property(), "lda", pairs=2)
+    with pytest.raises(ValueError, match="records=16 need at least"):
+        detectors_of(federation, run, tuple(a[:5] for a in auxiliary), Property())
+    with pytest.raises(ValueError, match=r"behavior.update has shape \(3,\)"):
+        trained(federation, Behavior(update=jnp.ones(3)))

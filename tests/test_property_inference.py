@@ -1,0 +1,192 @@
+"""PROLIN and beyond: decoders of sums of features against closed forms and enumeration, and where they must fail."""
+
+import dataclasses
+import itertools
+import statistics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from attacks.disaggregation import (
+    Observations,
+    gradient_votes,
+    identifiability,
+    least_squares,
+    ridge,
+)
+from attacks.metrics import ranking
+from attacks.property_inference import Gibbs, Prolin, box, gibbs, likelihood, prolin
+
+KEY = jax.random.key(0)
+CLIENTS, PER_ROUND, ROUNDS = 20, 5, 60
+
+
+def observed(separation=4.0, seed=0, clients=CLIENTS, per_round=PER_ROUND, rounds=ROUNDS, positives=3, correlation=0.2):
+    """Sums of normal features with class means -1 and 1, and who has the property."""
+    rng = np.random.default_rng(seed)
+    a = np.zeros((rounds, clients), np.float32)
+    for row in a:
+        row[rng.permutation(clients)[:per_round]] = 1
+    truth = np.isin(np.arange(clients), rng.permutation(clients)[:positives])
+    deviation = 2 / separation
+    mean, variance = np.tile([-1.0, 1.0], (rounds, 1)), np.tile([deviation**2, 1.5 * deviation**2], (rounds, 1))
+    own = np.sqrt(correlation) * rng.normal(size=clients) + np.sqrt(1 - correlation) * rng.normal(size=(rounds, clients))
+    x = np.where(truth, 1 + np.sqrt(1.5) * deviation * own, -1 + deviation * own)
+    numbers = (a * x).sum(1), a, mean, variance, correlation, 200, np.zeros((rounds, rounds)), np.zeros(rounds)
+    return Observations(*(jnp.asarray(n, jnp.float32) for n in numbers)), truth
+
+
+def test_least_squares_and_ridge_are_those_of_numpy_and_scikit_learn():
+    observations, _ = observed()
+    a, b = np.asarray(observations.participation, float), np.asarray(observations.features, float)
+    weights = np.linspace(0.2, 1, ROUNDS)
+    seen = (5, 12, 30, ROUNDS)
+    plain = np.asarray(least_squares(observations, jnp.asarray(seen)))
+    regular = np.asarray(ridge(observations, jnp.asarray(seen), jnp.asarray(weights, jnp.float32)))
+    for row, (t, answer) in enumerate(zip(seen, plain, strict=True)):
+        assert answer == pytest.approx(np.linalg.lstsq(a[:t], b[:t], rcond=1e-6)[0], abs=2e-3)
+        expected = Ridge(alpha=5.0, fit_intercept=False).fit(a[:t], b[:t], sample_weight=weights[:t]).coef_
+        assert regular[row] == pytest.approx(expected, abs=1e-4)
+
+
+def test_least_squares_is_worst_where_rounds_equal_clients():
+    errors = []
+    for seed in range(5):
+        observations, truth = observed(seed=seed, rounds=100)
+        found = np.asarray(least_squares(observations, jnp.asarray([10, CLIENTS, 60, 100])))
+        errors.append(((found - np.where(truth, 1, -1)) ** 2).mean(1))
+    few, equal, many, most = np.median(errors, 0)
+    assert equal > 2 * many > 2 * most
+    assert equal > few
+
+
+def test_votes_over_reconstructed_gradients_need_no_gradients():
+    rng = np.random.default_rng(0)
+    observations, _ = observed()
+    gradients = rng.normal(size=(ROUNDS, 7))  # sums over participants
+    directions, offset = rng.normal(size=(ROUNDS, 7)), rng.normal(size=ROUNDS)
+    observations = dataclasses.replace(
+        observations, cross=jnp.asarray(gradients @ directions.T, jnp.float32), offset=jnp.asarray(offset, jnp.float32)
+    )
+    a = np.asarray(observations.participation, float)
+    for t in (15, 40):
+        clients = np.linalg.pinv(a[:t]) @ gradients[:t]
+        expected = (clients @ directions[:t].T + offset[:t] > 0).mean(1)
+        assert np.asarray(gradient_votes(observations, jnp.asarray([t])))[0] == pytest.approx(expected, abs=0.03)
+
+
+def test_fixed_cohorts_are_not_identifiable():
+    cohorts = np.repeat(np.eye(4), 5, axis=1)[np.arange(40) % 4]
+    fixed = identifiability(jnp.asarray(cohorts), jnp.asarray([40]))
+    assert fixed.rank.tolist() == [4]
+    assert not np.asarray(fixed.resolved).any()
+    assert np.isinf(np.asarray(fixed.variance)).all()
+    drawn = identifiability(observed()[0].participation, jnp.asarray([10, 60]))
+    assert drawn.rank.tolist() == [10, CLIENTS]
+    assert not np.asarray(drawn.resolved)[0].any()
+    assert np.asarray(drawn.resolved)[1].all()
+
+
+@pytest.mark.parametrize("decode", [lambda o, t: box(o, t), lambda o, t: gibbs(o, t, KEY)], ids=["box", "gibbs"])
+def test_decoders_find_who_has_the_property_and_nothing_where_there_is_no_signal(decode):
+    scores = []
+    for seed in range(3):
+        observations, truth = observed(6.0, seed)
+        scores.append(ranking(np.asarray(decode(observations, jnp.asarray([ROUNDS])))[0], truth, 0.5).f1)
+        # Classes that do not differ: the assumed rate is all there is to say.
+        none = dataclasses.replace(observations, mean=jnp.full((ROUNDS, 2), -1.0))
+        blind = np.asarray(decode(none, jnp.asarray([ROUNDS])))[0]
+        assert np.abs(blind - 0.1).max() < 0.05
+        # Somebody else's rounds: no better than chance.
+        wrong = dataclasses.replace(observations, participation=observations.participation[::-1])
+        assert ranking(np.asarray(decode(wrong, jnp.asarray([ROUNDS])))[0], truth, 0.5).f1 < 0.7
+    assert min(scores) == 1
+
+
+def test_posterior_is_that_of_enumeration():
+    observations, _ = observed(separation=1.5, clients=8, per_round=3, rounds=12, positives=2)
+    found = np.asarray(gibbs(observations, jnp.asarray([12]), KEY, Gibbs(chains=64, sweeps=1000)))[0]
+    # Gibbs takes the variances from the box estimate, and so must the enumeration.
+    from attacks.property_inference import _box
+
+    _, (matrix, vector) = jax.tree.map(lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 0.1, 200))
+    every = np.asarray(list(itertools.product((0, 1), repeat=8)), float)
+    log = -0.5 * ((every @ matrix) * every).sum(1) + every @ vector + every.sum(1) * np.log(0.1 / 0.9)
+    weight = np.exp(log - log.max())
+    assert found == pytest.approx(weight @ every / weight.sum(), abs=0.02)
+    assert 0.05 < found.max() < 0.999  # a question that is not trivial
+
+
+def test_likelihood_is_that_of_the_features_sum():
+    observations, truth = observed(correlation=0.0)
+    observations = dataclasses.replace(observations, calibrated_on=jnp.asarray(jnp.inf))
+    p = jnp.asarray(truth, jnp.float32)
+    matrix, vector = likelihood(observations, jnp.asarray(ROUNDS), p)
+    a = np.asarray(observations.participation, float)
+    (m0, m1), (v0, v1) = np.asarray(observations.mean.T, float), np.asarray(observations.variance.T, float)
+    variance = (a * np.where(truth, v1[:, None], v0[:, None])).sum(1)
+
+    def log_density(q):
+        mean = (a * (m0[:, None] + (m1 - m0)[:, None] * q)).sum(1)
+        return -((np.asarray(observations.features) - mean) ** 2 / (2 * variance)).sum()
+
+    q = np.random.default_rng(0).random(CLIENTS)
+    quadratic = -0.5 * q @ np.asarray(matrix) @ q + np.asarray(vector) @ q
+    assert quadratic == pytest.approx(log_density(q) - log_density(0 * q), rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["code", "paper"])
+def test_prolin_agrees_with_its_constraints(objective):
+    observations, truth = observed(separation=6.0)
+    weights = jnp.ones(ROUNDS)
+    settings = Prolin(objective, learning_rate=1e-2, iterations=20_000)
+    answer = prolin(observations, jnp.asarray([40, ROUNDS]), weights, KEY, settings)
+    unmet = float((observations.features**2).sum())
+    assert np.asarray(answer.losses)[:, 1].max() < 0.05 * unmet
+    assert (np.asarray(answer.iterations) < 20_000).all()
+    if objective == "paper":  # mixtures of whole clients: p is drawn to 0 or 1 before the features have found their place
+        return
+    assert ranking(np.asarray(answer.p)[1], truth, 0.5).f1 >= 0.8
+    blind = dataclasses.replace(observations, participation=observations.participation[::-1])
+    other = prolin(blind, jnp.asarray([ROUNDS]), weights, KEY, settings)
+    assert ranking(np.asarray(other.p)[0], truth, 0.5).f1 < 0.7
+
+
+def test_mtadam_is_adam_for_one_loss_and_balances_several():
+    from attacks.property_inference import _mtadam
+
+    start, zero = jnp.asarray([1.0, -2.0]), (jnp.zeros(3), jnp.zeros((3, 2)), jnp.zeros((3, 2)))
+    one = jnp.asarray([[0.5, -1.0], [0, 0], [0, 0]])
+    moved, _ = _mtadam(start, one, zero, jnp.asarray(1), 1e-3)
+    assert moved == pytest.approx(np.asarray([1 - 1e-3, -2 + 1e-3]), abs=1e-6)
+    scaled = jnp.asarray([[1.0, 0], [0, 1000.0], [0, 0]])
+    moved, _ = _mtadam(start, scaled, zero, jnp.asarray(1), 1e-3)
+    assert moved == pytest.approx(np.asarray([1 - 1e-3, -2 - 1e-3]), abs=1e-6)
+
+
+def test_bad_objective_is_named():
+    with pytest.raises(ValueError, match="objective='other' is unknown"):
+        prolin(observed()[0], jnp.asarray([3]), jnp.ones(ROUNDS), KEY, Prolin("other"))  # type: ignore[arg-type]
+
+
+def test_overlap_is_that_of_two_normal_densities():
+    from attacks.detectors import overlap
+
+    cases = [(0, 1, 1, 1), (0, 1, 0.5, 4), (-1, 1, 2, 2.0001), (0, 3, 1, 9), (1, -1, 1, 2)]
+    for m0, m1, v0, v1 in cases:
+        expected = statistics.NormalDist(m0, v0**0.5).overlap(statistics.NormalDist(m1, v1**0.5))
+        found = overlap(jnp.asarray([[m0, m1]], float), jnp.asarray([[v0, v1]], float))
+        assert float(found[0]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_ranking_counts_as_defined():
+    truth, scores = np.asarray([1, 1, 0, 0, 0]), np.asarray([0.9, 0.4, 0.6, 0.2, 0.1])
+    found = ranking(scores, truth, 0.5)
+    assert found.f1 == pytest.approx(0.5)
+    assert found.auc == pytest.approx(5 / 6)
+    assert found.brier == pytest.approx(np.mean([0.01, 0.36, 0.36, 0.04, 0.01]))
+    assert np.isnan(ranking(np.asarray([np.nan, 0, 0, 0, 0]), truth, 0.5).f1)
+    assert ranking(np.zeros(5), truth, 0.5).f1 == 0
