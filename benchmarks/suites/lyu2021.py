@@ -67,7 +67,7 @@ def settings(**values: Value) -> tuple[tuple[str, Value], ...]:
 
 def _steps(records: int) -> int:
     """Adam iterations until the objective no longer moves: more unknowns take longer."""
-    return 300 if records <= 100 else 500 if records <= 300 else 1000
+    return 300 if records <= 100 else 500 if records <= 300 else 750
 
 
 def _sources(data_dir: str | None) -> dict[str, str]:
