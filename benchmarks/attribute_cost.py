@@ -3,8 +3,9 @@
 import itertools
 from typing import Any
 
-from benchmarks.attribute_experiment import SELECTING, SIMULATED, measured, phases_of, rounds_of
+from benchmarks.attribute_experiment import SELECTING, SIMULATED, measured, phases_of
 from benchmarks.jobs import Cost, Job
+from benchmarks.phases import rounds_of
 
 COMPILE_SECONDS = {
     **{"random": 0.4, "majority": 0.2, "public100": 1.6, "public1000": 1.6, "stats": 2.0},

@@ -11,7 +11,7 @@ A cell's settings:
   learning_rate: of the clients' SGD.
   rounds: communication rounds.
   noise_multiplier, bits: what clients do to their updates (see `jaxfl.Upload`).
-  phases: comma-separated sets of rounds the attack may use (see `PHASES`).
+  phases: comma-separated sets of rounds the attack may use (see `benchmarks.phases`).
   simulated_phases: the same for methods that simulate the training, or "same".
   prior: "known" (from the training records; of the labels too, if they are unknown) or "unknown".
   labels: "known" or "unknown".
@@ -25,7 +25,7 @@ A cell's settings:
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -40,20 +40,10 @@ from attacks.metrics import accuracy, majority_rate
 from benchmarks.engines import Compiled, run_members
 from benchmarks.jobs import Cell, Job, Outcome, Value
 from benchmarks.members import Member, Surroundings, classifier, dataset, draw, labelled_data, protected, public_rows, split
+from benchmarks.phases import kept_rounds, over_phases, rounds_of, take_rows
 from jaxfl import ClientData, Federated, LocalTraining, Messages, Model, Record, evaluate, one_client, simulate
 
 Array = jax.Array
-
-PHASES = {
-    "pre1": (0,),
-    "pre2": (0, 1),
-    "pre5": (0, 1, 2, 3, 4),
-    "gap10": (9, 19, 29, 39, 49),
-    "last5": (-5, -4, -3, -2, -1),
-    "first20": tuple(range(20)),
-    "first50": tuple(range(50)),
-}
-"""Sets of rounds (paper 000, section 4.2, and two of our own), 0-based; negative ones count from the last."""
 
 USES = {
     "cos": ("steps", "gamma", "adam_rate"),
@@ -217,18 +207,6 @@ class Attack:
         return cos_matching(model, messages, knowledge, key, settings=settings)
 
 
-def over_phases(attack: Callable[[Messages], Any], messages: Messages, phases: tuple[tuple[int, ...], ...]) -> Any:
-    """`attack` on every phase `[phases]`; phases of equal length share one compiled loop."""
-    results: list[Any] = [None] * len(phases)
-    for length in {len(p) for p in phases}:
-        same = [i for i, p in enumerate(phases) if len(p) == length]
-        rows = jnp.asarray([phases[i] for i in same])
-        found = jax.lax.map(lambda r: attack(jax.tree.map(lambda a: a[r], messages)), rows)
-        for j, i in enumerate(same):
-            results[i] = jax.tree.map(lambda a, j=j: a[j], found)
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
-
-
 def applies(cell: Cell, method: str) -> bool:
     """Simulating the training is for victims that take several steps a round: with one it is the gradient. The closed form
     is for one unknown column, the Gauss-Newton method for several."""
@@ -246,22 +224,6 @@ def phases_of(job: Job) -> tuple[str, ...]:
     simulated = job.method in SIMULATED and cell["simulated_phases"] != "same"
     names = tuple(cell["simulated_phases" if simulated else "phases"].split(","))
     return (*names, "+".join(names)) if job.method == "stats" and len(names) > 1 else names
-
-
-def rounds_of(name: str, rounds: int) -> tuple[int, ...]:
-    """The rounds of a phase, or of several joined by "+", counted from 0.
-
-    Raises:
-      ValueError: on an unknown phase, or one that needs more rounds.
-    """
-    found = set()
-    for part in name.split("+"):
-        if part not in PHASES:
-            raise ValueError(f"phases={part!r} is unknown; choose from {', '.join(PHASES)}")
-        found |= {t if t >= 0 else rounds + t for t in PHASES[part]}
-    if min(found) < 0 or max(found) >= rounds:
-        raise ValueError(f"phases={name!r} needs more than rounds={rounds}")
-    return tuple(sorted(found))
 
 
 def measured(cell: Cell) -> Any:
@@ -321,16 +283,6 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 own |= _public_facts(method, len(public_rows(data, 0)), data.note)
             outcomes += _outcomes(job, names, take_rows(results, chosen.index(place_of[job])), own)
         yield outcomes
-
-
-def take_rows(tree: Any, rows: Any) -> Any:
-    """Index every leaf."""
-    return jax.tree.map(lambda a: a[rows], tree)
-
-
-def kept_rounds(phases: Sequence[str], rounds: int) -> tuple[int, ...]:
-    """Rounds of the phases, and the last for evaluation."""
-    return tuple(sorted({t for name in phases for t in rounds_of(name, rounds)} | {rounds - 1}))
 
 
 def _measure(

@@ -42,13 +42,14 @@ from attacks.local_model import (
     mapping_network,
     pseudo_records,
 )
-from attacks.metrics import explain, ssim, zest_masks, zest_similarity
+from attacks.metrics import ssim, zest_similarity
 from attacks.model_inference import infer_from_model
 from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model
 from attacks.source_inference import decode_sources, largest_drop, least_loss, majority_of_rounds
 from benchmarks.federations import Federation, epsilon_of, federate, isolated, optimum
 from benchmarks.jobs import Cell, Job, Outcome, Value
-from jaxfl import Messages, Model
+from benchmarks.local_model_scores import Score, explained, fit, hits, likeness, majority_of, mean, strips, targets
+from jaxfl import Messages
 
 Array = jax.Array
 
@@ -64,8 +65,6 @@ WITHOUT_MODEL = {
 METHODS = (*MODELS, *WITHOUT_MODEL)
 SHOWN = 8
 """Images in a row of the report."""
-PATCH = 10
-"""Side of the patches of a face that are one segment of its explanation, pixels."""
 
 
 def measures(cell: Cell) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ class Reconstructions:
     @functools.cached_property
     def explanations(self) -> list[Array]:
         """Of the optima, which all other models are compared with."""
-        return [_explained(self.federation, c, params, self.cell) for c, params in enumerate(self("optimum"))]
+        return [explained(self.federation, c, params, self.cell) for c, params in enumerate(self("optimum"))]
 
     def _timed(self, method: str, one: Callable[[str, int], Any]) -> list[Any]:
         if method not in self._made:
@@ -230,9 +229,6 @@ def _spent(federation: Federation, cell: Cell) -> dict[str, Value]:
     return {f"epsilon_of_{name}_records": round(value, 3) for name, value in found.items()}
 
 
-Score = tuple[float, float | None, float | None]
-
-
 def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) -> Iterator[tuple[str, Score]]:
     """Metric, and value with majority and chance, of one method."""
     federation, count = models.federation, models.count
@@ -240,69 +236,69 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
         yield from _without_model(method, models, cell)
         return
     params = models(method)
-    yield from _fit(federation, params)
+    yield from fit(federation, params)
     if "zest" in asked:
-        explained = [_explained(federation, c, params[c], cell) for c in range(count)]
-        similarities = [float(zest_similarity(*pair)) for pair in zip(explained, models.explanations, strict=True)]
-        yield "zest", (_mean(similarities), None, None)
+        theirs = [explained(federation, c, params[c], cell) for c in range(count)]
+        similarities = [float(zest_similarity(*pair)) for pair in zip(theirs, models.explanations, strict=True)]
+        yield "zest", (mean(similarities), None, None)
     if "attribute" in asked:
         scores, majorities = [], []
         for c in range(count):
             known, truth = federation.knowledge(c)
             scores.append(float((np.asarray(infer_from_model(federation.model, params[c], known)) == truth).mean()))
-            majorities.append(_majority(truth))
-        yield "attribute_accuracy", (_mean(scores), _mean(majorities), 0.5)
+            majorities.append(majority_of(truth))
+        yield "attribute_accuracy", (mean(scores), mean(majorities), 0.5)
     if "source" in asked and method != "global":
-        rows, holders = _targets(federation, cell)
+        rows, holders = targets(federation, cell)
         x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         found = np.asarray(least_loss(federation.model, stacked, x, y))
-        yield "source_accuracy", (_hits(found, rows, holders, federation), None, 1 / count)
+        yield "source_accuracy", (hits(found, rows, holders, federation), None, 1 / count)
     if "samples" in asked:
         steps, rate = cell["inversion_steps"], cell["inversion_rate"]
         inversion = Inversion(steps, rate if method not in ("global", "last") else rate / 10)
         scores = []
         for c in range(count):
             images, _ = invert_model(federation.model, params[c], federation.data.x.shape[1:], settings=inversion)
-            scores.append(_likeness(federation, c, images))
+            scores.append(likeness(federation, c, images))
             if c == 0:
                 x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
                 shown = np.unique(y)[:SHOWN]
                 firsts = np.stack([x[np.flatnonzero(y == k)[0]] for k in shown])
                 caption = f"a record of each class, and what the model of client 0 ({method}) takes for the class"
-                models.pictures[method] = {caption: _strips(firsts, np.asarray(images)[shown])}
-        yield "ssim", (_mean(scores), None, None)
+                models.pictures[method] = {caption: strips(firsts, np.asarray(images)[shown])}
+        yield "ssim", (mean(scores), None, None)
 
 
 def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator[tuple[str, Score]]:
     federation, count = models.federation, models.count
     if method == "invert_gradient":
-        yield "ssim", (_mean([_inverted(models, c, cell) for c in range(count)]), None, None)
+        yield "ssim", (mean([_inverted(models, c, cell) for c in range(count)]), None, None)
         return
     if WITHOUT_MODEL[method] == "source":
-        rows, holders = _targets(federation, cell)
+        rows, holders = targets(federation, cell)
         x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
         if method == "ridge":
             sizes = [len(p) for p in federation.parts[:count]]
             seen = [models.seen(c, cell["source_messages"]) for c in range(count)]
             training = federation.training[int(np.argmax(sizes))]
             found = np.asarray(decode_sources(federation.model, seen, sizes, x, y, training=training).sources)
-            yield "source_accuracy", (_hits(found, rows, holders, federation), None, 1 / count)
+            yield "source_accuracy", (hits(found, rows, holders, federation), None, 1 / count)
             return
         returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
         if method == "drop":
             found = np.asarray(largest_drop(federation.model, federation.messages[0].received, returned, x, y))
-            yield "source_accuracy", (_hits(found, rows, holders, federation), None, 1 / count)
+            yield "source_accuracy", (hits(found, rows, holders, federation), None, 1 / count)
             return
         vote = majority_of_rounds(federation.model, returned, x, y)
         if method == "vote":
-            value = _hits(np.asarray(vote.sources), rows, holders, federation)
+            value = hits(np.asarray(vote.sources), rows, holders, federation)
         else:
-            value = max(_hits(chosen, rows, holders, federation) for chosen in np.asarray(vote.rounds))
+            value = max(hits(chosen, rows, holders, federation) for chosen in np.asarray(vote.rounds))
         yield "source_accuracy", (value, None, 1 / count)
         return
     truths = [federation.knowledge(c)[1] for c in range(count)]
-    majority = _mean([_majority(truth) for truth in truths])
+    majority = mean([majority_of(truth) for truth in truths])
     if method == "majority":
         guesses = [
             np.full(len(truth), int(np.argmax(np.asarray(federation.knowledge(c)[0].columns[0].prior))))
@@ -312,7 +308,7 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
         guesses = models.attributes
     else:
         guesses = [_cosine(models, c, cell) for c in range(count)]
-    yield "attribute_accuracy", (_mean([float((g == t).mean()) for g, t in zip(guesses, truths, strict=True)]), majority, 0.5)
+    yield "attribute_accuracy", (mean([float((g == t).mean()) for g, t in zip(guesses, truths, strict=True)]), majority, 0.5)
 
 
 def _cosine(models: Reconstructions, c: int, cell: Cell) -> np.ndarray:
@@ -334,83 +330,5 @@ def _inverted(models: Reconstructions, c: int, cell: Cell) -> float:
     if c == 0:
         nearest = np.asarray(records)[np.asarray(likeness.argmax(1))]
         caption = "images out of the first update of client 0, and below each the record it is most like"
-        models.pictures["invert_gradient"] = {caption: _strips(np.asarray(images)[:SHOWN], nearest[:SHOWN])}
+        models.pictures["invert_gradient"] = {caption: strips(np.asarray(images)[:SHOWN], nearest[:SHOWN])}
     return float(likeness.max(1).mean())
-
-
-def _strips(*rows: np.ndarray) -> np.ndarray:
-    """Grey images `[n, height, width, 1]` side by side, one row below the other."""
-    return np.concatenate([np.concatenate(list(row[..., 0]), 1) for row in rows])
-
-
-def _likeness(federation: Federation, c: int, images: Array) -> float:
-    """Mean over classes of the largest SSIM to a record of the class."""
-    x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
-    best = [float(ssim(images[k], jnp.asarray(x[y == k])).max()) for k in np.unique(y)]
-    return _mean(best)
-
-
-def _fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]]:
-    """How the models fit the clients' records (paper 004, Table 9)."""
-    model, losses, scores = federation.model, [], []
-    for c, own in enumerate(params):
-        data = federation.client(c)
-        outputs = np.asarray(model.apply(own, data.x))
-        losses.append(float(model.loss(jnp.asarray(outputs), data.y).mean()))
-        y = np.asarray(data.y)
-        if model.classes is None:
-            scores.append(float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean()))
-        else:
-            scores.append(float((outputs.argmax(1) == y).mean()))
-    yield "train_loss", (_mean(losses), None, None)
-    yield "mape" if model.classes is None else "train_accuracy", (_mean(scores), None, None)
-
-
-def _explained(federation: Federation, c: int, params: Any, cell: Cell) -> Array:
-    """A model's explanations around records of a client."""
-    rows = federation.parts[c][: cell["zest_records"]]
-    x, shape = jnp.asarray(federation.data.x[rows]), federation.data.x.shape[1:]
-    fill = jnp.asarray(federation.data.x[np.concatenate(federation.parts)].mean(0))
-    segments = _segments(federation, shape)
-    masks = zest_masks(jax.random.key(0), int(segments.max()) + 1, cell["zest_masks"])
-    return _explain(federation.model, params, x, jnp.asarray(segments), masks, fill)
-
-
-@functools.partial(jax.jit, static_argnames="model")
-def _explain(model: Model, params: Any, x: Array, segments: Array, masks: Array, fill: Array) -> Array:
-    return explain(functools.partial(model.apply, params), x, segments, masks, fill)
-
-
-def _segments(federation: Federation, shape: tuple[int, ...]) -> np.ndarray:
-    """Attributes of a table, patches of an image."""
-    if not federation.data.columns:
-        rows, columns = np.indices(shape[:2]) // PATCH
-        return (rows * (columns.max() + 1) + columns)[..., None]
-    segments = np.zeros(shape, int)
-    for number, column in enumerate(federation.data.columns):
-        segments[list(column.positions)] = number
-    return segments
-
-
-def _targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose source is asked for, and the client each was drawn from."""
-    limit, rng = cell["targets"], np.random.default_rng(0)
-    chosen = [rng.permutation(rows)[: limit or None] for rows in federation.parts[: len(federation.messages)]]
-    return np.concatenate(chosen), np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
-
-
-def _hits(found: np.ndarray, rows: np.ndarray, holders: np.ndarray, federation: Federation) -> float:
-    """Fraction of records whose named client holds them, balanced over the clients they were drawn from."""
-    held = np.zeros((len(federation.messages), len(federation.data)), bool)
-    for c, own in enumerate(federation.parts[: len(federation.messages)]):
-        held[c, own] = True
-    right = held[found, rows]
-    return _mean([float(right[holders == c].mean()) for c in range(len(federation.messages))])
-
-
-def _majority(truth: np.ndarray) -> float:
-    return float(np.bincount(truth).max() / len(truth))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))

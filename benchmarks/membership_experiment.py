@@ -20,10 +20,11 @@ from attacks.candidate_decoding import ClosedForm, candidate_records, closed_for
 from attacks.membership import Membership, gradient_variance, judge_presence, split_variances
 from attacks.metrics import detection
 from benchmarks import attribute_experiment
-from benchmarks.attribute_experiment import USES, Attack, Victim, kept_rounds, rounds_of, take_rows
+from benchmarks.attribute_experiment import USES, Attack, Victim
 from benchmarks.engines import Compiled, run_members
 from benchmarks.jobs import Cell, Job, Outcome
 from benchmarks.members import Member, classifier, draw, split
+from benchmarks.phases import kept_rounds, rounds_of, take_rows
 from jaxfl import Messages, Model
 from jaxfl.datasets import Dataset
 

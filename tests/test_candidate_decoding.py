@@ -1,14 +1,12 @@
 """Decoding is exact for full-batch clients, whatever the model and the coding, and finds nothing where nothing is."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attacks.attribute_baselines import statistics
-from attacks.attribute_reconstruction import Knowledge, UnknownColumn, binary_column
+from attacks.attribute_reconstruction import Knowledge, binary_column
 from attacks.candidate_decoding import (
     GLS,
     ClosedForm,
@@ -20,11 +18,9 @@ from attacks.candidate_decoding import (
     normal_equations,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
-from attacks.candidate_decoding.gls import batch_weights
 from attacks.gradient_matching import Virtual, column_objective, matching_objective
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import (
-    DPSGD,
     Federated,
     LocalTraining,
     Model,
@@ -37,31 +33,7 @@ from jaxfl import (
     stack_clients,
 )
 from tests.conftest import largest_difference
-
-N, D = 40, 20
-KEY = jax.random.key(3)
-ONE_HOT = UnknownColumn(np.arange(4, 8), np.eye(4))
-SCALAR = UnknownColumn([5], np.array([[1.0], [2], [3], [4]]))
-
-
-def make_victim(model, seed=0, rounds=3, column=None, training=None, y=None):
-    rng = np.random.default_rng(seed)
-    x = (rng.random((N, D)) < 0.4).astype(np.float32)
-    truth = x[:, 6].astype(int)
-    if column is not None:
-        truth = rng.integers(0, len(column.candidates), N)
-        x[:, np.asarray(column.positions)] = np.asarray(column.candidates)[truth]
-    if y is None:
-        y = rng.integers(0, model.classes, N) if model.classes else rng.normal(size=N).astype(np.float32)
-    key = jax.random.key(seed)
-    federated = Federated(rounds=rounds, training=training or LocalTraining(0.1))
-    run = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated)
-    return x, y, truth, run.messages(0)
-
-
-def explicit(model):
-    """The same model without its dense layers named."""
-    return dataclasses.replace(model, layers=None)
+from tests.victims import KEY, ONE_HOT, SCALAR, D, N, explicit, make_victim
 
 
 def test_the_two_ways_to_the_normal_equations_agree():
@@ -148,9 +120,6 @@ def test_columns_that_do_not_enter_the_model_keep_their_prior():
     x, y, _, messages = make_victim(blind, column=ONE_HOT)
     found = gauss_newton(blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), settings=GaussNewton(0.1))
     assert np.allclose(found.scores[0], [0.7, 0.3])
-    batched = make_victim(blind, training=MINIBATCH)[3]
-    answer = gls(blind, batched, Knowledge(x, y, (binary_column(10, 0.3),)), KEY, settings=SMALL)
-    assert (np.asarray(answer.values[0]) == 0).all()
 
 
 def test_unknown_rate_is_found_too():
@@ -304,89 +273,6 @@ def test_regression_and_flax_modules_have_layers():
     found = closed_form(model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
     assert (np.asarray(found.reconstruction.values[0]) == truth).all()
     assert mlp(D, (8,), 3, batch_norm=True).layers is None
-
-
-MINIBATCH = LocalTraining(0.2, batch_size=4)
-SMALL = GLS(MINIBATCH, orders=48)
-
-
-def test_gls_beats_the_closed_form_on_minibatches():
-    model = mlp(D, (64,), 3)
-    simple, better = [], []
-    for seed in range(3):
-        x, y, truth, messages = make_victim(model, seed, rounds=10, training=MINIBATCH)
-        known = Knowledge(x, y, (binary_column(6, 0.4),))
-        better.append((np.asarray(gls(model, messages, known, KEY, settings=SMALL).values[0]) == truth).mean())
-        full = closed_form(model, messages, known, settings=ClosedForm(0.2 * MINIBATCH.steps(N))).reconstruction
-        simple.append((np.asarray(full.values[0]) == truth).mean())
-    assert np.mean(better) > 0.9
-    assert np.mean(better) > np.mean(simple) + 0.05
-
-
-def test_gls_with_several_epochs_and_values_and_any_model():
-    training = LocalTraining(0.1, epochs=2, batch_size=10)
-    model = mlp(D, (64,), 3)
-    x, y, truth, messages = make_victim(model, rounds=10, training=training, column=ONE_HOT)
-    settings = GLS(training, orders=48)
-    known = Knowledge(x, y, (ONE_HOT,))
-    found, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
-    assert (np.asarray(found.values[0]) == truth).mean() > 0.8
-    assert (np.asarray(found.values[0]) == np.asarray(plain.values[0])).mean() > 0.95
-    assert np.allclose(np.asarray(found.scores[0]).sum(1), 1, atol=1e-5)
-    assert np.asarray(found.scores[0]).min() > -1e-5
-
-
-def test_gls_with_full_batches_has_no_noise_but_a_path():
-    training = LocalTraining(0.3, epochs=10)
-    model = mlp(D, (64,), 3)
-    x, y, truth, messages = make_victim(model, rounds=5, training=training)
-    found = gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=8))
-    assert (np.asarray(found.values[0]) == truth).all()
-
-
-def test_gls_averages_gradients_along_the_path_if_asked():
-    model = mlp(D, (64,), 3)
-    x, y, truth, messages = make_victim(model, 1, rounds=10, training=MINIBATCH)
-    known = Knowledge(x, y, (binary_column(6, 0.4),))
-    settings = dataclasses.replace(SMALL, points=3)
-    along, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
-    assert (np.asarray(along.values[0]) == truth).mean() > 0.9
-    assert np.allclose(along.scores[0], plain.scores[0], atol=0.02)
-
-
-def test_gls_knows_to_which_norm_gradients_were_clipped():
-    """Clipping changes the weights of records; an adversary that knows the norm reads through it."""
-    model = mlp(D, (64,), 3)
-    training = LocalTraining(0.3, privacy=DPSGD(0.5, 0.0))
-    x, y, truth, messages = make_victim(model, rounds=5, training=training)
-    known = Knowledge(x, y, (binary_column(6, 0.4),))
-    aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))
-    assert (np.asarray(aware.values[0]) == truth).mean() >= 0.95
-    assert (np.asarray(aware.values[0]) == truth).mean() > (np.asarray(unaware.values[0]) == truth).mean()
-
-
-def test_records_weights_in_random_batches():
-    """Mean and variance over orders of 1 / (size of a record's batch), summed over epochs."""
-    rng = np.random.default_rng(0)
-    for records, size, epochs in ((10, 4, 1), (9, 3, 2), (7, None, 3), (11, 5, 2)):
-        width = size or records
-        sizes = np.asarray([min(width, records - i // width * width) for i in range(records)])
-        drawn = sum(1 / sizes[rng.permuted(np.tile(np.arange(records), (20_000, 1)), axis=1)[:, 0]] for _ in range(epochs))
-        mean, variance = batch_weights(LocalTraining(0.1, epochs, size), records)
-        assert drawn.mean() == pytest.approx(mean, rel=0.02)
-        assert drawn.var() == pytest.approx(variance, rel=0.05, abs=1e-12)
-
-
-def test_gls_on_another_clients_messages_tells_nothing():
-    model = mlp(D, (64,), 3)
-    scores, majorities = [], []
-    for seed in range(6):
-        x, y, truth, _ = make_victim(model, seed, training=MINIBATCH)
-        wrong = make_victim(model, seed + 100, training=MINIBATCH)[3]
-        found = gls(model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=SMALL)
-        scores.append(float((np.asarray(found.values[0]) == truth).mean()))
-        majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
-    assert accuracy_interval(scores, N).low <= np.mean(majorities)
 
 
 def test_constrained_minimum_satisfies_its_optimality_conditions():

@@ -1,0 +1,100 @@
+"""How good a model is that stands for a client's own: its fit, its explanations, the records and images it gives away."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.metrics import explain, ssim, zest_masks
+from benchmarks.federations import Federation
+from benchmarks.jobs import Cell
+from jaxfl import Model
+
+Array = jax.Array
+Score = tuple[float, float | None, float | None]
+"""Value, majority and chance."""
+PATCH = 10
+"""Side of the patches of a face that are one segment of its explanation, pixels."""
+
+
+def strips(*rows: np.ndarray) -> np.ndarray:
+    """Grey images `[n, height, width, 1]` side by side, one row below the other."""
+    return np.concatenate([np.concatenate(list(row[..., 0]), 1) for row in rows])
+
+
+def likeness(federation: Federation, c: int, images: Array) -> float:
+    """Mean over classes of the largest SSIM to a record of the class."""
+    x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
+    best = [float(ssim(images[k], jnp.asarray(x[y == k])).max()) for k in np.unique(y)]
+    return mean(best)
+
+
+def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]]:
+    """How the models fit the clients' records (paper 004, Table 9)."""
+    model, losses, scores = federation.model, [], []
+    for c, own in enumerate(params):
+        data = federation.client(c)
+        outputs = np.asarray(model.apply(own, data.x))
+        losses.append(float(model.loss(jnp.asarray(outputs), data.y).mean()))
+        y = np.asarray(data.y)
+        if model.classes is None:
+            scores.append(float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean()))
+        else:
+            scores.append(float((outputs.argmax(1) == y).mean()))
+    yield "train_loss", (mean(losses), None, None)
+    yield "mape" if model.classes is None else "train_accuracy", (mean(scores), None, None)
+
+
+def explained(federation: Federation, c: int, params: Any, cell: Cell) -> Array:
+    """A model's explanations around records of a client."""
+    rows = federation.parts[c][: cell["zest_records"]]
+    x, shape = jnp.asarray(federation.data.x[rows]), federation.data.x.shape[1:]
+    fill = jnp.asarray(federation.data.x[np.concatenate(federation.parts)].mean(0))
+    segments = _segments(federation, shape)
+    masks = zest_masks(jax.random.key(0), int(segments.max()) + 1, cell["zest_masks"])
+    return _explain(federation.model, params, x, jnp.asarray(segments), masks, fill)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _explain(model: Model, params: Any, x: Array, segments: Array, masks: Array, fill: Array) -> Array:
+    return explain(functools.partial(model.apply, params), x, segments, masks, fill)
+
+
+def _segments(federation: Federation, shape: tuple[int, ...]) -> np.ndarray:
+    """Attributes of a table, patches of an image."""
+    if not federation.data.columns:
+        rows, columns = np.indices(shape[:2]) // PATCH
+        return (rows * (columns.max() + 1) + columns)[..., None]
+    segments = np.zeros(shape, int)
+    for number, column in enumerate(federation.data.columns):
+        segments[list(column.positions)] = number
+    return segments
+
+
+def targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose source is asked for, and the client each was drawn from."""
+    limit, rng = cell["targets"], np.random.default_rng(0)
+    chosen = [rng.permutation(rows)[: limit or None] for rows in federation.parts[: len(federation.messages)]]
+    return np.concatenate(chosen), np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
+
+
+def hits(found: np.ndarray, rows: np.ndarray, holders: np.ndarray, federation: Federation) -> float:
+    """Fraction of records whose named client holds them, balanced over the clients they were drawn from."""
+    held = np.zeros((len(federation.messages), len(federation.data)), bool)
+    for c, own in enumerate(federation.parts[: len(federation.messages)]):
+        held[c, own] = True
+    right = held[found, rows]
+    return mean([float(right[holders == c].mean()) for c in range(len(federation.messages))])
+
+
+def majority_of(truth: np.ndarray) -> float:
+    """How frequent the most frequent value is."""
+    return float(np.bincount(truth).max() / len(truth))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Over the attacked clients."""
+    return float(np.mean(values))

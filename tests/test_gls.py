@@ -1,0 +1,104 @@
+"""Decoding of clients that take many steps a round: better than the closed form, blind on another client's messages."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.attribute_reconstruction import Knowledge, binary_column
+from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
+from attacks.candidate_decoding.gls import batch_weights
+from attacks.metrics import accuracy_interval, majority_rate
+from jaxfl import DPSGD, LocalTraining, Model, cross_entropy, mlp
+from tests.victims import KEY, ONE_HOT, D, N, explicit, make_victim
+
+MINIBATCH = LocalTraining(0.2, batch_size=4)
+SMALL = GLS(MINIBATCH, orders=48)
+
+
+def test_gls_beats_the_closed_form_on_minibatches():
+    model = mlp(D, (64,), 3)
+    simple, better = [], []
+    for seed in range(3):
+        x, y, truth, messages = make_victim(model, seed, rounds=10, training=MINIBATCH)
+        known = Knowledge(x, y, (binary_column(6, 0.4),))
+        better.append((np.asarray(gls(model, messages, known, KEY, settings=SMALL).values[0]) == truth).mean())
+        full = closed_form(model, messages, known, settings=ClosedForm(0.2 * MINIBATCH.steps(N))).reconstruction
+        simple.append((np.asarray(full.values[0]) == truth).mean())
+    assert np.mean(better) > 0.9
+    assert np.mean(better) > np.mean(simple) + 0.05
+
+
+def test_gls_with_several_epochs_and_values_and_any_model():
+    training = LocalTraining(0.1, epochs=2, batch_size=10)
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, rounds=10, training=training, column=ONE_HOT)
+    settings = GLS(training, orders=48)
+    known = Knowledge(x, y, (ONE_HOT,))
+    found, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
+    assert (np.asarray(found.values[0]) == truth).mean() > 0.8
+    assert (np.asarray(found.values[0]) == np.asarray(plain.values[0])).mean() > 0.95
+    assert np.allclose(np.asarray(found.scores[0]).sum(1), 1, atol=1e-5)
+    assert np.asarray(found.scores[0]).min() > -1e-5
+
+
+def test_gls_with_full_batches_has_no_noise_but_a_path():
+    training = LocalTraining(0.3, epochs=10)
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, rounds=5, training=training)
+    found = gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=8))
+    assert (np.asarray(found.values[0]) == truth).all()
+
+
+def test_gls_averages_gradients_along_the_path_if_asked():
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, 1, rounds=10, training=MINIBATCH)
+    known = Knowledge(x, y, (binary_column(6, 0.4),))
+    settings = dataclasses.replace(SMALL, points=3)
+    along, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
+    assert (np.asarray(along.values[0]) == truth).mean() > 0.9
+    assert np.allclose(along.scores[0], plain.scores[0], atol=0.02)
+
+
+def test_gls_knows_to_which_norm_gradients_were_clipped():
+    """Clipping changes the weights of records; an adversary that knows the norm reads through it."""
+    model = mlp(D, (64,), 3)
+    training = LocalTraining(0.3, privacy=DPSGD(0.5, 0.0))
+    x, y, truth, messages = make_victim(model, rounds=5, training=training)
+    known = Knowledge(x, y, (binary_column(6, 0.4),))
+    aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))
+    assert (np.asarray(aware.values[0]) == truth).mean() >= 0.95
+    assert (np.asarray(aware.values[0]) == truth).mean() > (np.asarray(unaware.values[0]) == truth).mean()
+
+
+def test_records_weights_in_random_batches():
+    """Mean and variance over orders of 1 / (size of a record's batch), summed over epochs."""
+    rng = np.random.default_rng(0)
+    for records, size, epochs in ((10, 4, 1), (9, 3, 2), (7, None, 3), (11, 5, 2)):
+        width = size or records
+        sizes = np.asarray([min(width, records - i // width * width) for i in range(records)])
+        drawn = sum(1 / sizes[rng.permuted(np.tile(np.arange(records), (20_000, 1)), axis=1)[:, 0]] for _ in range(epochs))
+        mean, variance = batch_weights(LocalTraining(0.1, epochs, size), records)
+        assert drawn.mean() == pytest.approx(mean, rel=0.02)
+        assert drawn.var() == pytest.approx(variance, rel=0.05, abs=1e-12)
+
+
+def test_gls_on_another_clients_messages_tells_nothing():
+    model = mlp(D, (64,), 3)
+    scores, majorities = [], []
+    for seed in range(6):
+        x, y, truth, _ = make_victim(model, seed, training=MINIBATCH)
+        wrong = make_victim(model, seed + 100, training=MINIBATCH)[3]
+        found = gls(model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=SMALL)
+        scores.append(float((np.asarray(found.values[0]) == truth).mean()))
+        majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
+    assert accuracy_interval(scores, N).low <= np.mean(majorities)
+
+
+def test_gls_keeps_the_prior_of_a_column_that_does_not_enter_the_model():
+    inner = mlp(D, (64,), 3)
+    blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 4:12].set(0), **rest), cross_entropy, 3)
+    x, y, _, messages = make_victim(blind, training=MINIBATCH)
+    answer = gls(blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), KEY, settings=SMALL)
+    assert (np.asarray(answer.values[0]) == 0).all()
