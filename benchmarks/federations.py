@@ -12,7 +12,7 @@ A cell's settings:
   rounds, every: communication rounds, of which every so-manieth is observed, from the first.
   defense: "none", "dp", "mixup" or "dp+mixup".
   epsilon: of each client's whole training, at delta = 1e-5, where it is differentially private with gradients clipped to 1.
-  attacked: clients whose models and attributes are attacked: the first so many.
+  attacked: clients whose models and attributes are attacked: so many, the largest if not all.
   optimum_steps: SGD steps from the common start that make the local optimum.
   side: pixels down and across a face, "80,70".
 """
@@ -115,7 +115,8 @@ def _load(name: str, data_dir: str | None, options: tuple[tuple[str, Any], ...])
 
 
 def divide(data: Dataset, cell: Cell, seed: int) -> list[np.ndarray]:
-    """Row numbers of every client: by degree and age for Adult, by airline for fares, LEAF's own; overlapping for faces."""
+    """Row numbers of every client: by degree and age for Adult, by airline for fares, LEAF's own; overlapping for faces. Those
+    that are attacked come first."""
     rng = np.random.default_rng(seed)
     if cell.dataset == "adult_bachelors":
         parts = partitions.by_group_and_rest(rng, data, cell["clients"])
@@ -123,6 +124,8 @@ def divide(data: Dataset, cell: Cell, seed: int) -> list[np.ndarray]:
         parts = partitions.overlapping_classes(rng, data.y, cell["clients"])
     else:
         parts = partitions.by_group(data)
+    if cell["attacked"] < len(parts):
+        parts = sorted(parts, key=len, reverse=True)
     limit = cell["records"]
     return [np.sort(rng.permutation(p)[:limit]) if limit else p for p in parts]
 
