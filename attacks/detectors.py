@@ -56,7 +56,7 @@ class Training:
       pairs: shadow updates with, and as many without the property, per round (static). `logistic` and `lda` train on all but
         `held_out` of them, which calibrate; for `first_order` all calibrate. The paper has 6,000 (MNIST).
       held_out: that fraction (static).
-      gradients: auxiliary records whose gradients `first_order` uses (static).
+      gradients: auxiliary records whose gradients `first_order` uses, all if there are fewer (static).
       masks: dropout masks over which it averages the target's gradient (static).
       shrinkage: of the covariance in closed form, relative to its trace.
       epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
@@ -160,7 +160,7 @@ def _train_detectors(
 
     def one(arguments: tuple[Any, Array]) -> tuple[Array, ...]:
         params, key = arguments
-        draw_key, other_key, pairs_key, order_key, again_key = jax.random.split(key, 5)
+        draw_key, other_key, pairs_key, again_key, order_key, mask_key, fit_key = jax.random.split(key, 7)
         rows = _draw(draw_key, len(x), records, settings.pairs)
         without = shadows(params, rows, pairs_key, Property())
         # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
@@ -171,16 +171,16 @@ def _train_detectors(
         trained, held_out = (without[held:], with_[held:]), (without[:held], with_[:held])
         with jax.default_matmul_precision("highest"):
             if settings.kind == "first_order":
-                chosen = _draw(order_key, len(x), 1, settings.gradients)[:, 0]
-                gradients = record_gradients(model, params, x[chosen], y[chosen], order_key)
-                change = first_order_change(model, params, gradients.mean(0), prop, records, order_key, settings.masks)
+                chosen = jax.random.permutation(order_key, len(x))[: settings.gradients]
+                gradients = record_gradients(model, params, x[chosen], y[chosen], mask_key)
+                change = first_order_change(model, params, gradients.mean(0), prop, records, fit_key, settings.masks)
                 direction = discriminant(gradients - gradients.mean(0), change, settings.shrinkage)
             elif settings.kind == "lda":
                 low, high = (side.mean(0) for side in trained)
                 centred = jnp.concatenate([trained[0] - low, trained[1] - high])
                 direction = discriminant(centred, high - low, settings.shrinkage)
             else:
-                direction, offset = _logistic(trained, held_out, order_key, settings)
+                direction, offset = _logistic(trained, held_out, fit_key, settings)
             features = [side @ direction for side in held_out]
             if settings.kind != "logistic":
                 scale, offset = _unit(*features)
@@ -200,8 +200,6 @@ def _train_detectors(
 def _draw(key: Array, count: int, size: int, sets: int) -> Array:
     """Row numbers `[sets, size]` of sets of records, without repetition in a set."""
     keys = jax.random.split(key, sets)
-    if size == 1:
-        return jax.random.permutation(key, count)[jnp.arange(sets) % count, None]
     return jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, (count,)), size)[1], keys)
 
 

@@ -1,6 +1,8 @@
 """The command line's contract: what is selected, what is kept, and what bad input says."""
 
 import csv
+import dataclasses
+import io
 import json
 import os
 import shlex
@@ -12,12 +14,13 @@ import time
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from attacks.metrics import accuracy_interval, student_interval, wilson_interval
 from benchmarks import attribute_experiment, engines, frontier_figure, report, sweep
-from benchmarks.jobs import Cell, Job, expand, group
+from benchmarks.jobs import Cell, Job, Outcome, expand, group
 from benchmarks.store import COLUMNS, Store
-from benchmarks.suites import SUITES
+from benchmarks.suites import SUITES, quick
 from benchmarks.suites.lyu2021 import settings
 
 TINY = ["quick/attributes", "--where", "dataset=breast_cancer", "--methods", "random,majority,cos", "--seeds", "2"]
@@ -251,6 +254,21 @@ def test_rows_of_an_older_version_may_lack_a_setting(finished):
     older = [r | {"settings": {k: v for k, v in r["settings"].items() if k != "gls_orders"}} for r in rows if r["seed"] == 0]
     sections = report.sections([*older, *(r for r in rows if r["seed"] != 0)])
     assert sum(line.n for line in sections[0].lines) == len(rows)
+
+
+def test_images_are_kept_and_shown(tmp_path):
+    job = Job(quick.TABLES[0].cells("small", None)[0], "cos", 3)
+    outcome = Outcome(job, "ssim", 0.5, images={"a <face>": np.eye(4)})
+    store = Store(tmp_path)
+    for value in (0.5, 0.6):  # measured again, replaced
+        store.add([sweep._row(dataclasses.replace(outcome, value=value), "versions")])
+    (image,) = store.images()
+    assert image["caption"] == "a <face>"
+    assert np.allclose(imread(io.BytesIO(image["png"]))[..., 0], np.eye(4))
+    page = report.write(store.rows(), store.folder, store.images()).read_text()
+    assert page.count("data:image/png") == 1
+    assert "seed 3: a &lt;face&gt;" in page
+    store.close()
 
 
 def test_intervals():

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks import local_model_experiment, sweep
-from benchmarks.federations import divide, federate, recipe, source
+from benchmarks.federations import divide, federate, isolated, optimum, recipe, source
 from benchmarks.jobs import Job
 from benchmarks.suites import SUITES, driouich2022, driouich2023
 from benchmarks.suites.grids import published_rows
+from tests.conftest import largest_difference
 
 TINY = {
     "hidden": "16",
@@ -67,9 +68,21 @@ def test_a_table_of_clients():
 def test_faces_and_batch_normalisation(data_dir, cache):
     cell = tiny("table1", "att_faces", batch_norm=1, attacked=1, batch_size=16)
     assert not local_model_experiment.applies(cell, "gls")
-    found, _ = scores(cell, ["last", "invert_gradient"], data_dir)
+    found, outcomes = scores(cell, ["last", "invert_gradient"], data_dir)
     assert {metric for _, metric in found} >= {"zest", "ssim", "source_accuracy", "train_accuracy"}
     assert 0 < found["last", "ssim"] < 1
+    for method in ("last", "invert_gradient"):
+        (picture,) = next(o for o in outcomes if o.job.method == method).images.values()
+        assert picture.shape == (2 * 12, 8 * 12)
+        assert picture.std() > 0
+
+
+def test_an_isolated_client_trains_alone():
+    cell = tiny("table10", "leaf_synthetic", batch_size="full")
+    federation = federate(cell, None, 0)
+    alone = isolated(federation, 1, 20)
+    assert largest_difference(alone, optimum(federation, 1, 20)) < 1e-5
+    assert largest_difference(alone, federation.final) > 1e-3
 
 
 def test_private_clients_say_what_they_spend():

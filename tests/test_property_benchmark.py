@@ -1,0 +1,65 @@
+"""The suite of paper 002, end to end on made-up images, and its published curves."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks import property_experiment
+from benchmarks.jobs import Job
+from benchmarks.suites import kerkouche2023
+from benchmarks.suites.grids import published_rows
+from jaxfl.datasets import Dataset
+
+TINY = {"clients": 10, "positives": 2, "per_round": 4, "rounds": 30, "records": 5, "batch_size": 5, "learning_rate": 0.05}
+TINY |= {"auxiliary": 100, "pairs": 10, "gradients": 40, "property": "inversion", "factor": -1.0}
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """Ten classes, each a picture of its own with noise."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, 400)
+    x = rng.random((10, 28, 28, 1))[y] + 0.3 * rng.normal(size=(400, 28, 28, 1))
+    data = Dataset("images", x.astype(np.float32), y.astype(np.int32), (), 10)
+    monkeypatch.setattr(property_experiment, "_load", lambda name, data_dir: data)
+    monkeypatch.setattr(property_experiment, "TEST_RECORDS", 100)
+
+
+def cells(*seen):
+    cell = kerkouche2023.TABLES[1].cells("small", None)[0]
+    return [dataclasses.replace(cell, settings=tuple(sorted((dict(cell.settings) | TINY | {"seen": t}).items()))) for t in seen]
+
+
+def test_every_method_answers_for_every_number_of_rounds(images):
+    jobs = [Job(cell, method, 0) for method in property_experiment.METHODS for cell in cells(10, 30)]
+    jobs += [Job(cell, "gibbs", 0) for cell in cells("mean")]
+    outcomes = [o for some in property_experiment.run(jobs, None) for o in some]
+    found = {(o.job.method, o.job.cell["seen"], o.metric): o.value for o in outcomes}
+    methods = set(property_experiment.METHODS) - {"detector"}
+    assert {(m, t) for m in methods for t in (10, 30)} <= {key[:2] for key in found if key[2] == "f1"}
+    assert found["gibbs", 30, "auc"] == 1
+    assert found["oracle", 30, "f1"] == max(found[m, 30, "f1"] for m in property_experiment.OURS)
+    assert all(o.selection == ("oracle" if o.job.method == "oracle" else "none") for o in outcomes)
+    assert found["detector", 30, "separation"] > 1
+    assert 0 <= found["detector", 30, "overlap"] <= 1
+    assert found["gibbs", "mean", "auc"] >= 0.5
+
+
+def test_too_few_records_are_named(images):
+    cell = cells(10)[0]
+    cell = dataclasses.replace(cell, settings=tuple(sorted((dict(cell.settings) | {"auxiliary": 1000}).items())))
+    with pytest.raises(ValueError, match="auxiliary=1000 exceed images"):
+        property_experiment.federate(cell, None, 0)
+
+
+def test_every_published_value_belongs_to_a_cell():
+    used = set()
+    for table in kerkouche2023.TABLES:
+        for cell in table.cells("paper", None):
+            for method in table.methods:
+                if cell["seen"] != "mean" and kerkouche2023.published(cell, method, "f1") is not None:
+                    used.add((cell["property"], cell["panel"], method, cell["seen"]))
+    assert len(used) == len(published_rows("kerkouche2023"))
+    mean = next(cell for cell in kerkouche2023.TABLES[0].cells("paper", None) if cell["seen"] == "mean")
+    assert kerkouche2023.published(mean, "prolin", "f1") == pytest.approx(0.955, abs=0.001)
