@@ -206,8 +206,9 @@ class PseudoRecords:
       virtual: "gradient", at the centre of the client's local path; or "unrolled", through as many simulated full-batch steps
         as the client takes (static).
       finish: full-batch steps of the client's own rate on the made-up records, from the last returned model (static).
-      held_out: fraction of the messages that judge the fit (static).
-      most_unexplained: the last returned model is kept if the fit misses more than this part of held-out updates' energy.
+      held_out: fraction of the messages, the last ones, that judge the fit: there the search begins (static).
+      most_unexplained: the last returned model is kept if the fit misses more than this part of those updates' energy, as it
+        does where they are mostly the noise of small batches.
     """
 
     training: LocalTraining = LocalTraining()
@@ -251,14 +252,13 @@ def _pseudo_records(
     model: Model, messages: Messages, key: Array, settings: PseudoRecords, record_shape: tuple[int, ...]
 ) -> LocalModel:
     steps = settings.training.steps(settings.local_records)
-    start_key, split_key, fit_key, score_key = jax.random.split(key, 4)
-    rounds, held = len(messages), max(1, round(settings.held_out * len(messages)))
-    order = jax.random.permutation(split_key, rounds)
+    start_key, fit_key, score_key = jax.random.split(key, 3)
+    held = max(1, round(settings.held_out * len(messages)))
     # Full-batch steps on the made-up records: their number is the client's, their order means nothing.
     simulated = dataclasses.replace(settings.training, epochs=steps, batch_size=None)
     virtual = Virtual(settings.virtual, simulated, rounds_per_step=settings.messages_per_step)
     seen = path_centres(messages, steps) if settings.virtual == "gradient" else messages
-    fitted, checked = (jax.tree.map(lambda a, r=rows: a[r], seen) for rows in (order[held:], order[:held]))
+    fitted, checked = jax.tree.map(lambda a: a[:-held], seen), jax.tree.map(lambda a: a[-held:], seen)
 
     def labels(free: Array) -> Array:
         return free[:, 0] if model.classes is None else jax.nn.softmax(free)

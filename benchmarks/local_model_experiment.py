@@ -34,6 +34,7 @@ from attacks.attribute_reconstruction import CosMatching, cos_matching
 from attacks.candidate_decoding import GLS, gls
 from attacks.gradient_matching import Virtual
 from attacks.local_model import (
+    LocalModel,
     Mapping,
     PseudoRecords,
     affine_optimum,
@@ -96,6 +97,8 @@ class Reconstructions:
         self.count = len(federation.messages)
         self.seconds: dict[str, float] = {}
         """What each method took, compilation included, however many metrics share its answer."""
+        self.unexplained: dict[str, list[float]] = {}
+        """What fitted maps miss of held-out updates' energy, per attacked client."""
         self.pictures: dict[str, dict[str, np.ndarray]] = {}
         """Reconstructed samples of the first client by method and caption."""
         self._made: dict[str, list[Any]] = {}
@@ -120,6 +123,11 @@ class Reconstructions:
             self._made[method] = jax.block_until_ready([one(method, c) for c in range(self.count)])
             self.seconds[method] = time.perf_counter() - began
         return self._made[method]
+
+    def _checked(self, method: str, found: LocalModel) -> Any:
+        """A model, what its fit left unexplained noted."""
+        self.unexplained.setdefault(method, []).append(float(found.unexplained))
+        return found.params
 
     def _decode(self, c: int) -> np.ndarray:
         federation, cell = self.federation, self.cell
@@ -152,7 +160,7 @@ class Reconstructions:
                 search_steps=cell["search_steps"],
                 scaling="literal" if method == "network_literal" else "normalised",
             )
-            return mapping_network(messages, self.key(c), settings=mapping).params
+            return self._checked(method, mapping_network(messages, self.key(c), settings=mapping))
         if method == "pseudo_records":
             rows = federation.parts[c]
             settings = PseudoRecords(
@@ -164,7 +172,7 @@ class Reconstructions:
             )
             plain = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
             shape = federation.data.x.shape[1:]
-            return pseudo_records(federation.model, messages, self.key(c), shape, settings=plain).params
+            return self._checked(method, pseudo_records(federation.model, messages, self.key(c), shape, settings=plain))
         if method == "records":
             column = federation.data.column(federation.data.sensitive or 0)
             x = federation.data.x[federation.parts[c]].copy()
@@ -200,6 +208,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                     "simulation_s": round(federation.seconds, 1),
                     "scored_records": sum(len(rows) for rows in federation.parts[: models.count]),
                     **_spent(federation, own[0].cell),
+                    **({"unexplained": round(mean(models.unexplained[method]), 3)} if method in models.unexplained else {}),
                 },
             }
             yield [

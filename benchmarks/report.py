@@ -21,6 +21,7 @@ from benchmarks.store import Store
 DERIVED = (
     *("rounds_used", "objective", "note", "public_records", "condition", "residual"),
     *("scored_records", "simulation_s", "epsilon_of_most_records", "epsilon_of_fewest_records"),
+    *("unexplained", "detectors_s", "correlation"),
 )
 """Entries of `settings` that a run adds; they do not tell cells apart."""
 
