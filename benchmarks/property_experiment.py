@@ -167,18 +167,20 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         cell = own[0].cell
         attacked = federate(cell, data_dir, seed)
         found: dict[str, dict[int, Ranking]] = {}
+        seen = sorted({t for job in own for t in _rounds(job.cell)})
         for method in dict.fromkeys(job.method for job in own):
             wanted = [job for job in own if job.method == method]
             began = time.perf_counter()
             if method == "detector":
-                scores = {t: _detector(attacked, t) for job in wanted for t in _rounds(job.cell)}
+                scores = {t: _detector(attacked, t) for t in seen}
             elif method == "oracle":
                 for name in OURS:
-                    found.setdefault(name, _decode(name, attacked, cell, seed, wanted))
-                seen = found[OURS[0]]
+                    if name not in found:
+                        found[name] = _decode(name, attacked, cell, seed, seen)
                 scores = {t: max((found[name][t] for name in OURS), key=lambda r: r.f1)._asdict() for t in seen}
             else:
-                found.setdefault(method, _decode(method, attacked, cell, seed, wanted))
+                if method not in found:
+                    found[method] = _decode(method, attacked, cell, seed, seen)
                 scores = {t: r._asdict() for t, r in found[method].items()}
             shared = {
                 "run_s": time.perf_counter() - began,
@@ -212,8 +214,7 @@ def _averaged(scores: Sequence[dict[str, float]]) -> dict[str, float | None]:
     return {name: value for name, value in means.items() if np.isfinite(value)}
 
 
-def _decode(method: str, attacked: Attacked, cell: Cell, seed: int, jobs: Sequence[Job]) -> dict[int, Ranking]:
-    seen = sorted({t for job in jobs for t in _rounds(job.cell)})
+def _decode(method: str, attacked: Attacked, cell: Cell, seed: int, seen: Sequence[int]) -> dict[int, Ranking]:
     key = jax.random.fold_in(jax.random.key(seed), 7)
     rate = cell["positives"] / cell["clients"]
     decoders: dict[str, Callable[[Observations, Array], Array]] = {
