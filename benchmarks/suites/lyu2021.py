@@ -93,7 +93,7 @@ def _grid(
                     for attribute in ATTRIBUTES[source.rstrip("2")]:
                         chosen = {"steps": _steps(ours), **values, "attribute": attribute, "records": ours}
                         if "phases" not in values and isinstance(values.get("batch_size"), int):
-                            chosen["simulated_phases"] = "first20"
+                            chosen |= {"simulated_phases": "first20", "gls_orders": 64, "gls_points": 1}
                         if size == "small":  # 200, 300, 2 and 256 at paper size
                             chosen |= {"evaluations": 100, "unrolled_steps": 100, "unrolled_orders": 1, "gls_orders": 64}
                         found.append(Cell(SUITE, table, size, names[source], settings(**chosen)))
