@@ -13,6 +13,7 @@ aggregate is the sum of its participants' features. Three ways to train one:
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -78,6 +79,10 @@ class Training:
     repeated: int = dataclasses.field(default=20, metadata={"static": True})
     strategy: Any = dataclasses.field(default=None, metadata={"static": True})
 
+    def calibrating(self) -> int:
+        """Number of pairs that calibrate a detector."""
+        return self.pairs if self.kind == "first_order" else round(self.held_out * self.pairs)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +140,7 @@ def train_detectors(
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
     if records > len(x):
         raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least as many")
-    if settings.kind != "first_order" and not 1 <= round(settings.held_out * settings.pairs) < settings.pairs:
+    if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
         raise ValueError(f"held_out={settings.held_out} of pairs={settings.pairs} leaves none to train or none to calibrate on")
     if settings.strategy is None:
         settings = dataclasses.replace(settings, strategy="map" if jax.default_backend() == "cpu" else "vmap")
@@ -157,44 +162,47 @@ def _train_detectors(
     repeated_key, key = jax.random.split(key)
     repeated = _draw(repeated_key, len(x), records, settings.repeated)
     shadows = functools.partial(shadow_updates, model, x=x, y=y, training=training, strategy=settings.strategy)
+    held = settings.calibrating()
 
     def one(arguments: tuple[Any, Array]) -> tuple[Array, ...]:
         params, key = arguments
-        draw_key, other_key, pairs_key, again_key, order_key, mask_key, fit_key = jax.random.split(key, 7)
+        draw_key, other_key, pairs_key, again_key, fit_key = jax.random.split(key, 5)
         rows = _draw(draw_key, len(x), records, settings.pairs)
-        without = shadows(params, rows, pairs_key, Property())
         # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
         paired = settings.kind != "logistic"
-        other = rows if paired else _draw(other_key, len(x), records, settings.pairs)
-        with_ = shadows(params, other, pairs_key if paired else other_key, prop)
-        held = settings.pairs if settings.kind == "first_order" else round(settings.held_out * settings.pairs)
-        trained, held_out = (without[held:], with_[held:]), (without[:held], with_[:held])
+        other, other_key = (rows, pairs_key) if paired else (_draw(other_key, len(x), records, settings.pairs), other_key)
+        sides = shadows(params, rows, pairs_key, Property()), shadows(params, other, other_key, prop)
+        trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
             if settings.kind == "first_order":
-                chosen = jax.random.permutation(order_key, len(x))[: settings.gradients]
-                gradients = record_gradients(model, params, x[chosen], y[chosen], mask_key)
-                change = first_order_change(model, params, gradients.mean(0), prop, records, fit_key, settings.masks)
-                direction = discriminant(gradients - gradients.mean(0), change, settings.shrinkage)
+                detector = _unit(_first_order(model, params, x, y, prop, records, fit_key, settings), held_out)
             elif settings.kind == "lda":
-                low, high = (side.mean(0) for side in trained)
-                centred = jnp.concatenate([trained[0] - low, trained[1] - high])
-                direction = discriminant(centred, high - low, settings.shrinkage)
+                means = [side.mean(0) for side in trained]
+                centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
+                detector = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
             else:
-                direction, offset = _logistic(trained, held_out, fit_key, settings)
-            features = [side @ direction for side in held_out]
-            if settings.kind != "logistic":
-                scale, offset = _unit(*features)
-                direction = scale * direction
-                features = [scale * f for f in features]
-            mean = jnp.stack([f.mean() for f in features]) + offset
-            variance = jnp.stack([f.var() for f in features])
+                detector = _logistic(trained, held_out, fit_key, settings)
+            direction, offset = detector
+            features = [side @ direction + offset for side in held_out]
+            mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
             again = shadows(params, repeated, again_key, Property()) @ direction + offset
         return direction, offset, mean, variance, (again - mean[0]) / jnp.sqrt(variance[0])
 
     rounds = len(jax.tree.leaves(received)[0])
     direction, offset, mean, variance, again = jax.lax.map(one, (received, jax.random.split(key, rounds)))
-    held = settings.pairs if settings.kind == "first_order" else round(settings.held_out * settings.pairs)
     return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held))
+
+
+def _first_order(
+    model: Model, params: Any, x: Array, y: Array, prop: Property, records: int, key: Array, settings: Training
+) -> Array:
+    """Fisher's direction from gradients of records."""
+    order_key, mask_key, target_key = jax.random.split(key, 3)
+    chosen = jax.random.permutation(order_key, len(x))[: settings.gradients]
+    gradients = record_gradients(model, params, x[chosen], y[chosen], mask_key)
+    mean = gradients.mean(0)
+    change = first_order_change(model, params, mean, prop, records, target_key, settings.masks)
+    return discriminant(gradients - mean, change, settings.shrinkage)
 
 
 def _draw(key: Array, count: int, size: int, sets: int) -> Array:
@@ -284,17 +292,15 @@ def discriminant(centred: Array, change: Array, shrinkage: float | Array) -> Arr
     return (change - inside) / ridge / deviation
 
 
-def _unit(low: Array, high: Array) -> tuple[Array, Array]:
-    """Scale and offset that bring the class means of a feature to -1 and 1."""
+def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
+    """A direction scaled, and an offset, such that the feature's class means on held-out shadows are -1 and 1."""
+    low, high = (side @ direction for side in held_out)
     deviation = jnp.sqrt((low.var() + high.var()) / 2)
     apart = jnp.maximum(high.mean() - low.mean(), LEAST_SEPARATION * deviation + jnp.finfo(deviation.dtype).tiny)
-    scale = 2 / apart
-    return scale, -scale * (high.mean() + low.mean()) / 2
+    return direction * 2 / apart, -(high.mean() + low.mean()) / apart
 
 
-def _logistic(
-    trained: tuple[Array, Array], held_out: tuple[Array, Array], key: Array, settings: Training
-) -> tuple[Array, Array]:
+def _logistic(trained: Sequence[Array], held_out: Sequence[Array], key: Array, settings: Training) -> tuple[Array, Array]:
     """Logistic regression by SGD on standardised updates; the epoch that is best on the held-out ones."""
     x = jnp.concatenate(trained)
     centre, deviation = x.mean(0), x.std(0) + 1e-7
