@@ -14,10 +14,12 @@ aggregate is the sum of its participants' features. Three ways to train one:
 import dataclasses
 import functools
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
@@ -29,6 +31,8 @@ Array = jax.Array
 Kind = Literal["first_order", "lda", "logistic"]
 LEAST_SEPARATION = 0.3
 """Class means of a calibrated feature are taken to be at least so many deviations apart; less cannot be told from chance."""
+LEAST_VARIANCE = 1e-6
+"""Of a class's feature, relative to the other class's, so that it has a density."""
 
 
 @jax.tree_util.register_dataclass
@@ -166,7 +170,7 @@ def _train_detectors(
 
     def one(arguments: tuple[Any, Array]) -> tuple[Array, ...]:
         params, key = arguments
-        draw_key, other_key, pairs_key, again_key, fit_key = jax.random.split(key, 5)
+        draw_key, other_key, pairs_key, again_key, *fit_keys = jax.random.split(key, 7)
         rows = _draw(draw_key, len(x), records, settings.pairs)
         # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
         paired = settings.kind != "logistic"
@@ -175,16 +179,17 @@ def _train_detectors(
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
             if settings.kind == "first_order":
-                detector = _unit(_first_order(model, params, x, y, prop, records, fit_key, settings), held_out)
+                detector = _unit(_first_order(model, params, x, y, prop, records, fit_keys, settings), held_out)
             elif settings.kind == "lda":
                 means = [side.mean(0) for side in trained]
                 centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
                 detector = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
             else:
-                detector = _logistic(trained, held_out, fit_key, settings)
+                detector = _logistic(trained, held_out, fit_keys[-1], settings)
             direction, offset = detector
             features = [side @ direction + offset for side in held_out]
             mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
+            variance = jnp.maximum(variance, LEAST_VARIANCE * variance.max())  # a free-rider's feature is a constant
             again = shadows(params, repeated, again_key, Property()) @ direction + offset
         return direction, offset, mean, variance, (again - mean[0]) / jnp.sqrt(variance[0])
 
@@ -194,10 +199,10 @@ def _train_detectors(
 
 
 def _first_order(
-    model: Model, params: Any, x: Array, y: Array, prop: Property, records: int, key: Array, settings: Training
+    model: Model, params: Any, x: Array, y: Array, prop: Property, records: int, keys: Sequence[Array], settings: Training
 ) -> Array:
-    """Fisher's direction from gradients of records."""
-    order_key, mask_key, target_key = jax.random.split(key, 3)
+    """Fisher's direction from gradients of records; `keys` draw the records, their dropout, and the target's."""
+    order_key, mask_key, target_key = keys
     chosen = jax.random.permutation(order_key, len(x))[: settings.gradients]
     gradients = record_gradients(model, params, x[chosen], y[chosen], mask_key)
     mean = gradients.mean(0)
@@ -344,21 +349,11 @@ def repeat_correlation(features: Array) -> Array:
     return jnp.clip(products.sum() / squares.sum(), 0, 0.95)
 
 
-def overlap(mean: Array, variance: Array) -> Array:
-    """Common area of two normal densities, the paper's OVL; `mean [..., 2]`, `variance [..., 2]`."""
-    (m0, m1), (v0, v1) = (jnp.moveaxis(a, -1, 0) for a in (mean, variance))
-    equal = jnp.abs(v1 - v0) < 1e-3 * (v0 + v1)
-    same = 2 * jax.scipy.stats.norm.cdf(-jnp.abs(m1 - m0) / jnp.sqrt(2 * (v0 + v1)))
-    # Where the densities cross: roots of a x^2 + b x + c.
-    gap = jnp.where(equal, v0, v1 - v0)
-    centre = (m0 * v1 - m1 * v0) / gap
-    half = jnp.sqrt(v0 * v1 * jnp.maximum((m1 - m0) ** 2 + gap * jnp.log(v1 / v0), 0)) / jnp.abs(gap)
-    at = [
-        [jax.scipy.stats.norm.cdf((x - m) / jnp.sqrt(v)) for m, v in ((m0, v0), (m1, v1))]
-        for x in (centre - half, centre + half)
-    ]
-    different = 1 - jnp.abs((at[1][0] - at[0][0]) - (at[1][1] - at[0][1]))
-    return jnp.where(equal, same, different)
+def overlap(mean: Array, variance: Array) -> np.ndarray:
+    """Common area of the two classes' normal densities `[rounds]`, the paper's OVL, from `mean [rounds, 2]` and `variance
+    [rounds, 2]`, positive. Host code."""
+    classes = (map(NormalDist, m, d) for m, d in zip(np.asarray(mean).tolist(), np.sqrt(variance).tolist(), strict=True))
+    return np.asarray([without.overlap(with_) for without, with_ in classes])
 
 
 def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:

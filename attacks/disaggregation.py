@@ -6,7 +6,6 @@ once: the rounds before each entry of `seen`.
 """
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
@@ -115,8 +114,8 @@ class Identifiability(NamedTuple):
     variance: Array
 
 
-@functools.partial(jax.jit, static_argnames="tolerance")
-def identifiability(participation: Array, seen: Array, tolerance: float = 1e-3) -> Identifiability:
+@jax.jit
+def identifiability(participation: Array, seen: Array, tolerance: float | Array = 1e-3) -> Identifiability:
     """What the participation matrix `[rounds, clients]` lets anyone tell apart, whatever the method.
 
     Clients that only ever take part together (fixed cohorts: So et al. 2023) cannot be resolved.

@@ -71,13 +71,12 @@ def majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote:
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def largest_drop(model: Model, received: Any, returned: Any, x: Array, y: Array) -> Array:
+def largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
     """The client whose training lowered a record's loss most, above what it lowers on average: a loss rule calibrated for how
-    hard records are and how far clients train (in the manner of Watson et al. 2022).
+    far clients train. All clients received the same models, so that a record's loss before training names nobody.
 
     Args:
       model: the model (static).
-      received: models that all clients received, leaves `[rounds, ...]`.
       returned: models the clients returned, leaves `[rounds, clients, ...]`.
       x: records `[records, ...]`.
       y: their labels `[records]`.
@@ -85,13 +84,8 @@ def largest_drop(model: Model, received: Any, returned: Any, x: Array, y: Array)
     Returns:
       Places of the clients `[records]`.
     """
-
-    def drops(models: tuple[Any, Any]) -> Array:
-        before, after = models
-        return losses(model, before, x, y) - jax.lax.map(lambda p: losses(model, p, x, y), after)
-
-    mean = jax.lax.map(drops, (received, returned)).mean(0)
-    return (mean - mean.mean(1, keepdims=True)).argmax(0)
+    after = jax.lax.map(lambda models: jax.lax.map(lambda p: losses(model, p, x, y), models), returned).mean(0)
+    return (after - after.mean(1, keepdims=True)).argmin(0)
 
 
 @jax.tree_util.register_dataclass

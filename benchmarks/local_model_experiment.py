@@ -296,7 +296,7 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
             return
         returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
         if method == "drop":
-            found = np.asarray(largest_drop(federation.model, federation.messages[0].received, returned, x, y))
+            found = np.asarray(largest_drop(federation.model, returned, x, y))
             yield "source_accuracy", (hits(found, rows, holders, federation), None, 1 / count)
             return
         vote = majority_of_rounds(federation.model, returned, x, y)

@@ -65,6 +65,7 @@ class Attacked:
     Attributes:
       observations: all that decoders use.
       detectors: the detectors.
+      prop: the property, and how frequent the adversary takes it to be: as often as it is.
       positives: who has the property `[clients]`.
       weights: of the rounds `[rounds]`, 1 - OVL.
       test_accuracy: of the final model.
@@ -74,6 +75,7 @@ class Attacked:
 
     observations: Observations
     detectors: Detectors
+    prop: Property
     positives: np.ndarray
     weights: Array
     test_accuracy: float
@@ -134,12 +136,13 @@ def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
     simulated = time.perf_counter() - began
     began = time.perf_counter()
     seen = run.aggregates()
+    prop = Property(behavior, target, cell["positives"] / cell["clients"])
     detectors = train_detectors(
         model,
         seen.received,
         jnp.asarray(normalised(data.x[auxiliary])),
         jnp.asarray(data.y[auxiliary]),
-        Property(behavior, target, cell["positives"] / cell["clients"]),
+        prop,
         shadow_key,
         training=training,
         records=cell["records"],
@@ -148,10 +151,11 @@ def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
     jax.block_until_ready(detectors)
     detected = time.perf_counter() - began
     tested = evaluate(model, run.params, one_client(normalised(data.x[test]), data.y[test]))
-    weights = 1 - overlap(detectors.mean, detectors.variance)
+    weights = jnp.asarray(1 - overlap(detectors.mean, detectors.variance), jnp.float32)
     return Attacked(
         observe(seen, detectors),
         detectors,
+        prop,
         positives,
         weights,
         float(tested.accuracy),
@@ -176,11 +180,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             elif method == "oracle":
                 for name in OURS:
                     if name not in found:
-                        found[name] = _decode(name, attacked, cell, seed, seen)
+                        found[name] = _decode(name, attacked, seed, seen)
                 scores = {t: max((found[name][t] for name in OURS), key=lambda r: r.f1)._asdict() for t in seen}
             else:
                 if method not in found:
-                    found[method] = _decode(method, attacked, cell, seed, seen)
+                    found[method] = _decode(method, attacked, seed, seen)
                 scores = {t: r._asdict() for t, r in found[method].items()}
             shared = {
                 "run_s": time.perf_counter() - began,
@@ -214,9 +218,9 @@ def _averaged(scores: Sequence[dict[str, float]]) -> dict[str, float | None]:
     return {name: value for name, value in means.items() if np.isfinite(value)}
 
 
-def _decode(method: str, attacked: Attacked, cell: Cell, seed: int, seen: Sequence[int]) -> dict[int, Ranking]:
+def _decode(method: str, attacked: Attacked, seed: int, seen: Sequence[int]) -> dict[int, Ranking]:
     key = jax.random.fold_in(jax.random.key(seed), 7)
-    rate = cell["positives"] / cell["clients"]
+    rate = attacked.prop.rate
     decoders: dict[str, Callable[[Observations, Array], Array]] = {
         "gibbs": lambda o, t: gibbs(o, t, key, Gibbs(rate=rate)),
         "box": lambda o, t: box(o, t, rate),

@@ -2,14 +2,15 @@
 
 import dataclasses
 import itertools
-import statistics
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 from sklearn.linear_model import Ridge
 
+from attacks.detectors import overlap
 from attacks.disaggregation import (
     Observations,
     gradient_votes,
@@ -18,7 +19,7 @@ from attacks.disaggregation import (
     ridge,
 )
 from attacks.metrics import ranking
-from attacks.property_inference import Gibbs, Prolin, box, gibbs, likelihood, prolin
+from attacks.property_inference import Gibbs, Prolin, _box, _mtadam, box, gibbs, likelihood, prolin
 
 KEY = jax.random.key(0)
 CLIENTS, PER_ROUND, ROUNDS = 20, 5, 60
@@ -110,8 +111,6 @@ def test_posterior_is_that_of_enumeration():
     observations, _ = observed(separation=1.5, clients=8, per_round=3, rounds=12, positives=2)
     found = np.asarray(gibbs(observations, jnp.asarray([12]), KEY, Gibbs(chains=64, sweeps=1000)))[0]
     # Gibbs takes the variances from the box estimate, and so must the enumeration.
-    from attacks.property_inference import _box
-
     _, (matrix, vector) = jax.tree.map(lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 0.1, 200))
     every = np.asarray(list(itertools.product((0, 1), repeat=8)), float)
     log = -0.5 * ((every @ matrix) * every).sum(1) + every @ vector + every.sum(1) * np.log(0.1 / 0.9)
@@ -156,8 +155,6 @@ def test_prolin_agrees_with_its_constraints(objective):
 
 
 def test_mtadam_is_adam_for_one_loss_and_balances_several():
-    from attacks.property_inference import _mtadam
-
     start, zero = jnp.asarray([1.0, -2.0]), (jnp.zeros(3), jnp.zeros((3, 2)), jnp.zeros((3, 2)))
     one = jnp.asarray([[0.5, -1.0], [0, 0], [0, 0]])
     moved, _ = _mtadam(start, one, zero, jnp.asarray(1), 1e-3)
@@ -172,14 +169,13 @@ def test_bad_objective_is_named():
         prolin(observed()[0], jnp.asarray([3]), jnp.ones(ROUNDS), KEY, Prolin("other"))  # type: ignore[arg-type]
 
 
-def test_overlap_is_that_of_two_normal_densities():
-    from attacks.detectors import overlap
-
+def test_overlap_is_the_common_area_of_two_normal_densities():
+    grid = np.linspace(-40, 40, 400_001)
     cases = [(0, 1, 1, 1), (0, 1, 0.5, 4), (-1, 1, 2, 2.0001), (0, 3, 1, 9), (1, -1, 1, 2)]
-    for m0, m1, v0, v1 in cases:
-        expected = statistics.NormalDist(m0, v0**0.5).overlap(statistics.NormalDist(m1, v1**0.5))
-        found = overlap(jnp.asarray([[m0, m1]], float), jnp.asarray([[v0, v1]], float))
-        assert float(found[0]) == pytest.approx(expected, abs=1e-3)
+    found = overlap(jnp.asarray([[m0, m1] for m0, m1, _, _ in cases]), jnp.asarray([[v0, v1] for *_, v0, v1 in cases]))
+    for (m0, m1, v0, v1), area in zip(cases, found, strict=True):
+        common = np.minimum(norm.pdf(grid, m0, v0**0.5), norm.pdf(grid, m1, v1**0.5))
+        assert area == pytest.approx(np.trapezoid(common, grid), abs=1e-3)
 
 
 def test_ranking_counts_as_defined():

@@ -76,7 +76,7 @@ def test_the_largest_drop_names_who_trained_on_a_record(federation):
         ]
     )
     expected = (drops - drops.mean(1, keepdims=True)).argmax(0)
-    assert (np.asarray(largest_drop(model, received, returned, x, y)) == expected).mean() > 0.99
+    assert (np.asarray(largest_drop(model, returned, x, y)) == expected).mean() > 0.99
 
 
 def test_bad_input(federation):

@@ -140,7 +140,9 @@ TABLES = (
         "local_work",
         "Attributes of 800 records after much local work (beyond the paper)",
         _grid(
-            *("local_work", ["adult_bachelors"], "attribute"),
+            "local_work",
+            ["adult_bachelors"],
+            "attribute",
             **{"records": [800], "attacked": [3], "every": [1], "rounds": [10], "batch_size": (32, 512), "epochs": (1, 10)},
         ),
         ("majority", "last", "cos", "gls"),
@@ -149,7 +151,9 @@ TABLES = (
         "messages_alone",
         "Local models of different clients out of messages alone (beyond the paper)",
         _grid(
-            *("messages_alone", ["leaf_milder"], "zest,attribute,source"),
+            "messages_alone",
+            ["leaf_milder"],
+            "zest,attribute,source",
             **{"records": [500], "attacked": [3], "every": [6], "rounds": [600], "batch_size": [128]},
         ),
         ("global", "last", "extrapolated", "affine", "network", "pseudo_records", "optimum"),
