@@ -46,21 +46,39 @@ def public_model(
     Returns:
       Index of the inferred value for each of the victim's records `[records]`; -1 if training diverged.
     """
-    _check.shape((len(x_public),), values_public=values_public)
     _check.shape((None, np.shape(x_public)[1]), x=x)
+    return name_by_public_model(
+        fit_public_model(x_public, values_public, positions, candidates, key, epochs=epochs), x, positions
+    )
+
+
+def fit_public_model(
+    x_public: Array, values_public: Array, positions: Array, candidates: int, key: Array, *, epochs: int = 200
+) -> Any:
+    """The parameters of `public_model`, which know nothing of a victim. Arguments as there."""
+    _check.shape((len(x_public),), values_public=values_public)
     _check.labels(values_public, candidates, name="values_public")
-    hidden, rows = jnp.asarray(x_public).at[:, positions].set(0), jnp.asarray(x).at[:, positions].set(0)
-    return _public_model(hidden, jnp.asarray(values_public), rows, candidates, key, epochs)
+    hidden = jnp.asarray(x_public).at[:, positions].set(0)
+    return _fit_public_model(hidden, jnp.asarray(values_public), candidates, key, epochs)
 
 
 @functools.partial(jax.jit, static_argnames=("candidates", "epochs"))
-def _public_model(x_public: Array, values_public: Array, x: Array, candidates: int, key: Array, epochs: int) -> Array:
-    model = mlp(x.shape[1], (128,), candidates)
+def _fit_public_model(x_public: Array, values_public: Array, candidates: int, key: Array, epochs: int) -> Any:
+    model = _attack_model(x_public.shape[1], candidates)
     training = LocalTraining(1e-3, epochs=epochs, batch_size=min(32, len(x_public)), optimizer=optax.adam)
     start_key, train_key = jax.random.split(key)
-    params = local_update(model, model.init(start_key), one_client(x_public, values_public), train_key, training)
-    outputs = model.apply(params, x)
+    return local_update(model, model.init(start_key), one_client(x_public, values_public), train_key, training)
+
+
+def name_by_public_model(params: Any, x: Array, positions: Array) -> Array:
+    """What `public_model` returns, from its parameters."""
+    candidates = jax.tree.leaves(params)[-1].shape[-1]
+    outputs = _attack_model(np.shape(x)[1], candidates).apply(params, jnp.asarray(x).at[:, positions].set(0))
     return jnp.where(jnp.isfinite(outputs).all(), outputs.argmax(-1), -1)
+
+
+def _attack_model(features: int, candidates: int) -> Model:
+    return mlp(features, (128,), candidates)
 
 
 @jax.tree_util.register_dataclass

@@ -260,7 +260,13 @@ class Minimum:
 
 
 def minimize_adam(
-    objective: Callable[[Any, Array], Array], start: Any, key: Array, *, steps: int, learning_rate: float | Array
+    objective: Callable[[Any, Array], Array],
+    start: Any,
+    key: Array,
+    *,
+    steps: int,
+    learning_rate: float | Array,
+    project: Callable[[Any], Any] = lambda variables: variables,
 ) -> Minimum:
     """Adam with a cosine decay to zero, keeping the best iterate.
 
@@ -270,6 +276,7 @@ def minimize_adam(
       key: randomness of the objective.
       steps: iterations (static).
       learning_rate: Adam's first step size (traced).
+      project: brings an iterate back to where it is allowed to be, after every step.
     """
     optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
 
@@ -279,7 +286,7 @@ def minimize_adam(
         better = value < least  # False for NaN
         best = jax.tree.map(functools.partial(jnp.where, better), variables, best)
         updates, state = optimizer.update(gradient, state, variables)
-        carry = optax.apply_updates(variables, updates), state, best, jnp.where(better, value, least)
+        carry = project(optax.apply_updates(variables, updates)), state, best, jnp.where(better, value, least)
         return carry, (value, optax.tree.norm(gradient))
 
     carry = start, optimizer.init(start), start, jnp.asarray(jnp.inf)

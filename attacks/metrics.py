@@ -147,3 +147,13 @@ def ssim(image: Array, references: Array) -> Array:
     import dm_pix
 
     return dm_pix.ssim(jnp.broadcast_to(image, references.shape), references)
+
+
+def classifier_score(probabilities: Array) -> Array:
+    """`exp E KL(p(class | image) || p(class))` of a classifier's probabilities for images `[images, classes]` (the inception
+    score, Salimans et al. 2016, with a classifier of one's own): from 1, all alike or unclear, to the number of classes. A
+    scalar."""
+    tiny = jnp.finfo(probabilities.dtype).tiny
+    entropy = -(probabilities * jnp.log(jnp.maximum(probabilities, tiny))).sum(-1).mean()
+    mean = probabilities.mean(0)
+    return jnp.exp(-(mean * jnp.log(jnp.maximum(mean, tiny))).sum() - entropy)

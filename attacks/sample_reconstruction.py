@@ -25,18 +25,21 @@ class Inversion:
       steps: gradient steps (static).
       learning_rate: their step size.
       start: grey level at which every image begins.
+      low, high: the range of pixels.
     """
 
     steps: int = dataclasses.field(default=5000, metadata={"static": True})
     learning_rate: float | Array = 1e-3
     start: float | Array = 0.5
+    low: float | Array = 0.0
+    high: float | Array = 1.0
 
 
 def invert_model(
     model: Model, params: Any, shape: tuple[int, ...], *, settings: Inversion | None = None
 ) -> tuple[Array, Array]:
     """One image per class that the model is surest of (paper 004, Eq. 5; Fredrikson et al. 2015), by gradient ascent on the log
-    probability, the stable form of the probability's, within [0, 1]. All classes are one batch, whose statistics
+    probability, the stable form of the probability's, within the range of pixels. All classes are one batch, whose statistics
     normalisation uses.
 
     Args:
@@ -67,7 +70,7 @@ def _invert_model(model: Model, params: Any, shape: tuple[int, ...], settings: I
 
     def step(x: Array, _: None) -> tuple[Array, None]:
         slope = jax.grad(lambda images: log_probabilities(images).sum())(x)
-        return jnp.clip(x + settings.learning_rate * slope, 0, 1), None
+        return jnp.clip(x + settings.learning_rate * slope, settings.low, settings.high), None
 
     start = jnp.full((classes, *shape), settings.start, jnp.result_type(float))
     images, _ = jax.lax.scan(step, start, length=settings.steps)

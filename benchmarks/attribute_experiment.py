@@ -32,7 +32,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_baselines import L2Matching, l2_lbfgs, majority_guess, public_model, random_guess, statistics
+from attacks.attribute_baselines import (
+    L2Matching,
+    fit_public_model,
+    l2_lbfgs,
+    majority_guess,
+    name_by_public_model,
+    random_guess,
+    statistics,
+)
 from attacks.attribute_reconstruction import CosMatching, Knowledge, Reconstruction, cos_matching
 from attacks.candidate_decoding import GLS, ClosedForm, GaussNewton, closed_form, gauss_newton, gls
 from attacks.gradient_matching import Virtual
@@ -118,7 +126,7 @@ class Guess:
 
 @dataclasses.dataclass(frozen=True)
 class PublicModel:
-    """A model trained on public records, applied to every record of the source.
+    """A model trained on public records.
 
     Attributes:
       positions: where the attribute stands.
@@ -128,10 +136,10 @@ class PublicModel:
     positions: tuple[int, ...]
     values: int
 
-    def __call__(self, inputs: tuple[Array, Array, Array, Array]) -> Array:
-        """Its guesses `[records]`, from public records, their attribute, all records and a key."""
-        public, known, everyone, key = inputs
-        return public_model(public, known, everyone, jnp.asarray(self.positions), self.values, key)
+    def __call__(self, inputs: tuple[Array, Array, Array]) -> Any:
+        """Its parameters, from public records, their attribute and a key."""
+        public, known, key = inputs
+        return fit_public_model(public, known, jnp.asarray(self.positions), self.values, key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,26 +324,32 @@ def _measure(
 
 def _guess_from_public(method: str, data_dir: str | None, places: Sequence[tuple[Cell, int]]) -> Compiled:
     """Accuracy of a public model on the victims of some cells and seeds."""
-    found, scores = [], []
+    seeds = tuple(sorted({seed for _, seed in places}))
+    scores, times = [], []
     for cell, seed in places:
         data = labelled_data(cell, data_dir)
-        guess = _public_guesses(cell.dataset, data_dir, cell["encoding"], cell["attribute"], seed, method)
+        column = data.column(cell["attribute"])
+        fitted = _public_models(cell.dataset, data_dir, cell["encoding"], cell["attribute"], seeds, method)
         victim = split(data, cell, seed).victim
-        scores.append((np.asarray(guess.results[0])[victim] == data.values_of(cell["attribute"])[victim]).mean())
-        found.append(guess)
-    return Compiled(np.asarray(scores), sum(f.compile_s for f in found), sum(f.run_s for f in found) / len(found))
+        params = jax.tree.map(lambda a, seed=seed: a[seeds.index(seed)], fitted.results)
+        guesses = name_by_public_model(params, data.x[victim], jnp.asarray(column.positions))
+        scores.append((np.asarray(guesses) == data.values_of(cell["attribute"])[victim]).mean())
+        times.append(fitted)
+    return Compiled(np.asarray(scores), sum(t.compile_s for t in times), sum(t.run_s for t in times) / len(times))
 
 
 @functools.cache
-def _public_guesses(name: str, data_dir: str | None, encoding: str, attribute: int, seed: int, method: str) -> Compiled:
-    """A seed's public model: it does not depend on the victim, so that all cells share it (and report its times)."""
+def _public_models(
+    name: str, data_dir: str | None, encoding: str, attribute: int, seeds: tuple[int, ...], method: str
+) -> Compiled:
+    """Public models by seed: they do not depend on the victim, so that all cells share them (and report their times)."""
     data = dataset(name, data_dir, encoding)
-    known = public_rows(data, seed)[: int(method.removeprefix("public"))]
-    column = data.column(attribute)
-    key = jax.random.fold_in(jax.random.key(seed), 1)
-    inputs = data.x[known], data.values_of(attribute)[known], data.x, key
-    one = jax.tree.map(lambda a: jnp.asarray(a)[None], inputs)
-    return run_members(PublicModel(column.positions, len(column.values)), one)
+    column, values = data.column(attribute), data.values_of(attribute)
+    known = [public_rows(data, seed)[: int(method.removeprefix("public"))] for seed in seeds]
+    keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), 1) for seed in seeds])
+    rows = np.stack(known)
+    inputs = jnp.asarray(data.x[rows]), jnp.asarray(values[rows]), keys
+    return run_members(PublicModel(column.positions, len(column.values)), inputs)
 
 
 def _public_facts(method: str, there: int, note: str) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def labelled_data(cell: Cell, data_dir: str | None) -> Dataset:
     return data
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=6)
 def dataset(name: str, data_dir: str | None, encoding: str) -> Dataset:
     """A source, loaded once."""
     return load(name, data_dir, encoding="scalar" if encoding == "scalar" else "onehot")

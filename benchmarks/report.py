@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import io
 import json
 import math
 import shlex
@@ -16,6 +15,8 @@ import jinja2
 import tyro
 
 from attacks.metrics import Interval, accuracy_interval, student_interval
+from benchmarks import plots
+from benchmarks.plots import Line
 from benchmarks.store import Store
 
 DERIVED = (
@@ -24,33 +25,6 @@ DERIVED = (
     *("unexplained", "detectors_s", "correlation"),
 )
 """Entries of `settings` that a run adds; they do not tell cells apart."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """One line of a table: one method in one cell over its seeds; texts ready to print."""
-
-    setting: str
-    method: str
-    selection: str
-    metric: str
-    n: int
-    mean: str
-    interval: str
-    chance: str
-    majority: str
-    published: str
-    train_accuracy: str
-    test_accuracy: str
-    compile_s: str
-    run_s: str
-    device: str
-    versions: str
-    note: str
-    redo: str
-    estimate: Interval
-    majority_value: float
-    published_value: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +107,7 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
     note = "; ".join(dict.fromkeys([*(r["settings"].get("note", "") for r in rows), *(r["status"] for r in failed)]))
     return Line(
         setting=" ".join(f"{k}={v}" for k, v in place) or first["dataset"],
+        place=tuple(place),
         method=first["method"],
         selection=first["selection"],
         metric=first["metric"],
@@ -185,48 +160,9 @@ def _redo(rows: list[dict[str, Any]]) -> str:
     return shlex.join([*command, "--where", *where, "--out", "again"])
 
 
-def _plot(section: Section) -> str:
-    """Means and intervals by setting and method, majority rate and published values beside them, as base64 PNG."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib.figure import Figure
-
-    shown = [line for line in section.lines if line.metric == "accuracy" and math.isfinite(line.estimate.mean)]
-    lines = [line for line in shown if line.selection != "oracle"]
-    settings = list(dict.fromkeys(line.setting for line in lines))
-    methods = list(dict.fromkeys(line.method for line in lines))
-    figure = Figure(figsize=(max(6.0, 0.9 * len(settings) + 3), 3.6), layout="constrained")
-    axes = figure.subplots()
-    for m, method in enumerate(methods):
-        chosen = [line for line in lines if line.method == method]
-        places = [settings.index(line.setting) + 0.7 * (m / max(len(methods) - 1, 1) - 0.5) for line in chosen]
-        means = [line.estimate.mean for line in chosen]
-        reach = [
-            [max(0.0, mean - max(line.estimate.low, 0)) for mean, line in zip(means, chosen, strict=True)],
-            [max(0.0, min(line.estimate.high, 1) - mean) for mean, line in zip(means, chosen, strict=True)],
-        ]
-        drawn = axes.errorbar(places, means, yerr=reach, fmt="o", markersize=4, capsize=2, label=method)
-        known = [(p, line.published_value) for p, line in zip(places, chosen, strict=True) if line.published_value is not None]
-        if known:
-            axes.scatter(*zip(*known, strict=True), marker="x", color=drawn[0].get_color(), zorder=3)
-    for place, setting in enumerate(settings):
-        level = next(line.majority_value for line in lines if line.setting == setting)
-        axes.hlines(level, place - 0.45, place + 0.45, color="grey", linestyle=":")
-    axes.set_xticks(range(len(settings)), [s.replace(" ", "\n") for s in settings], fontsize=7)
-    axes.set(ylabel="accuracy", ylim=(-0.02, 1.04), title=f"{section.title} (dotted: majority, x: published)")
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
 def write(rows: list[dict[str, Any]], folder: Path, images: Iterable[dict[str, Any]] = ()) -> Path:
     """Write `report.html`, one file that needs nothing beside it."""
-    shown = [
-        dataclasses.replace(s, plot=_plot(s) if any(line.n and line.metric == "accuracy" for line in s.lines) else "")
-        for s in sections(rows, images)
-    ]
+    shown = [dataclasses.replace(section, plot=plots.draw(section.title, section.lines)) for section in sections(rows, images)]
     text = resources.files("benchmarks").joinpath("templates/report.html.jinja").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text).render(sections=shown)
     path = folder / "report.html"

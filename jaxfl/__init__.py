@@ -7,6 +7,7 @@ from jaxfl.evaluation import Evaluation, evaluate
 from jaxfl.federated import Federated, Record, Server, ServerState, honest_server, isolating_server, simulate
 from jaxfl.models import (
     Model,
+    Trunk,
     binary_cross_entropy,
     cross_entropy,
     from_flax,
@@ -38,6 +39,7 @@ __all__ = [
     "Server",
     "ServerState",
     "Transcript",
+    "Trunk",
     "Upload",
     "behave",
     "binary_cross_entropy",

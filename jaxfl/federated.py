@@ -269,6 +269,7 @@ def _simulate(
         rounds=kept_rounds,
         personal=server.personal,
         cohort=federated.clients_per_round,
+        private=state.private,
     )
 
 

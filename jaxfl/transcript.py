@@ -101,6 +101,11 @@ class AnonymousMessages:
     returned: Any
     rounds: Array
 
+    @property
+    def pseudo_gradient(self) -> Any:
+        """`received - returned`, leaves `[rounds, participants, ...]`, positive along the gradient."""
+        return jax.tree.map(lambda w, v: w[:, None] - v, self.received, self.returned)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +143,7 @@ class Transcript:
       rounds: the kept rounds, 0-based (static).
       personal: whether clients may have received different models (static).
       cohort: participants per round, None if all took part (static).
+      private: what the server remembers besides the global model; empty for an honest one. Not saved.
     """
 
     params: Any
@@ -151,6 +157,7 @@ class Transcript:
     rounds: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     personal: bool = dataclasses.field(metadata={"static": True})
     cohort: int | None = dataclasses.field(metadata={"static": True})
+    private: Any = ()
 
     def messages(self, client: int, rounds: Sequence[int] | None = None) -> Messages:
         """View of an honest-but-curious server or an eavesdropper on one client's channel.
@@ -213,8 +220,8 @@ class Transcript:
         return Aggregates(self.received, sums, self.participation[rows], rows)
 
     def save(self, path: str | Path) -> None:
-        """Write an `.npz` file with one array per leaf."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        """Write an `.npz` file with one array per leaf, of all but `private`."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "private"}
         fields["rounds"] = np.asarray(self.rounds)
         evaluation = fields.pop("evaluation")
         if evaluation is not None:
@@ -225,7 +232,7 @@ class Transcript:
     def load(path: str | Path) -> "Transcript":
         """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError` if parts are missing."""
         tree = _unflatten(path)
-        optional = {"sums", "evaluation", "cohort"}
+        optional = {"sums", "evaluation", "cohort", "private"}
         missing = {f.name for f in dataclasses.fields(Transcript)} - optional - set(tree)
         if missing:
             raise ValueError(f"path={str(path)!r} lacks {sorted(missing)}; it is not a saved transcript")

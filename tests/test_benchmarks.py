@@ -1,9 +1,11 @@
 """The command line's contract: what is selected, what is kept, and what bad input says."""
 
+import base64
 import csv
 import dataclasses
 import io
 import json
+import math
 import os
 import shlex
 import signal
@@ -16,8 +18,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from attacks.metrics import accuracy_interval, student_interval, wilson_interval
-from benchmarks import attribute_experiment, engines, frontier_figure, report, sweep
+from attacks.metrics import Interval, accuracy_interval, student_interval, wilson_interval
+from benchmarks import attribute_experiment, engines, frontier_figure, plots, report, sweep
 from benchmarks.jobs import Cell, Job, Outcome, expand, group
 from benchmarks.store import COLUMNS, Store
 from benchmarks.suites import SUITES, quick
@@ -366,3 +368,21 @@ def test_unused_settings_do_not_compile_again():
     for cell in cells:
         list(attribute_experiment.run([Job(cell, "cos", 0)], None))
     assert engines._compile.cache_info().misses == 4  # three trainings, one attack
+
+
+def test_cells_along_a_number_are_drawn_as_curves():
+    def line(seen, method, metric="f1", published=None):
+        estimate = Interval(0.5 + seen / 100, 0.4, 0.7)
+        texts = {f.name: "" for f in dataclasses.fields(plots.Line)}
+        own = {"place": (("panel", "a"), ("seen", seen)), "setting": f"panel=a seen={seen}", "method": method, "metric": metric}
+        return plots.Line(
+            **texts | own | {"n": 2, "estimate": estimate, "majority_value": math.nan, "published_value": published}
+        )
+
+    along = [line(seen, method, published=0.6) for seen in (10, 20) for method in ("gibbs", "box")]
+    picture = imread(io.BytesIO(base64.b64decode(plots.draw("fig3", along))))
+    marks = [line(seen, "gibbs", metric="accuracy") for seen in (10, 20)]
+    assert picture.ndim == 3
+    assert plots.draw("fig3", along) != plots.draw("fig3", [line(seen, "gibbs") for seen in (10, 20)])
+    assert plots.draw("table3", marks) != ""
+    assert plots.draw("one point has no curve", [line(10, "gibbs")]) == ""

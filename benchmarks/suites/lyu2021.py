@@ -193,7 +193,7 @@ TABLES = (
     _table(
         "labels",
         "Labels unknown (section 5.4): Purchase in two classes, Genome",
-        _grid("labels", ["purchase2", "genome"], labels=["unknown"], phases=["pre5"], steps=[2000]),
+        _grid("labels", ["purchase2", "genome"], labels=["unknown"], phases=["pre5"], steps=[1000]),
     ),
     _table(
         "minibatch",

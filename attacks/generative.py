@@ -1,0 +1,521 @@
+"""mGAN-AI (paper 003, sections V and VII-C): a generator of one client's data, trained beside federated learning.
+
+Threat model: the server. The passive attack only looks: it takes every client's updates, and records of its own that are like
+the clients' (its test set). The active attack isolates the victim, who shares its model with the discriminator from then on.
+`gan_attack` is what the paper compares with (Hitaj et al. 2017): the attacker is a client, which knows that its victim holds
+a class that it has not, and spoils its own updates to learn it.
+
+As printed, the paper's losses train the discriminator the wrong way and leave the generator without a gradient for identity
+(Eq. 4 and 5): here all are cross-entropies, generated images are judged by the identity they were made for, and the generator
+takes the loss that does not saturate.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import (
+    ClientData,
+    LocalTraining,
+    Messages,
+    Model,
+    Server,
+    ServerState,
+    _check,
+    honest_server,
+    local_update,
+    mean_loss,
+)
+from jaxfl.models import Trunk
+
+Array = jax.Array
+NOISE = 100
+MOMENTUM = 0.5
+"""Of Adam's first moment (paper 003, section VII-A)."""
+
+
+class Generator(nn.Module):
+    """Noise, class and identity to images in [-1, 1] (paper 003, Tables I and II): noise times the embeddings of class and
+    identity, a dense layer, and transposed 5x5 convolutions; batch normalisation by the batch's own statistics.
+
+    The text has stride 2 everywhere, with which 28x28 cannot be reached from 3x3: its first step is taken with stride 1 and
+    without padding, to 7x7.
+
+    Attributes:
+      shape: of an image; height and width 28, or 16 times a number.
+      classes: number of classes.
+      width: channels after the dense layer; the paper has 384 for 28x28 and 512 for 64x64. Every step halves them.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+    width: int
+
+    @nn.compact
+    def __call__(self, noise: Array, labels: Array, identity: Array) -> Array:
+        """Images `[batch, *shape]` of noise `[batch, 100]`, classes `[batch]` and identities `[batch]`, 1 for the victim."""
+        glorot = nn.initializers.glorot_normal()
+        for count, number in ((self.classes, labels), (2, identity)):
+            noise = noise * nn.Embed(count, NOISE, embedding_init=glorot)(number)
+        small = self.shape[0] == 28
+        side = 3 if small else self.shape[0] // 16
+        x = nn.relu(nn.Dense(side * side * self.width)(noise)).reshape(-1, side, side, self.width)
+        for step in range(3 - small):
+            stride, padding = (1, "VALID") if small and step == 0 else (2, "SAME")
+            x = nn.ConvTranspose(self.width >> (step + 1), (5, 5), (stride, stride), padding)(x)
+            x = nn.relu(nn.BatchNorm(use_running_average=False, use_scale=True)(x))
+        return jnp.tanh(nn.ConvTranspose(self.shape[-1], (5, 5), (2, 2), "SAME")(x))
+
+
+@functools.cache
+def generator(shape: tuple[int, ...], classes: int, width: int) -> Generator:
+    """A `Generator`. Raises `ValueError` on shapes that its steps do not reach."""
+    if len(shape) != 3 or shape[0] != shape[1] or (shape[0] != 28 and shape[0] % 16):
+        raise ValueError(f"shape={shape} is out of the generator's reach: 28x28, or sides that are multiples of 16")
+    return Generator(tuple(shape), classes, width)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Adversarial:
+    """Settings of the generative attacks. The paper gives Adam's rate and momentum, and that the discriminator's epochs grow.
+
+    Attributes:
+      width: of the generator (static).
+      batch_size: images per step of the discriminator (static); the generator takes twice as many.
+      learning_rate: of both Adams.
+      growth: rounds after which the discriminator gets one epoch more, from 1 on.
+      most_epochs: it never gets more than so many.
+      category_weight: of the cross-entropy of the adversary's own records in the discriminator's loss, besides what it gets
+        by taking over the shared model.
+    """
+
+    width: int = dataclasses.field(default=384, metadata={"static": True})
+    batch_size: int = dataclasses.field(default=100, metadata={"static": True})
+    learning_rate: float | Array = 2e-4
+    growth: int | Array = 10
+    most_epochs: int | Array = 10
+    category_weight: float | Array = 0.0
+
+    def check(self, auxiliary: int) -> None:
+        """Raise `ValueError` on settings that do not go with so many records."""
+        _check.positive_integer(width=self.width, batch_size=self.batch_size)
+        _check.finite(learning_rate=self.learning_rate, category_weight=self.category_weight)
+        if self.batch_size > auxiliary:
+            raise ValueError(f"batch_size={self.batch_size} is larger than the {auxiliary} auxiliary records")
+
+
+class Networks(NamedTuple):
+    """Attributes:
+    shared: the classifier, whose trunk all of the discriminator's outputs share.
+    real, identity: their last layers, `kernel`, `bias`.
+    generator: parameters of the generator.
+    """
+
+    shared: Any
+    real: Any
+    identity: Any
+    generator: Any
+
+
+class State(NamedTuple):
+    """Attributes:
+    networks: the networks.
+    discriminator, generator: states of their optimisers.
+    """
+
+    networks: Networks
+    discriminator: Any
+    generator: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Game:
+    """What an adversary plays with.
+
+    Attributes:
+      model: the shared classifier, with a trunk (static).
+      make: the generator's module (static).
+      x, y: the adversary's own records `[auxiliary, ...]`, in [-1, 1].
+      categories: how often the generator is asked for each class `[classes]`, summing to 1.
+      settings: see `Adversarial`.
+    """
+
+    model: Model = dataclasses.field(metadata={"static": True})
+    make: Generator = dataclasses.field(metadata={"static": True})
+    x: Array
+    y: Array
+    categories: Array
+    settings: Adversarial
+
+
+def begin(game: Game, shared: Any, key: Array) -> State:
+    """Fresh networks around a shared model."""
+    keys = jax.random.split(key, 3)
+    width = shared[_trunk(game.model).head]["kernel"].shape[0]
+    real, identity = (nn.Dense(1).init(k, jnp.zeros((1, width)))["params"] for k in keys[:2])
+    made = game.make.init(keys[2], jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
+    networks = Networks(shared, real, identity, made)
+    adam = _adam(game.settings)
+    return State(networks, adam.init(_discriminator(networks)), adam.init(made))
+
+
+def _adam(settings: Adversarial) -> optax.GradientTransformation:
+    return optax.adam(settings.learning_rate, b1=MOMENTUM)
+
+
+def _discriminator(networks: Networks) -> tuple[Any, Any, Any]:
+    return networks.shared, networks.real, networks.identity
+
+
+def _trunk(model: Model) -> Trunk:
+    if model.trunk is None:
+        raise ValueError("generative attacks need a model that names its trunk (see jaxfl.trunk_cnn)")
+    return model.trunk
+
+
+class Judged(NamedTuple):
+    """Attributes:
+    real, identity: logits `[batch]` of being no fake, and of being the victim's.
+    classes: logits `[batch, classes]`.
+    """
+
+    real: Array
+    identity: Array
+    classes: Array
+
+
+def judge(model: Model, shared: Any, real: Any, identity: Any, x: Array) -> Judged:
+    """What the discriminator says of images `[batch, ...]`; networks as in `Networks`."""
+    trunk = _trunk(model)
+    features = trunk.features(shared, x).reshape(len(x), -1)
+
+    def last(head: Any) -> Array:
+        return features @ head["kernel"] + head["bias"]
+
+    return Judged(last(real)[:, 0], last(identity)[:, 0], last(shared[trunk.head]))
+
+
+def generate(make: Generator, params: Any, labels: Array, identity: Array, key: Array) -> Array:
+    """Images `[images, ...]` in [-1, 1].
+
+    Args:
+      make: the generator (static).
+      params: its parameters.
+      labels: classes `[images]`.
+      identity: 1 for the victim, 0 for others `[images]`. Normalisation takes the batch as it comes: mix both, as in training.
+      key: draws the noise.
+    """
+    noise = jax.random.uniform(key, (len(labels), NOISE), minval=-1.0, maxval=1.0)
+    images, _ = make.apply({"params": params}, noise, labels, identity, mutable=["batch_stats"])
+    return jnp.asarray(images)
+
+
+def _draw(game: Game, params: Any, count: int, key: Array) -> tuple[Array, Array, Array]:
+    """Generated images `[count, ...]`, their classes, and the identity they were made for."""
+    label_key, identity_key, noise_key = jax.random.split(key, 3)
+    labels = jax.random.choice(label_key, len(game.categories), (count,), p=game.categories)
+    identity = jax.random.bernoulli(identity_key, 0.5, (count,)).astype(int)
+    return generate(game.make, params, labels, identity, noise_key), labels, identity
+
+
+def _bce(logits: Array, target: float | Array) -> Array:
+    return optax.sigmoid_binary_cross_entropy(logits, jnp.broadcast_to(jnp.asarray(target, logits.dtype), logits.shape)).mean()
+
+
+def discriminator_step(game: Game, state: State, key: Array, identified: tuple[Array, Array] | None) -> State:
+    """One step down `L_real + L_id` (paper 003, Eq. 4 and 5).
+
+    Args:
+      game: what is played with.
+      state: networks and optimisers.
+      key: draws the batch.
+      identified: images of the victim and of others, `[images, ...]` each, half a batch of either is drawn; None leaves the
+        identity out, as in the active attack.
+    """
+    size, settings = game.settings.batch_size, game.settings
+    aux_key, fake_key, victim_key, other_key = jax.random.split(key, 4)
+    rows = jax.random.choice(aux_key, len(game.x), (size,), replace=False)
+    fake, _, _ = _draw(game, state.networks.generator, size, fake_key)
+    halves = []
+    if identified is not None:
+        for k, images in zip((victim_key, other_key), identified, strict=True):
+            halves.append(images[jax.random.choice(k, len(images), (size // 2,))])
+    batch = jnp.concatenate([game.x[rows], fake, *halves])
+
+    def loss(discriminator: tuple[Any, Any, Any]) -> Array:
+        judged = judge(game.model, *discriminator, batch)
+        total = _bce(judged.real[:size], 1) + _bce(judged.real[size : 2 * size], 0)
+        named = game.model.loss(judged.classes[:size], game.y[rows]).mean()
+        total += settings.category_weight * named
+        if identified is not None:
+            victims, others = jnp.split(judged.identity[2 * size :], 2)
+            total += _bce(victims, 1) + _bce(others, 0)
+        return total
+
+    current = _discriminator(state.networks)
+    updates, optimizer = _adam(settings).update(jax.grad(loss)(current), state.discriminator)
+    shared, real, identity = optax.apply_updates(current, updates)
+    return state._replace(networks=Networks(shared, real, identity, state.networks.generator), discriminator=optimizer)
+
+
+def generator_step(game: Game, state: State, key: Array, with_identity: bool) -> State:
+    """One step down `L_cat - L_real + L_id` (paper 003, Eq. 5)."""
+
+    def loss(params: Any) -> Array:
+        images, labels, identity = _draw(game, params, 2 * game.settings.batch_size, key)
+        judged = judge(game.model, *_discriminator(state.networks), images)
+        total = game.model.loss(judged.classes, labels).mean() + _bce(judged.real, 1)
+        return total + (_bce(judged.identity, identity) if with_identity else 0.0)
+
+    params = state.networks.generator
+    updates, optimizer = _adam(game.settings).update(jax.grad(loss)(params), state.generator)
+    return state._replace(networks=state.networks._replace(generator=optax.apply_updates(params, updates)), generator=optimizer)
+
+
+def play(game: Game, state: State, key: Array, t: Array, identified: tuple[Array, Array] | None) -> State:
+    """The adversary's part of round `t` (paper 003, Algorithm 1): epochs of the discriminator, then one of the generator."""
+    settings = game.settings
+    steps = len(game.x) // settings.batch_size
+    epochs = jnp.minimum(1 + t // settings.growth, settings.most_epochs)
+    d_key, g_key = jax.random.split(key)
+
+    def discriminate(i: Array, state: State) -> State:
+        return discriminator_step(game, state, jax.random.fold_in(d_key, i), identified)
+
+    def improve(i: Array, state: State) -> State:
+        return generator_step(game, state, jax.random.fold_in(g_key, i), identified is not None)
+
+    state = jax.lax.fori_loop(0, epochs * steps, discriminate, state)
+    return jax.lax.fori_loop(0, steps, improve, state)
+
+
+class Generated(NamedTuple):
+    """Attributes:
+    make: the generator's module.
+    networks: all networks at the end.
+    realness: probability of being no fake that the discriminator gives to generated images, per round `[rounds]`.
+    agreement: how often the shared model names the class that was asked for, per round `[rounds]`: the paper's stop criterion.
+    """
+
+    make: Generator
+    networks: Networks
+    realness: Array
+    agreement: Array
+
+
+def mgan_passive(
+    model: Model,
+    messages: Messages,
+    victim: Array,
+    others: Array,
+    auxiliary: ClientData,
+    key: Array,
+    *,
+    categories: Array | None = None,
+    settings: Adversarial | None = None,
+) -> Generated:
+    """mGAN-AI of a server that only looks (paper 003, Algorithm 1).
+
+    Args:
+      model: the shared classifier, with a trunk (static).
+      messages: the victim's.
+      victim: its representatives in the rounds of the messages `[rounds, images, ...]`.
+      others: those of the other clients, together `[rounds, images, ...]`.
+      auxiliary: the adversary's own records, without client axis, in [-1, 1].
+      key: draws networks, batches and noise.
+      categories: how often to generate each class `[classes]`; all alike by default.
+      settings: see `Adversarial`.
+
+    Raises:
+      ValueError: if shapes do not go together, or the model names no trunk.
+    """
+    settings = settings or Adversarial()
+    game = _game(model, auxiliary, categories, settings)
+    for name, images in (("victim", victim), ("others", others)):
+        _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
+    networks, traces = _passive(game, messages, victim, others, key)
+    return Generated(game.make, networks, *traces)
+
+
+def _game(model: Model, auxiliary: ClientData, categories: Array | None, settings: Adversarial) -> Game:
+    _trunk(model)
+    classes = model.classes or 0
+    settings.check(len(auxiliary.x))
+    categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)
+    _check.shape((classes,), categories=categories)
+    make = generator(tuple(auxiliary.x.shape[1:]), classes, settings.width)
+    return Game(model, make, auxiliary.x, auxiliary.y, categories, settings)
+
+
+@jax.jit
+def _passive(game: Game, messages: Messages, victim: Array, others: Array, key: Array) -> tuple[Networks, tuple[Array, Array]]:
+    start_key, key = jax.random.split(key)
+    first = jax.tree.map(lambda a: a[0], messages.returned)
+
+    def round_(state: State, given: Any) -> tuple[State, tuple[Array, Array]]:
+        received, returned, t, mine, theirs, place = given
+        state = state._replace(networks=state.networks._replace(shared=returned))
+        play_key, look_key = jax.random.split(jax.random.fold_in(key, place))
+        state = play(game, state, play_key, t, (mine, theirs))
+        images, labels, _ = _draw(game, state.networks.generator, game.settings.batch_size, look_key)
+        realness = jax.nn.sigmoid(judge(game.model, *_discriminator(state.networks), images).real).mean()
+        agreement = (game.model.apply(received, images).argmax(-1) == labels).mean()
+        return state, (realness, agreement)
+
+    rounds = messages.received, messages.returned, messages.rounds, victim, others, jnp.arange(len(messages))
+    state, traces = jax.lax.scan(round_, begin(game, first, start_key), rounds)
+    return state.networks, traces
+
+
+class Isolated(NamedTuple):
+    """What the server of the active attack remembers.
+
+    Attributes:
+      state: networks and optimisers; the shared classifier among them is the victim's model.
+      key: of the attack.
+      t: rounds so far.
+    """
+
+    state: State
+    key: Array
+    t: Array
+
+
+def mgan_server(
+    model: Model,
+    victim: int,
+    auxiliary: ClientData,
+    key: Array,
+    *,
+    categories: Array | None = None,
+    settings: Adversarial | None = None,
+) -> Server:
+    """The active mGAN-AI (paper 003, section V-D): the victim trains apart, on the model that is also the discriminator, and
+    gets it back in every round; the others run FedAvg without it. `simulate(..., server=...)` returns `Isolated` as the
+    transcript's `private`.
+
+    Args:
+      model: the shared classifier, with a trunk.
+      victim: id of the victim.
+      auxiliary: the adversary's own records, without client axis, in [-1, 1].
+      key: draws networks, batches and noise.
+      categories: how often to generate each class `[classes]`; all alike by default.
+      settings: see `Adversarial`.
+    """
+    game = _game(model, auxiliary, categories, settings or Adversarial())
+    others = honest_server()
+
+    def init(params: Any) -> ServerState:
+        start_key, attack_key = jax.random.split(key)
+        own = Isolated(begin(game, params, start_key), attack_key, jnp.asarray(0))
+        return others.init(params)._replace(private=own)
+
+    def send(state: ServerState, client_id: Array) -> Any:
+        apart = state.private.state.networks.shared
+        return jax.tree.map(lambda own, shared: jnp.where(client_id == victim, own, shared), apart, state.params)
+
+    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        own, is_victim = state.private, ids == victim
+        shared = jax.tree.map(
+            lambda models, kept: jnp.where(is_victim.any(), models[jnp.argmax(is_victim)], kept),
+            returned,
+            own.state.networks.shared,
+        )
+        before = own.state._replace(networks=own.state.networks._replace(shared=shared))
+        after = play(game, before, jax.random.fold_in(own.key, own.t), own.t, None)
+        return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(
+            private=Isolated(after, own.key, own.t + 1)
+        )
+
+    return Server(init, send, receive, personal=True, named=(victim,))
+
+
+class Attacker(NamedTuple):
+    """What the attacking client of `gan_attack` remembers.
+
+    Attributes:
+      generator: parameters of its generator.
+      optimizer: state of its optimiser.
+      key: of the attack.
+      t: rounds so far.
+    """
+
+    generator: Any
+    optimizer: Any
+    key: Array
+    t: Array
+
+
+def gan_attack(
+    model: Model,
+    attacker: int,
+    target: int,
+    data: ClientData,
+    training: LocalTraining,
+    key: Array,
+    *,
+    settings: Adversarial | None = None,
+) -> Server:
+    """The GAN attack of a client (Hitaj, Ateniese, Perez-Cruz 2017), as a plug-in of `simulate`: an honest server, but for the
+    attacker's message, which is made here, where there is a memory. The shared model has one class more than the data, the
+    last, by which the attacker calls what it generated: so the others have to learn its target class better. Its
+    `private` is an `Attacker`.
+
+    Args:
+      model: the shared classifier, of one class more than there are.
+      attacker: id of the attacking client.
+      target: the class that it wants.
+      data: the attacker's records, without client axis; it adds as many images of its own.
+      training: what the attacker does with them.
+      key: draws networks and noise.
+      settings: see `Adversarial`.
+    """
+    settings = settings or Adversarial()
+    fake_class = (model.classes or 0) - 1
+    if not 0 <= target < fake_class:
+        raise ValueError(f"target={target} must be one of the {fake_class} classes; the last is the attacker's own")
+    make = generator(tuple(data.x.shape[1:]), fake_class, settings.width)
+    honest, records = honest_server(), len(data.x)
+
+    def images(params: Any, count: int, key: Array) -> Array:
+        return generate(make, params, jnp.full(count, target), jnp.ones(count, int), key)
+
+    def init(params: Any) -> ServerState:
+        start_key, attack_key = jax.random.split(key)
+        made = make.init(start_key, jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
+        own = Attacker(made, _adam(settings).init(made), attack_key, jnp.asarray(0))
+        return honest.init(params)._replace(private=own)
+
+    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        own = state.private
+        fit_key, fake_key, train_key = jax.random.split(jax.random.fold_in(own.key, own.t), 3)
+
+        def step(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            def loss(made: Any) -> Array:
+                x = images(made, 2 * settings.batch_size, jax.random.fold_in(fit_key, i))
+                return mean_loss(model, state.params, x, jnp.full(len(x), target))
+
+            updates, optimizer = _adam(settings).update(jax.grad(loss)(carry[0]), carry[1])
+            return optax.apply_updates(carry[0], updates), optimizer
+
+        steps = max(records // settings.batch_size, 1)
+        made, optimizer = jax.lax.fori_loop(0, steps, step, (own.generator, own.optimizer))
+        fakes = images(made, records, fake_key)
+        x = jnp.concatenate([data.x, fakes])
+        y = jnp.concatenate([data.y, jnp.full(records, fake_class, data.y.dtype)])
+        both = ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(attacker))
+        message = local_update(model, state.params, both, train_key, training)
+        spoilt = jax.tree.map(
+            lambda models, mine: jnp.where((ids == attacker).reshape(-1, *[1] * mine.ndim), mine, models), returned, message
+        )
+        after = honest.receive(state, spoilt, sizes, ids)
+        return after._replace(private=Attacker(made, optimizer, own.key, own.t + 1))
+
+    return Server(init, honest.send, receive, named=(attacker,))

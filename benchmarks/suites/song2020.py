@@ -1,0 +1,201 @@
+"""Song, Wang, Zhang, Song, Wang, Ren, Qi, *Analyzing User-Level Privacy Attack Against Federated Learning* (2020): Figures 5
+and 6 and Table III, linkability of anonymous updates, and where it is hard; Figures 7 to 10 and Table IV, mGAN-AI.
+
+In the paper's split every client holds three random classes and takes one full-batch step a round; there ten numbers of the
+last bias link updates without any training. `hard` has clients that differ less, and noise of batches between their updates.
+
+At `small` size the shared model has a quarter of the channels, rounds 60 to 80 are linked (the paper's model has converged by
+round 150), and representatives take 100 evaluations. Generators have a quarter of the channels there too, and play every third
+round. Table IV's classifier is not named in the paper: scores by another one, ours, can be compared in order only.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks import generative_experiment, linkability_experiment
+from benchmarks.jobs import Cell, Cost, Job, Table, Value
+from benchmarks.linkability_experiment import METHODS
+from benchmarks.suites.grids import published_rows
+
+SUITE = "song2020"
+PAPER: dict[str, Value] = {
+    **{"split": "classes", "disjoint": False, "clients": 10, "records": 100, "batch_size": "full", "learning_rate": 0.002},
+    **{"widths": "32,64,128,256", "side": "28,28", "first": 120, "window": 51, "shadow_every": 2},
+    **{"images": 30, "evaluations": 200, "tv_weight": 1e-5, "labels": "bias", "siamese_epochs": 100, "siamese_batch": 64},
+    **{"epoch": 100, "interval": 1},
+}
+SMALL: dict[str, Value] = {
+    **{"widths": "8,16,32,64", "first": 60, "window": 21, "evaluations": 100, "siamese_epochs": 30, "siamese_batch": 16},
+    **{"learning_rate": 0.01, "epoch": 30},
+}
+FACES: dict[str, Value] = {"split": "persons", "disjoint": True, "records": 0, "side": "64,64"}
+SOURCES: tuple[tuple[str, dict[str, Value]], ...] = (("mnist", {}), ("att_faces", FACES))
+GENERATIVE: dict[str, Value] = {
+    **{"property": "classes", "clients": 10, "records": 100, "classes_held": 3, "batch_size": 32, "epochs": 1},
+    **{"learning_rate": 0.01, "rounds": 300, "every": 1, "widths": "32,64,128,256", "generator_width": 384, "side": "28,28"},
+    **{"auxiliary": 1000, "batch": 100, "growth": 10, "most_epochs": 10, "category_weight": 0.0},
+    **{"images": 30, "evaluations": 100, "tv_weight": 1e-5, "round": 0},
+}
+SMALL_GENERATIVE: dict[str, Value] = {
+    **{"widths": "8,16,32,64", "generator_width": 96, "rounds": 150, "every": 3, "evaluations": 60, "most_epochs": 5},
+}
+GLASSES: dict[str, Value] = {
+    **{"property": "glasses", "side": "64,64", "records": 0, "classes_held": 0, "batch_size": 10, "auxiliary": 80, "batch": 40},
+    **{"images": 10},
+}
+GENERATORS = generative_experiment.METHODS
+Changes = Callable[[str], Sequence[dict[str, Value]]]
+
+
+def _grid(
+    table: str,
+    sources: Sequence[tuple[str, dict[str, Value]]],
+    changes: Changes,
+    paper: dict[str, Value] = PAPER,
+    small: dict[str, Value] = SMALL,
+) -> Callable[[str, str | None], list[Cell]]:
+    def cells(size: str, data_dir: str | None) -> list[Cell]:
+        base = paper | (small if size == "small" else {})
+        return [
+            Cell(SUITE, table, size, dataset, tuple(sorted((base | of_source | change).items())))
+            for dataset, of_source in sources
+            for change in changes(size)
+        ]
+
+    return cells
+
+
+def _epochs(size: str) -> Sequence[dict[str, Value]]:
+    step = 10 if size == "paper" else 5
+    last = int(str((PAPER | (SMALL if size == "small" else {}))["siamese_epochs"]))
+    return [{"epoch": e} for e in (1, *range(step, last + 1, step))]
+
+
+def _intervals(size: str) -> Sequence[dict[str, Value]]:
+    return [{"interval": k} for k in ((1, 2, 5, 10, 20, 50) if size == "paper" else (1, 2, 5, 10, 20))]
+
+
+def _hard(size: str) -> Sequence[dict[str, Value]]:
+    rate = 0.01  # as in the prototype's measurement
+    return [
+        {"split": split, "batch_size": batch, "learning_rate": rate, "interval": k}
+        for split, batch in (("iid", 32), ("classes", 32), ("iid", "full"))
+        for k in (1, 5, 20)
+    ]
+
+
+def _labels(size: str) -> Sequence[dict[str, Value]]:
+    return [{"batch_size": 32, "learning_rate": 0.01, "labels": labels} for labels in ("bias", "uniform", "known")]
+
+
+def published(cell: Cell, method: str, metric: str) -> float | None:
+    """The paper's value for this cell at its own size, or None."""
+    if "interval" in dict(cell.settings) and (cell["interval"] != 1 or cell["epoch"] != cell["siamese_epochs"]):
+        return None
+    for row in published_rows(SUITE):
+        if (row["table"], row["dataset"], row["method"], row["metric"]) == (cell.table, cell.dataset, method, metric):
+            return float(row["value"])
+    return None
+
+
+def _cost(job: Job) -> Cost:
+    cell = job.cell
+    widths = [1, *map(int, str(cell["widths"]).split(","))]
+    side = int(str(cell["side"]).split(",")[0])
+    # Table I and II halve the plane before the first layer and once or twice more.
+    planes = [(side / 2) ** 2] * 2 + [(side / 4) ** 2] * 2 if side == 28 else [(side / 2**k) ** 2 for k in (1, 2, 3, 3)]
+    forward = sum(2 * 9 * a * b * p for a, b, p in zip(widths[:-1], widths[1:], planes, strict=True))
+    sides = cell["clients"] * cell["window"] * (1 + 1 / cell["shadow_every"])
+    rounds = 2 * (cell["first"] + cell["window"])
+    measured = linkability_experiment.measured(cell)
+    operations: dict[Any, float] = {(measured, job.seed): rounds * cell["clients"] * max(cell["records"], 40) * 3 * forward}
+    if "rep" in job.method:
+        operations[measured, job.seed, "representatives"] = sides * cell["evaluations"] * cell["images"] * 9 * forward
+    if job.method == "siamese_rep":
+        samples = cell["clients"] * cell["window"] / cell["shadow_every"]
+        each = samples * 2 * 3 + sides  # pairs, forward and back; then every sample's descriptor
+        operations[measured, job.seed, job.method] = cell["siamese_epochs"] * each * cell["images"] * forward
+    compiling = {measured: 6.0, (measured, job.method): 4.0}
+    parameters = sum(9 * a * b for a, b in itertools.pairwise(widths)) + planes[-1] * widths[-1] * 10
+    return Cost(operations, compiling, 4.0 * parameters * sides * 3)
+
+
+def _generative_cost(job: Job) -> Cost:
+    cell = job.cell
+    played = cell["rounds"] / cell["every"]
+    width = int(str(cell["widths"]).split(",")[-1])
+    forward = 2.8e6 * (width / 64) ** 2 * (1 if cell["side"] == "28,28" else 3)  # of an image through the classifier
+    made = 2e7 * (cell["generator_width"] / 96) ** 2 * (1 if cell["side"] == "28,28" else 3)  # by the generator
+    steps = played * (cell["auxiliary"] // cell["batch"]) * cell["batch"]
+    game = steps * (cell["most_epochs"] * (9 * forward + made) + 6 * (forward + made))
+    measured = generative_experiment.measured(cell)
+    simulation = cell["rounds"] * cell["clients"] * max(cell["records"], 40) * 3 * forward
+    operations: dict[Any, float] = {(measured, job.seed): simulation, (measured, job.seed, job.method): 0.0}
+    if job.method == "mgan_passive" and not cell["round"]:
+        each = cell["clients"] * cell["evaluations"] * cell["images"] * 9 * forward
+        operations[measured, job.seed, job.method] = game + played * each
+    elif job.method in ("mgan_active", "gan_attack"):
+        operations[measured, job.seed, job.method] = simulation + game * cell["every"]
+    return Cost(operations, {(measured, job.method): 15.0}, 1e9)
+
+
+def _generative_table(
+    name: str, title: str, sources: Sequence[tuple[str, dict[str, Value]]], methods: Sequence[str], changes: Changes
+) -> Table:
+    cells = _grid(name, sources, changes, GENERATIVE, SMALL_GENERATIVE)
+    run, measured = generative_experiment.run, generative_experiment.measured
+    return Table(name, title, cells, tuple(methods), published, lambda cell, method: True, run, measured, _generative_cost)
+
+
+def _accuracy_rounds(size: str) -> Sequence[dict[str, Value]]:
+    last = int(str((GENERATIVE | (SMALL_GENERATIVE if size == "small" else {}))["rounds"]))
+    return [{"round": t} for t in range(last // 30, last + 1, last // 30)]
+
+
+def _table(name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = METHODS) -> Table:
+    run, measured = linkability_experiment.run, linkability_experiment.measured
+    return Table(name, title, cells, tuple(methods), published, lambda cell, method: True, run, measured, _cost)
+
+
+TABLES = (
+    _table("table3", "Linkability in the paper's split (Table III)", _grid("table3", SOURCES, lambda size: [{}])),
+    _table(
+        "fig5",
+        "Matching accuracy against the siamese network's epochs (Figure 5)",
+        _grid("fig5", SOURCES, _epochs),
+        METHODS[:2],
+    ),
+    _table("fig6", "Precision against the interval (Figure 6)", _grid("fig6", SOURCES, _intervals)),
+    _table(
+        "hard", "Clients that differ less, updates with noise of batches (beyond the paper)", _grid("hard", SOURCES[:1], _hard)
+    ),
+    _table(
+        "labels",
+        "Labels of representatives: inferred, uniform or known",
+        _grid("labels", SOURCES[:1], _labels),
+        ("siamese_rep", "rep", "histogram"),
+    ),
+    _generative_table(
+        "fig7",
+        "A victim's digits are rotated: what is generated for it, and for others (Figure 7)",
+        [("mnist", {"property": "rotated"})],
+        ("mgan_passive", "victim", "others"),
+        lambda size: [{}],
+    ),
+    _generative_table(
+        "fig8",
+        "A victim has the pictures with glasses of two persons (Figure 8)",
+        [("att_faces", GLASSES)],
+        ("mgan_passive", "victim", "others"),
+        lambda size: [{}],
+    ),
+    _generative_table("table4", "Generated samples (Figure 9, Table IV)", [("mnist", {})], GENERATORS, lambda size: [{}]),
+    _generative_table(
+        "fig10",
+        "Accuracy of the shared model under attack (Figure 10)",
+        [("mnist", {})],
+        ("none", "mgan_passive", "mgan_active", "gan_attack"),
+        _accuracy_rounds,
+    ),
+)

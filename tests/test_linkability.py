@@ -1,0 +1,136 @@
+"""Linkability: the metric, Algorithm 2, pairs and thresholds, and a siamese network that learns only what there is to learn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from attacks import linkability as link
+from jaxfl import mlp
+
+
+def walk(rng, rounds, clients, width, noise):
+    """Descriptors of clients that stay where they are but for noise, shuffled; and who sent each."""
+    places = rng.normal(size=(clients, width))
+    senders = np.stack([rng.permutation(clients) for _ in range(rounds)])
+    samples = places[senders] + noise * rng.normal(size=(rounds, clients, width))
+    return link.unit(jnp.asarray(samples, jnp.float32)), jnp.asarray(senders)
+
+
+def test_steady_clients_are_followed_and_noise_is_not():
+    rng = np.random.default_rng(0)
+    steady, senders = walk(rng, 12, 6, 8, 0.1)
+    blind = link.unit(jnp.asarray(rng.normal(size=(60, 6, 8)), jnp.float32))
+    shuffled = jnp.asarray(np.stack([rng.permutation(6) for _ in range(60)]))
+    for one_to_one in (False, True):
+        names = link.follow(steady, one_to_one=one_to_one)
+        assert names.shape == senders.shape
+        assert link.follow_precision(names, senders) == 1
+        chance = link.follow_precision(link.follow(blind, one_to_one=one_to_one), shuffled)
+        assert abs(chance - 1 / 6) < 0.1
+    matched = np.asarray(link.follow(blind, one_to_one=True))
+    assert (np.sort(matched, 1) == np.arange(6)).all()
+
+
+def test_votes_outweigh_one_bad_round():
+    """With a queue of three, one round in which two clients send each other's does not swap them for good."""
+    a, b = jnp.asarray([1.0, 0.0]), jnp.asarray([0.0, 1.0])
+    steady = jnp.stack([a, b])
+    rounds = jnp.stack([steady, steady, steady, steady, steady[::-1], steady, steady])
+    assert link.follow(rounds, votes=3)[-1].tolist() == [0, 1]
+
+
+def test_a_round_is_judged_by_what_was_there_before_it():
+    """The order of a round's samples changes their names alone."""
+    rng = np.random.default_rng(1)
+    samples, _ = walk(rng, 5, 4, 3, 1.0)
+    order = jnp.asarray([2, 0, 3, 1])
+    moved = samples.at[3].set(samples[3][order])
+    assert (link.follow(moved)[3] == link.follow(samples)[3][order]).all()
+    assert (link.follow(moved)[4] == link.follow(samples)[4]).all()
+
+
+def test_precision_counts_the_nearest():
+    rng = np.random.default_rng(2)
+    samples, senders = walk(rng, 9, 5, 6, 0.05)
+    assert link.link_precision(samples[2:], senders[2:], samples[:-2], senders[:-2]) == 1
+    wrong = (senders[2:] + 1) % 5
+    assert link.link_precision(samples[2:], wrong, samples[:-2], senders[:-2]) == 0
+
+
+def test_whitening_is_the_inverse_root_of_the_covariance():
+    rng = np.random.default_rng(3)
+    gradients = rng.normal(size=(40, 6)) * [5, 3, 1, 1, 0.5, 0.1]
+    vectors = rng.normal(size=(4, 6))
+    with jax.enable_x64(True):
+        found = link.whiten(jnp.asarray(vectors), jnp.asarray(gradients), ridge=0.2)
+    covariance = np.cov(gradients.T, bias=True)
+    floor = 0.2 * np.trace(covariance) / 40
+    values, axes = np.linalg.eigh(covariance + floor * np.eye(6))
+    expected = vectors @ axes * np.sqrt(floor / values) @ axes.T
+    assert np.allclose(found, expected, atol=1e-5)
+
+
+def test_pairs_are_of_one_client_and_of_two_by_turns():
+    identities = jnp.asarray([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    first = jnp.arange(9)
+    second = link.partners(jax.random.key(0), identities, first)
+    assert ((identities[first] == identities[second]) == (jnp.arange(9) % 2 == 0)).all()
+    assert (first != second).all()
+
+
+def test_matching_agrees_with_scikit_learn_and_the_best_threshold():
+    rng = np.random.default_rng(4)
+    same = np.arange(200) % 2 == 0
+    similarities = (rng.normal(size=200) + same).astype(np.float32)
+    threshold = link.fit_threshold(jnp.asarray(similarities), jnp.asarray(same))
+    found = link.matching(jnp.asarray(similarities), jnp.asarray(same), threshold)
+    assert found.auc == pytest.approx(roc_auc_score(same, similarities), abs=1e-5)
+    best = max(((similarities > t) == same).mean() for t in similarities)
+    assert found.accuracy == pytest.approx(best)
+
+
+def test_a_siamese_network_finds_what_tells_clients_apart():
+    """The client stands in the small entries, noise in the large ones. With names at random there is nothing to learn."""
+    rng = np.random.default_rng(5)
+    scale = np.concatenate([np.full(4, 0.3), np.full(12, 1.0)])
+
+    def federation(clients):
+        places = np.concatenate([rng.normal(size=(clients, 4)), np.zeros((clients, 12))], 1)
+        noise = np.concatenate([np.full(4, 0.1), np.full(12, 1.0)]) * rng.normal(size=(20, clients, 16))
+        return jnp.asarray((places + noise) * scale, jnp.float32)
+
+    shadow, real = federation(10), federation(10)
+    senders = jnp.broadcast_to(jnp.arange(10), (20, 10))
+    embedding = link.vector_embedding(16, 32)
+    settings = link.Siamese(epochs=60, batch_size=20, learning_rate=0.05)
+
+    def precision(identities):
+        found = link.train_siamese(
+            embedding, shadow.reshape(-1, 16), identities, jax.random.key(0), settings=settings, report=lambda params: params
+        )
+        assert jax.tree.leaves(found.reports)[0].shape[0] == 60
+        mine = link.unit(jax.vmap(jax.vmap(lambda s: embedding.apply(found.params, s)))(real))
+        return float(link.link_precision(mine[1:], senders[1:], mine[:-1], senders[:-1])), found.loss
+
+    learned, loss = precision(senders.ravel())
+    raw = link.unit(real)
+    untrained = float(link.link_precision(raw[1:], senders[1:], raw[:-1], senders[:-1]))
+    assert loss[-1] < loss[0]
+    assert learned > untrained + 0.2
+    blind, _ = precision(jnp.asarray(rng.permutation(np.asarray(senders).ravel())))
+    assert blind < learned - 0.2
+
+
+def test_bad_input_is_named():
+    samples = jnp.ones((4, 3))
+    embedding = link.vector_embedding(3)
+    with pytest.raises(ValueError, match="identities has shape"):
+        link.train_siamese(embedding, samples, jnp.zeros(3, int), jax.random.key(0))
+    with pytest.raises(ValueError, match="telling clients apart needs two"):
+        link.train_siamese(embedding, samples, jnp.zeros(4, int), jax.random.key(0))
+    with pytest.raises(ValueError, match="votes=0"):
+        link.follow(jnp.ones((2, 2, 3)), votes=0)
+    with pytest.raises(ValueError, match="trunk"):
+        link.last_bias(mlp(3, (4,), 2), {})
