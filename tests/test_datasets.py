@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 from jaxfl.datasets import embedded, encode, load, partitions, read_csv, sources
 from jaxfl.datasets.embedded import PURCHASE_MARGINALS
@@ -77,6 +78,24 @@ def test_damaged_archives_are_refused_even_if_prepared_before(name, change, mess
     _copy(name, data_dir, tmp_path / "copy", change)
     with pytest.raises(ValueError, match=message):
         load(name, tmp_path / "copy")
+
+
+def test_a_source_that_another_process_prepared_meanwhile_is_read(data_dir, cache, monkeypatch):
+    prepare = tfds.core.DatasetBuilder.download_and_prepare
+
+    def second(builder, *arguments, **keywords):
+        prepare(builder, *arguments, **keywords)
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", second)
+    assert len(load("location30", data_dir)) == 5010
+
+    def never(builder, *arguments, **keywords):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", never)
+    with pytest.raises(OSError, match="No space left"):
+        load("genome_hs3d", data_dir)
 
 
 def test_altered_content_in_a_sound_archive_is_refused(data_dir, cache, tmp_path):

@@ -34,11 +34,18 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
     local = {file.name: path for file in source.files if folder and (path := find(Path(folder), name, file))}
     # A present local copy is always read and checked, so that a bad one is never hidden by what was prepared before.
     contents = {file.name: content(file, local[file.name]) for file in source.files if file.name in local}
-    builder = _builder(name, source)(data_dir=str(cache_dir()), contents=contents, file_format="array_record")
+
+    def builder() -> tfds.core.DatasetBuilder:
+        return _builder(name, source)(data_dir=str(cache_dir()), contents=contents, file_format="array_record")
+
     tfds.disable_progress_bar()
     with contextlib.redirect_stdout(sys.stderr):  # TFDS prints what it prepares
-        builder.download_and_prepare()
-    return _read(builder)
+        try:
+            builder().download_and_prepare()
+        except OSError:  # another process may have been first to move its copy into place
+            if not builder().is_prepared():
+                raise
+    return _read(builder())
 
 
 DESCRIPTION = ("names", "categories", "classes", "codes", "note", "shape")
