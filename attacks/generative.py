@@ -31,12 +31,25 @@ from jaxfl import (
     local_update,
     mean_loss,
 )
-from jaxfl.models import Trunk
+from jaxfl.models import Trunk, convolve_transposed
 
 Array = jax.Array
 NOISE = 100
 MOMENTUM = 0.5
 """Of Adam's first moment (paper 003, section VII-A)."""
+
+
+class _Deconvolution(nn.Module):
+    """5x5, with stride 2; with stride 1 and without padding if `valid`."""
+
+    features: int
+    valid: bool
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (5, 5, x.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return convolve_transposed(x, kernel, 1 if self.valid else 2, "VALID" if self.valid else "SAME") + bias
 
 
 class Generator(nn.Module):
@@ -66,10 +79,9 @@ class Generator(nn.Module):
         side = 3 if small else self.shape[0] // 16
         x = nn.relu(nn.Dense(side * side * self.width)(noise)).reshape(-1, side, side, self.width)
         for step in range(3 - small):
-            stride, padding = (1, "VALID") if small and step == 0 else (2, "SAME")
-            x = nn.ConvTranspose(self.width >> (step + 1), (5, 5), (stride, stride), padding)(x)
+            x = _Deconvolution(self.width >> (step + 1), valid=small and step == 0)(x)
             x = nn.relu(nn.BatchNorm(use_running_average=False, use_scale=True)(x))
-        return jnp.tanh(nn.ConvTranspose(self.shape[-1], (5, 5), (2, 2), "SAME")(x))
+        return jnp.tanh(_Deconvolution(self.shape[-1], valid=False)(x))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks import generative_experiment, linkability_experiment
+from benchmarks import generative_experiment, linkability_experiment, representatives_experiment
 from benchmarks.jobs import Job
 from benchmarks.suites import song2020
 from benchmarks.suites.grids import published_rows
@@ -24,10 +24,11 @@ def images(monkeypatch):
     y = rng.integers(0, 10, 1600)
     x = np.tanh(rng.normal(size=(10, 28, 28, 1))[y] + 0.3 * rng.normal(size=(1600, 28, 28, 1)))
     data = Dataset("images", x.astype(np.float32), y.astype(np.int32), (), 10)
-    for module in (linkability_experiment, generative_experiment):
+    for module in (linkability_experiment, generative_experiment, representatives_experiment):
         monkeypatch.setattr(module, "load_images", lambda name, data_dir, side: data)
     monkeypatch.setattr(linkability_experiment, "REFERENCES", 40)
     monkeypatch.setattr(linkability_experiment, "PAIRS", 50)
+    monkeypatch.setattr(representatives_experiment, "BEFORE", 100)
     monkeypatch.setattr(generative_experiment, "JUDGES_EPOCHS", 1)
     monkeypatch.setattr(generative_experiment, "SAMPLES", 24)
 
@@ -66,6 +67,15 @@ def test_every_generator_is_judged(images):
     assert found["mgan_passive", "victim_like"].images["for others"].shape == (3 * 28, 8 * 28)
     assert found["none", "shared_accuracy"].value == found["mgan_passive", "shared_accuracy"].value
     assert found["mgan_active", "shared_accuracy"].value is not None
+
+
+def test_solvers_are_timed_on_the_same_update(images):
+    cell = tiny("solvers", {"images": 6, "widths": "2,2,4,4", "steps": 3, "evaluations": 8})
+    jobs = [Job(cell, method, 0) for method in representatives_experiment.METHODS]
+    found = {(o.job.method, o.metric): o.value for some in representatives_experiment.run(jobs, None) for o in some}
+    for method in representatives_experiment.METHODS:
+        assert 0 < found[method, "objective"] < 1.5
+        assert -1 <= found[method, "class_mean_correlation"] <= 1
 
 
 def test_turned_digits_and_worn_glasses_make_the_victim(images):

@@ -14,10 +14,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks import generative_experiment, linkability_experiment
+from benchmarks import generative_experiment, linkability_experiment, representatives_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.linkability_experiment import METHODS
-from benchmarks.suites.grids import published_rows
+from benchmarks.suites.grids import product, published_rows
 
 SUITE = "song2020"
 PAPER: dict[str, Value] = {
@@ -43,15 +43,16 @@ SOURCES: tuple[tuple[str, dict[str, Value]], ...] = (("mnist", {}), ("att_faces"
 GENERATIVE: dict[str, Value] = {
     **{"property": "classes", "clients": 10, "records": 100, "classes_held": 3, "batch_size": 32, "epochs": 1},
     **{"learning_rate": 0.01, "rounds": 300, "every": 1, "widths": "32,64,128,256", "generator_width": 384, "side": "28,28"},
-    **{"auxiliary": 1000, "batch": 100, "growth": 10, "most_epochs": 10, "category_weight": 0.0},
+    **{"auxiliary": 1000, "batch": 100, "growth": 10, "most_epochs": 10, "game_rate": 2e-4, "category_weight": 0.0},
     **{"images": 30, "evaluations": 100, "tv_weight": 1e-5, "round": 0},
 }
 SMALL_GENERATIVE: dict[str, Value] = {
-    **{"widths": "8,16,32,64", "generator_width": 96, "rounds": 150, "every": 3, "evaluations": 60, "most_epochs": 5},
+    **{"clients": 5, "records": 60, "learning_rate": 0.05, "widths": "8,16,32,64", "generator_width": 96, "rounds": 100},
+    **{"every": 2, "auxiliary": 500, "batch": 50, "most_epochs": 5, "game_rate": 1e-3, "images": 12, "evaluations": 40},
 }
 GLASSES: dict[str, Value] = {
     **{"property": "glasses", "side": "64,64", "records": 0, "classes_held": 0, "batch_size": 10, "auxiliary": 80, "batch": 40},
-    **{"images": 10},
+    **{"images": 10, "clients": 10},
 }
 GENERATORS = generative_experiment.METHODS
 Changes = Callable[[str], Sequence[dict[str, Value]]]
@@ -171,7 +172,35 @@ def _table(name: str, title: str, cells: Callable[..., list[Cell]], methods: Seq
     return Table(name, title, cells, tuple(methods), published, lambda cell, method: True, run, measured, _cost)
 
 
+def _solvers() -> Table:
+    base: dict[str, Value] = {"images": 30, "widths": "8,16,32,64", "steps": 150, "batch_size": 100, "learning_rate": 0.05}
+
+    def cells(size: str, data_dir: str | None) -> list[Cell]:
+        varied: dict[str, Sequence[Value]] = {"tv_weight": (1.5e-4, 1e-5), "evaluations": (100, 300)}
+        return [Cell(SUITE, "solvers", size, "mnist", tuple(sorted((base | own).items()))) for own in product(varied)]
+
+    def cost(job: Job) -> Cost:
+        measured = representatives_experiment.measured(job.cell), job.seed
+        each = 9 * 2.8e6 * job.cell["images"]
+        work = {(measured, job.method): 2 * job.cell["evaluations"] * each, measured: 3 * 2.8e6 * 150 * 100}
+        return Cost(work, {(job.cell["evaluations"], job.method): 6.0}, 1e8)
+
+    run, measured = representatives_experiment.run, representatives_experiment.measured
+    return Table(
+        "solvers",
+        "Solvers of the representatives' objective, one client of 30 images (Eq. 6 to 8)",
+        cells,
+        representatives_experiment.METHODS,
+        published,
+        lambda cell, method: True,
+        run,
+        measured,
+        cost,
+    )
+
+
 TABLES = (
+    _solvers(),
     _table("table3", "Linkability in the paper's split (Table III)", _grid("table3", SOURCES, lambda size: [{}])),
     _table(
         "fig5",
