@@ -37,7 +37,6 @@ from jaxfl import (
     simulate,
     stack_clients,
 )
-from jaxfl.models import convolve
 from tests.conftest import largest_difference
 
 KEY = jax.random.key(0)
@@ -221,14 +220,11 @@ def test_correlation_of_repeated_clients():
     assert float(repeat_correlation(jnp.asarray(noise))) < 0.01
 
 
-def test_lenets_have_the_papers_numbers_of_parameters_and_convolve():
+def test_lenets_have_the_papers_numbers_of_parameters():
     for name, shape, expected in (("mnist", (28, 28, 1), 21_840), ("cifar10", (32, 32, 3), 62_006)):
         params = lenet(name).init(KEY)
         assert sum(a.size for a in jax.tree.leaves(params)) == expected
         assert lenet(name).apply(params, jnp.zeros((2, *shape))).shape == (2, 10)
-    x, kernel = jax.random.normal(KEY, (3, 9, 8, 2)), jax.random.normal(jax.random.key(1), (5, 5, 2, 4))
-    expected = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    assert convolve(x, kernel) == pytest.approx(np.asarray(expected), abs=1e-4)
 
 
 def test_bad_settings_are_named(federation, auxiliary):
