@@ -293,6 +293,8 @@ def convolve_transposed(x: Array, kernel: Array, stride: int = 1, padding: Liter
         numbers = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_transpose(x, kernel, (stride, stride), padding, dimension_numbers=numbers)
     size, features = kernel.shape[0], kernel.shape[-1]
+    if padding == "VALID" and x.shape[1] * x.shape[2] < size * size:
+        return _place_results(x, kernel, stride)
     reach = max(size - stride, 0)
     if padding == "VALID":
         before, lengths = size - 1, tuple((length - 1) * stride + size + max(stride - size, 0) for length in x.shape[1:3])
@@ -313,6 +315,19 @@ def convolve_transposed(x: Array, kernel: Array, stride: int = 1, padding: Liter
     results = convolve(wide, small).reshape(len(x), *count, stride, stride, features)
     image = results.transpose(0, 1, 3, 2, 4, 5).reshape(len(x), count[0] * stride, count[1] * stride, features)
     return image[:, : lengths[0], : lengths[1]]
+
+
+def _place_results(x: Array, kernel: Array, stride: int) -> Array:
+    """A transposed convolution without padding, pixel by pixel: for images of fewer pixels than the kernel has entries."""
+    size, (height, width) = kernel.shape[0], x.shape[1:3]
+    products = jnp.einsum("bhwc,ijcf->bhwijf", x, kernel[::-1, ::-1])
+    sides = [(length - 1) * stride + max(size, stride) for length in (height, width)]
+
+    def place(i: int, j: int) -> Array:
+        edges = [(at * stride, side - size - at * stride, 0) for at, side in zip((i, j), sides, strict=True)]
+        return jax.lax.pad(products[:, i, j], jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+
+    return functools.reduce(jnp.add, [place(i, j) for i in range(height) for j in range(width)])
 
 
 class _Convolution(nn.Module):
