@@ -48,7 +48,7 @@ GENERATIVE: dict[str, Value] = {
 }
 SMALL_GENERATIVE: dict[str, Value] = {
     **{"clients": 5, "records": 60, "learning_rate": 0.05, "widths": "8,16,32,64", "generator_width": 96, "rounds": 100},
-    **{"every": 2, "auxiliary": 1000, "batch": 50, "most_epochs": 2, "game_rate": 1e-3, "images": 12, "evaluations": 40},
+    **{"every": 2, "auxiliary": 500, "batch": 50, "most_epochs": 5, "game_rate": 1e-3, "images": 12, "evaluations": 40},
 }
 GLASSES: dict[str, Value] = {
     **{"property": "glasses", "side": "64,64", "records": 0, "classes_held": 0, "batch_size": 10, "auxiliary": 80, "batch": 40},
