@@ -2,8 +2,6 @@
 
 Threat model: the server. The passive attack only looks: it takes every client's updates, and records of its own that are like
 the clients' (its test set). The active attack isolates the victim, who shares its model with the discriminator from then on.
-`gan_attack` is what the paper compares with (Hitaj et al. 2017): the attacker is a client, which knows that its victim holds
-a class that it has not, and spoils its own updates to learn it.
 
 As printed, the paper's losses train the discriminator the wrong way and leave the generator without a gradient for identity
 (Eq. 4 and 5): here all are cross-entropies, generated images are judged by the identity they were made for, and the generator
@@ -19,19 +17,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import (
-    ClientData,
-    LocalTraining,
-    Messages,
-    Model,
-    Server,
-    ServerState,
-    _check,
-    honest_server,
-    local_update,
-    mean_loss,
-)
-from jaxfl.models import Trunk, convolve_transposed
+from jaxfl import ClientData, Messages, Model, Server, ServerState, _check, isolating_server
+from jaxfl.convolutions import convolve_transposed
+from jaxfl.models import Trunk
 
 Array = jax.Array
 NOISE = 100
@@ -174,11 +162,12 @@ def begin(game: Game, shared: Any, key: Array) -> State:
     real, identity = (nn.Dense(1).init(k, jnp.zeros((1, width)))["params"] for k in keys[:2])
     made = game.make.init(keys[2], jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
     networks = Networks(shared, real, identity, made)
-    adam = _adam(game.settings)
+    adam = game_optimizer(game.settings)
     return State(networks, adam.init(_discriminator(networks)), adam.init(made))
 
 
-def _adam(settings: Adversarial) -> optax.GradientTransformation:
+def game_optimizer(settings: Adversarial) -> optax.GradientTransformation:
+    """Adam as the paper has it."""
     return optax.adam(settings.learning_rate, b1=MOMENTUM)
 
 
@@ -272,7 +261,7 @@ def discriminator_step(game: Game, state: State, key: Array, identified: tuple[A
         return total
 
     current = _discriminator(state.networks)
-    updates, optimizer = _adam(settings).update(jax.grad(loss)(current), state.discriminator)
+    updates, optimizer = game_optimizer(settings).update(jax.grad(loss)(current), state.discriminator)
     shared, real, identity = optax.apply_updates(current, updates)
     return state._replace(networks=Networks(shared, real, identity, state.networks.generator), discriminator=optimizer)
 
@@ -287,7 +276,7 @@ def generator_step(game: Game, state: State, key: Array, with_identity: bool) ->
         return total + (_bce(judged.identity, identity) if with_identity else 0.0)
 
     params = state.networks.generator
-    updates, optimizer = _adam(game.settings).update(jax.grad(loss)(params), state.generator)
+    updates, optimizer = game_optimizer(game.settings).update(jax.grad(loss)(params), state.generator)
     return state._replace(networks=state.networks._replace(generator=optax.apply_updates(params, updates)), generator=optimizer)
 
 
@@ -422,112 +411,22 @@ def mgan_server(
       settings: see `Adversarial`.
     """
     game = _game(model, auxiliary, categories, settings or Adversarial())
-    others = honest_server()
+    apart = isolating_server(victim)
+
+    def isolated(state: ServerState) -> ServerState:
+        return state._replace(private=state.private.state.networks.shared)
 
     def init(params: Any) -> ServerState:
         start_key, attack_key = jax.random.split(key)
-        own = Isolated(begin(game, params, start_key), attack_key, jnp.asarray(0))
-        return others.init(params)._replace(private=own)
+        return apart.init(params)._replace(private=Isolated(begin(game, params, start_key), attack_key, jnp.asarray(0)))
 
     def send(state: ServerState, client_id: Array) -> Any:
-        apart = state.private.state.networks.shared
-        return jax.tree.map(lambda own, shared: jnp.where(client_id == victim, own, shared), apart, state.params)
+        return apart.send(isolated(state), client_id)
 
     def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        own, is_victim = state.private, ids == victim
-        shared = jax.tree.map(
-            lambda models, kept: jnp.where(is_victim.any(), models[jnp.argmax(is_victim)], kept),
-            returned,
-            own.state.networks.shared,
-        )
-        before = own.state._replace(networks=own.state.networks._replace(shared=shared))
-        after = play(game, before, jax.random.fold_in(own.key, own.t), own.t, None)
-        return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(
-            private=Isolated(after, own.key, own.t + 1)
-        )
+        own, after = state.private, apart.receive(isolated(state), returned, sizes, ids)
+        before = own.state._replace(networks=own.state.networks._replace(shared=after.private))
+        played = play(game, before, jax.random.fold_in(own.key, own.t), own.t, None)
+        return after._replace(private=Isolated(played, own.key, own.t + 1))
 
     return Server(init, send, receive, personal=True, named=(victim,))
-
-
-class Attacker(NamedTuple):
-    """What the attacking client of `gan_attack` remembers.
-
-    Attributes:
-      generator: parameters of its generator.
-      optimizer: state of its optimiser.
-      key: of the attack.
-      t: rounds so far.
-    """
-
-    generator: Any
-    optimizer: Any
-    key: Array
-    t: Array
-
-
-def gan_attack(
-    model: Model,
-    attacker: int,
-    target: int,
-    data: ClientData,
-    training: LocalTraining,
-    key: Array,
-    *,
-    settings: Adversarial | None = None,
-) -> Server:
-    """The GAN attack of a client (Hitaj, Ateniese, Perez-Cruz 2017), as a plug-in of `simulate`: an honest server, but for the
-    attacker's message, which is made here, where there is a memory. The shared model has one class more than the data, the
-    last, by which the attacker calls what it generated: so the others have to learn its target class better. Its
-    `private` is an `Attacker`.
-
-    Args:
-      model: the shared classifier, of one class more than there are.
-      attacker: id of the attacking client.
-      target: the class that it wants.
-      data: the attacker's records, without client axis; it adds as many images of its own.
-      training: what the attacker does with them.
-      key: draws networks and noise.
-      settings: see `Adversarial`.
-    """
-    settings = settings or Adversarial()
-    fake_class = (model.classes or 0) - 1
-    if not 0 <= target < fake_class:
-        raise ValueError(f"target={target} must be one of the {fake_class} classes; the last is the attacker's own")
-    make = generator(tuple(data.x.shape[1:]), fake_class, settings.width)
-    honest, records = honest_server(), len(data.x)
-
-    def images(params: Any, count: int, key: Array) -> Array:
-        return generate(make, params, jnp.full(count, target), jnp.ones(count, int), key)
-
-    def init(params: Any) -> ServerState:
-        start_key, attack_key = jax.random.split(key)
-        made = make.init(start_key, jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
-        own = Attacker(made, _adam(settings).init(made), attack_key, jnp.asarray(0))
-        return honest.init(params)._replace(private=own)
-
-    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        own = state.private
-        fit_key, fake_key, train_key = jax.random.split(jax.random.fold_in(own.key, own.t), 3)
-
-        def step(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            def loss(made: Any) -> Array:
-                x = images(made, 2 * settings.batch_size, jax.random.fold_in(fit_key, i))
-                return mean_loss(model, state.params, x, jnp.full(len(x), target))
-
-            updates, optimizer = _adam(settings).update(jax.grad(loss)(carry[0]), carry[1])
-            return optax.apply_updates(carry[0], updates), optimizer
-
-        steps = max(records // settings.batch_size, 1)
-        made, optimizer = jax.lax.fori_loop(0, steps, step, (own.generator, own.optimizer))
-        fakes = images(made, records, fake_key)
-        x = jnp.concatenate([data.x, fakes])
-        y = jnp.concatenate([data.y, jnp.full(records, fake_class, data.y.dtype)])
-        both = ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(attacker))
-        message = local_update(model, state.params, both, train_key, training)
-        spoilt = jax.tree.map(
-            lambda models, mine: jnp.where((ids == attacker).reshape(-1, *[1] * mine.ndim), mine, models), returned, message
-        )
-        after = honest.receive(state, spoilt, sizes, ids)
-        return after._replace(private=Attacker(made, optimizer, own.key, own.t + 1))
-
-    return Server(init, honest.send, receive, named=(attacker,))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import Model, _check
+from jaxfl.federated import map_clients
 
 Array = jax.Array
 
@@ -92,15 +93,17 @@ class Embedding(NamedTuple):
     apply: Callable[[Any, Array], Array]
 
 
-def image_embedding(model: Model, params: Any) -> Embedding:
+@functools.cache
+def image_embedding(model: Model) -> Embedding:
     """Channels of the shared model's trunk, averaged over the plane and over a client's representatives `[images, height,
-    width, channels]`; training begins at the shared model `params` (paper 003, Figure 4)."""
+    width, channels]` (paper 003, Figure 4); its parameters are the shared model's."""
     trunk = model.trunk
     if trunk is None:
         raise ValueError("image_embedding needs a model that names its trunk (see jaxfl.trunk_cnn)")
-    return Embedding(lambda key: params, lambda params, images: trunk.features(params, images).mean((0, 1, 2)))
+    return Embedding(model.init, lambda params, images: trunk.features(params, images).mean((0, 1, 2)))
 
 
+@functools.cache
 def vector_embedding(inputs: int, width: int = 256) -> Embedding:
     """One dense layer with LeakyReLU on an update `[inputs]`."""
     layer = nn.Dense(width)
@@ -132,12 +135,12 @@ class Trained(NamedTuple):
     """Attributes:
     params: of the embedding.
     loss: mean over the pairs of each epoch `[epochs]`.
-    reports: what `report` said after each epoch, leaves `[epochs, ...]`, or None.
+    descriptors: of `described` after each epoch, leaves `[epochs, samples, d]`.
     """
 
     params: Any
     loss: Array
-    reports: Any
+    descriptors: Any
 
 
 def train_siamese(
@@ -146,8 +149,9 @@ def train_siamese(
     identities: Array,
     key: Array,
     *,
+    start: Any = None,
+    described: Any = (),
     settings: Siamese | None = None,
-    report: Callable[[Any], Any] | None = None,
 ) -> Trained:
     """Fit an embedding to tell clients apart (paper 003, Eq. 11 and 12; the latter as cross-entropy, with its minus sign).
 
@@ -159,8 +163,9 @@ def train_siamese(
       samples: of the adversary's own federation `[samples, ...]`.
       identities: their clients `[samples]`, integers from 0.
       key: draws layers and pairs.
+      start: parameters at which the embedding begins: the shared model, for images; fresh ones if None.
+      described: samples whose descriptors are kept of every epoch, leaves `[samples, ...]`.
       settings: see `Siamese`.
-      report: `report(params)` is kept of every epoch; pure.
 
     Raises:
       ValueError: if settings or identities make no sense.
@@ -171,16 +176,24 @@ def train_siamese(
     clients = int(jnp.max(identities)) + 1
     if clients < 2:
         raise ValueError(f"identities name {clients} client; telling clients apart needs two")
-    return _train(embedding, samples, jnp.asarray(identities), key, settings, clients, report)
+    start_key, key = jax.random.split(key)
+    start = embedding.init(start_key) if start is None else start
+    return _train(embedding, clients, start, samples, jnp.asarray(identities), described, key, settings)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _train(
-    embedding: Embedding, samples: Array, identities: Array, key: Array, settings: Siamese, clients: int, report: Any
+    embedding: Embedding,
+    clients: int,
+    start: Any,
+    samples: Array,
+    identities: Array,
+    described: Any,
+    key: Array,
+    settings: Siamese,
 ) -> Trained:
     count, batch = len(samples), min(settings.batch_size, len(samples))
-    start_key, head_key, key = jax.random.split(key, 3)
-    start = embedding.init(start_key)
+    head_key, key = jax.random.split(key)
     width = jax.eval_shape(embedding.apply, start, samples[0]).shape[0]
     identify, verify = nn.Dense(clients), nn.Dense(1)
     id_key, pair_key = jax.random.split(head_key)
@@ -209,13 +222,14 @@ def _train(
         first = jax.random.permutation(order_key, count)[: count // batch * batch]
         second = partners(partner_key, identities, first)
         carry, values = jax.lax.scan(step, carry, (first.reshape(-1, batch), second.reshape(-1, batch)))
-        return carry, (values.mean(), None if report is None else report(carry[0][0]))
+        describe = functools.partial(embedding.apply, carry[0][0])
+        return carry, (values.mean(), jax.tree.map(lambda some: map_clients(describe, some, "map"), described))
 
     params = start, heads
-    (params, _), (values, reports) = jax.lax.scan(
+    (params, _), (values, descriptors) = jax.lax.scan(
         epoch, (params, optimizer.init(params)), jax.random.split(key, settings.epochs)
     )
-    return Trained(params[0], values, reports)
+    return Trained(params[0], values, descriptors)
 
 
 def partners(key: Array, identities: Array, first: Array) -> Array:
@@ -225,16 +239,6 @@ def partners(key: Array, identities: Array, first: Array) -> Array:
     itself = first[:, None] == jnp.arange(len(identities))[None, :]
     allowed = (alike == wanted) & ~itself
     return jnp.argmax(jnp.where(allowed, jax.random.uniform(key, allowed.shape), -1.0), 1)
-
-
-class Matching(NamedTuple):
-    """Attributes:
-    accuracy: of pairs judged by a threshold.
-    auc: area under the receiver operating characteristic of their similarity.
-    """
-
-    accuracy: Array
-    auc: Array
 
 
 def pair_similarities(descriptors: Array, identities: Array, key: Array, pairs: int) -> tuple[Array, Array]:
@@ -262,13 +266,10 @@ def fit_threshold(similarities: Array, same: Array) -> Array:
     return (values[best] + values[jnp.minimum(best + 1, len(values) - 1)]) / 2
 
 
-def matching(similarities: Array, same: Array, threshold: Array) -> Matching:
-    """Paper 003's matching accuracy. The threshold is to come from the adversary's own federation (`fit_threshold`)."""
-    positives = same.sum()
-    above = similarities[:, None] > similarities[None, :]
-    ties = similarities[:, None] == similarities[None, :]
-    wins = jnp.where(same[:, None] & ~same[None, :], above + 0.5 * ties, 0.0).sum()
-    return Matching(((similarities > threshold) == same).mean(), wins / (positives * (len(same) - positives)))
+def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
+    """How often pairs are judged rightly (paper 003). The threshold is to come from the adversary's own federation
+    (`fit_threshold`). A scalar."""
+    return ((similarities > threshold) == same).mean()
 
 
 def link_precision(queries: Array, senders: Array, galleries: Array, gallery_senders: Array) -> Array:

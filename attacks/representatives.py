@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attacks.gradient_matching import Virtual, minimize_adam, virtual_update
+from attacks.gradient_matching import Virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
 from jaxfl.federated import Strategy, map_clients
 
@@ -88,12 +88,10 @@ def power_variation(images: Array, beta: float | Array) -> Array:
 def residual(virtual: Any, observed: Any, scale: Literal["known", "free"]) -> Array:
     """`|u - u_X| / |u|` (paper 003, Eq. 8), or the least of `|u - s u_X| / |u|` over `s >= 0`. A scalar."""
     tiny = jnp.finfo(jnp.result_type(*jax.tree.leaves(observed))).tiny
-    length = optax.tree.vdot(observed, observed)
     if scale == "free":
         along = jnp.maximum(optax.tree.vdot(virtual, observed), 0) / jnp.maximum(optax.tree.vdot(virtual, virtual), tiny)
         virtual = jax.tree.map(lambda u: along * u, virtual)
-    difference = jax.tree.map(jnp.subtract, virtual, observed)
-    return jnp.sqrt(jnp.maximum(optax.tree.vdot(difference, difference), tiny) / jnp.maximum(length, tiny))
+    return jnp.sqrt(jnp.maximum(squared_distance(virtual, observed), tiny))
 
 
 def objective(
@@ -279,6 +277,31 @@ def infer_counts(model: Model, observed: Any, probabilities: Array, images: int,
     system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
     shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
     return round_counts(shares, images)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "images"))
+def infer_all_counts(model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual) -> Array:
+    """`infer_counts` of every update of every round.
+
+    Args:
+      model: a classifier with a trunk (static).
+      received: the models of the rounds, leaves `[rounds, ...]`.
+      bias: pseudo-gradients of the last bias `[rounds, participants, classes]`.
+      x, y: the adversary's own records `[records, ...]`.
+      images: what the counts are to sum to (static).
+      virtual: its learning rate times its steps is the update's scale.
+
+    Returns:
+      Counts `[rounds, participants, classes]`, integers.
+    """
+    head = model.trunk.head if model.trunk else ""
+
+    def one_round(arguments: tuple[Any, Array]) -> Array:
+        params, seen = arguments
+        probabilities = class_probabilities(model, params, x, y)
+        return jax.vmap(lambda b: infer_counts(model, {head: {"bias": b}}, probabilities, images, virtual))(seen)
+
+    return map_clients(one_round, (received, bias), "map")
 
 
 def round_counts(shares: Array, images: int) -> Array:

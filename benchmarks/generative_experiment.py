@@ -11,7 +11,8 @@ A cell's settings:
   auxiliary: records of the adversary's own (of digits); batch: images per step of its networks; growth: rounds after which the
     discriminator gets one epoch more; most_epochs: at most so many; game_rate: of its networks' Adam. category_weight: see
     `attacks.generative.Adversarial`.
-  images, evaluations, tv_weight: of representatives.
+  images, evaluations, tv_weight: of representatives. labels: "bias", how many of each class is inferred from the updates;
+    "known": the server is granted the counts.
   round: after how many rounds the shared model is judged, or 0: judge what was generated.
 
 Methods: `mgan_passive`, `mgan_active`, `gan_attack` (of a client that has not the victim's first class), `model_inversion`;
@@ -32,9 +33,11 @@ import optax
 from scipy import ndimage
 
 from attacks import generative
+from attacks.gan_attack import gan_attack
 from attacks.gradient_matching import Virtual
+from attacks.linkability import last_bias
 from attacks.metrics import classifier_score
-from attacks.representatives import Representing, round_counts
+from attacks.representatives import Representing, infer_all_counts, round_counts
 from attacks.sample_reconstruction import Inversion, invert_model
 from benchmarks.engines import run_members
 from benchmarks.jobs import Cell, Job, Outcome
@@ -124,7 +127,8 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
 
 def faces(data: Dataset, cell: Cell, seed: int) -> World:
     """The first client has the pictures with glasses of `WEARERS`, the others all else but two pictures of each person, which
-    are the adversary's. Independent classifiers know the other persons, and of the wearers those without glasses."""
+    are the adversary's. Judges know the other
+    persons' pictures, which clients hold too, and none of the wearers."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
     glasses = np.asarray([n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)])
@@ -160,7 +164,8 @@ class Judges(NamedTuple):
 
 
 def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
-    """Independent classifiers, on records of nobody; each image also mirrored where that changes no class (faces)."""
+    """Classifiers of the judges' records, which the adversary has not. Each image also mirrored where that changes no class
+    (faces)."""
     x, y, like = world.judges
     if world.classes == 40:
         x, y, like = (np.concatenate(pair) for pair in ((x, x[:, :, ::-1]), (y, y), (like, like)))
@@ -195,8 +200,6 @@ class Attack:
             most_epochs=cell["most_epochs"],
             category_weight=cell["category_weight"],
         )
-        held = np.bincount(self.world.parts[VICTIM][1], minlength=self.world.classes)
-        self.categories = jnp.asarray(held / held.sum(), jnp.float32)
 
     def model(self, more: int = 0) -> Model:
         """The shared classifier, with so many classes more than there are."""
@@ -245,7 +248,7 @@ class Attack:
     def gan_run(self) -> Transcript:
         """The last client attacks by the victim's first class."""
         attacker = len(self.world.parts) - 1
-        server = generative.gan_attack(
+        server = gan_attack(
             self.model(1),
             attacker,
             self.target,
@@ -258,8 +261,32 @@ class Attack:
 
     @property
     def target(self) -> int:
-        """The class that the attacking client wants: the victim's most frequent one."""
-        return int(self.categories.argmax())
+        """The class that the attacking client wants and is taken to know: the victim's most frequent one."""
+        return int(np.bincount(self.world.parts[VICTIM][1]).argmax())
+
+    @functools.cached_property
+    def counts(self) -> Array:
+        """How many representatives of each class `[rounds, clients, classes]`."""
+        cell, run, classes = self.cell, self.passive_run, self.world.classes
+        if cell["labels"] == "known":
+            held = jnp.asarray([np.bincount(y, minlength=classes) for _, y in self.world.parts], jnp.float32)
+            counts = jax.vmap(lambda n: round_counts(n, cell["images"]))(held)
+            return jnp.broadcast_to(counts, (len(run.rounds), *counts.shape))
+        bias = last_bias(self.model(), run.pseudo_gradient)
+        own = self.auxiliary
+        return infer_all_counts(self.model(), run.received, bias, own.x, own.y, cell["images"], self.virtual)
+
+    @property
+    def categories(self) -> Array:
+        """How often to generate each class `[classes]`: as the victim's first message has them."""
+        first = self.counts[0, VICTIM]
+        return first / first.sum()
+
+    @property
+    def virtual(self) -> Virtual:
+        """How the server predicts an update's scale: learning rate times steps."""
+        steps = self.training.steps(min(len(y) for _, y in self.world.parts))
+        return Virtual(training=LocalTraining(self.cell["learning_rate"] * steps))
 
     @functools.cached_property
     def passive(self) -> generative.Generated:
@@ -279,22 +306,14 @@ class Attack:
         )
 
     def representatives(self, run: Transcript) -> Array:
-        """Of every client in every recorded round; labels as the clients have them."""
-        cell, classes = self.cell, self.world.classes
-        held = jnp.asarray([np.bincount(y, minlength=classes) for _, y in self.world.parts], jnp.float32)
-        counts = jax.vmap(lambda n: round_counts(n, cell["images"]))(held)
-        counts = jnp.broadcast_to(counts, (len(run.rounds), *counts.shape))
-        steps = self.training.steps(min(len(y) for _, y in self.world.parts))
+        """Of every client in every recorded round."""
+        cell, counts = self.cell, self.counts
         settings = Representing(
-            images=cell["images"],
-            tv_weight=cell["tv_weight"],
-            evaluations=cell["evaluations"],
-            virtual=Virtual(training=LocalTraining(cell["learning_rate"] * steps)),
+            images=cell["images"], tv_weight=cell["tv_weight"], evaluations=cell["evaluations"], virtual=self.virtual
         )
-        gradient = jax.tree.map(lambda w, v: w[:, None] - v, run.received, run.returned)
         keys = jax.random.split(self.keys[4], counts.shape[:2])
         function = Represent(self.model(), self.shape, settings)
-        return run_members(function, (run.received, gradient, counts, keys)).results
+        return run_members(function, (run.received, run.pseudo_gradient, counts, keys)).results
 
     def samples(self, method: str, identity: int) -> tuple[Array, Array]:
         """Images `[SAMPLES, ...]` and the classes asked for, for the victim (1) or for others (0)."""
@@ -361,9 +380,10 @@ def _generated(attack: Attack, method: str) -> tuple[dict[str, float], dict[str,
     probabilities = attack.judges.classes(images)
     scores = {
         "victim_like": attack.judges.like(images).mean(),
-        "class_accuracy": (probabilities.argmax(-1) == labels).mean(),
-        "classifier_score": classifier_score(probabilities),
     }
+    if attack.cell["property"] != "glasses":  # there the victim's classes are kept from the judges
+        scores["class_accuracy"] = (probabilities.argmax(-1) == labels).mean()
+        scores["classifier_score"] = classifier_score(probabilities)
     pictures = {"for the victim": _grid(images)}
     if method.startswith("mgan"):
         theirs, _ = attack.samples(method, 0)

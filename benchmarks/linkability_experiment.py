@@ -32,10 +32,10 @@ import numpy as np
 
 from attacks import linkability as link
 from attacks.gradient_matching import Virtual
+from attacks.metrics import detection
 from attacks.representatives import (
     Representing,
-    class_probabilities,
-    infer_counts,
+    infer_all_counts,
     labels_of,
     represent,
     round_counts,
@@ -191,8 +191,7 @@ def _side(
     clients = stack_clients([(data.x[part], data.y[part]) for part in parts])
     run = simulate(model, model.init(init_key), clients, train_key, federated)
     if anonymous is None:
-        gradient = jax.tree.map(lambda w, v: w[:, None] - v, run.received, run.returned)
-        return Side(run, gradient, jnp.broadcast_to(run.clients, (len(kept), len(parts))), parts, rows)
+        return Side(run, run.pseudo_gradient, jnp.broadcast_to(run.clients, (len(kept), len(parts))), parts, rows)
     seen, senders = run.anonymous(anonymous)
     return Side(run, seen.pseudo_gradient, senders, parts, rows)
 
@@ -252,9 +251,7 @@ class _Attack:
             gradients = self._gradients()
             mine, theirs = (link.whiten(link.updates_as_vectors(side.pseudo_gradient), gradients) for side in both)
         elif method == "rep":
-            embedding = link.image_embedding(attacked.model, self._shared)
-            embed = jax.jit(lambda x: map_clients(lambda s: embedding.apply(self._shared, s), x, "map"))
-            mine, theirs = (embed(x.reshape(-1, *x.shape[2:])).reshape(*x.shape[:2], -1) for x in self._representatives)
+            mine, theirs = (_pooled(attacked.model, self._shared, x) for x in self._representatives)
         else:
             if method not in self._trained:
                 self._trained[method] = self._train(method)
@@ -276,15 +273,7 @@ class _Attack:
         """Gradients of single records `[REFERENCES, parameters]`, at models of all observed rounds by turns."""
         model, received = self.attacked.model, self.attacked.clients.run.received
         x, y = self._known(REFERENCES)
-        rounds = jnp.arange(len(x)) % self.cell["window"]
-
-        def one(arguments: Any) -> Array:
-            record, label, t = arguments
-            params = jax.tree.map(lambda a: a[t], received)
-            slope = jax.grad(lambda p: model.loss(model.apply(p, record[None]), label[None])[0])(params)
-            return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(slope)])
-
-        return jax.jit(lambda: map_clients(one, (x, y, rounds), "map"))()
+        return _record_gradients(model, received, x, y, jnp.arange(len(x)) % self.cell["window"])
 
     def _counts(self, side: Side) -> Array:
         """How many representatives of each class `[rounds, participants, classes]` the server asks for."""
@@ -296,18 +285,8 @@ class _Attack:
             held = jnp.stack([jnp.bincount(jnp.asarray(attacked.data.y[part]), length=classes) for part in side.parts])
             return jax.vmap(lambda n: round_counts(n.astype(jnp.float32), images))(held)[side.senders]
         x, y = self._known(REFERENCES)
-        head = attacked.model.trunk.head if attacked.model.trunk else ""
-
-        @jax.jit
-        def infer(received: Any, gradients: Any) -> Array:
-            def one(arguments: Any) -> Array:
-                params, observed = arguments
-                probabilities = class_probabilities(attacked.model, params, x, y)
-                return jax.vmap(lambda g: infer_counts(attacked.model, g, probabilities, images, attacked.virtual))(observed)
-
-            return map_clients(one, (received, gradients), "map")
-
-        return infer(side.run.received, {head: side.pseudo_gradient[head]})
+        bias = link.last_bias(attacked.model, side.pseudo_gradient)
+        return infer_all_counts(attacked.model, side.run.received, bias, x, y, images, attacked.virtual)
 
     @functools.cached_property
     def _representatives(self) -> tuple[Array, Array]:
@@ -328,25 +307,47 @@ class _Attack:
         """Descriptors of both sides `[epochs, rounds, participants, d]` after each epoch of the siamese network's training."""
         cell, attacked = self.cell, self.attacked
         if method == "siamese_rep":
-            embedding = link.image_embedding(attacked.model, self._shared)
+            embedding, start = link.image_embedding(attacked.model), self._shared
             mine, theirs = self._representatives
         else:
             mine, theirs = (link.pooled_head(attacked.model, s.pseudo_gradient) for s in (attacked.clients, attacked.shadow))
             mine, theirs = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in (mine, theirs))
-            embedding = link.vector_embedding(mine.shape[-1])
-        flat = theirs.reshape(-1, *theirs.shape[2:])
+            embedding, start = link.vector_embedding(mine.shape[-1]), None
+        flat = tuple(samples.reshape(-1, *samples.shape[2:]) for samples in (mine, theirs))
+        found = link.train_siamese(
+            embedding,
+            flat[1],
+            attacked.shadow.senders.ravel(),
+            jax.random.fold_in(attacked.key, 2),
+            start=start,
+            described=flat,
+            settings=link.Siamese(epochs=cell["siamese_epochs"], batch_size=cell["siamese_batch"]),
+        )
+        first, second = (
+            d.reshape(len(d), *side.senders.shape, -1)
+            for d, side in zip(found.descriptors, (attacked.clients, attacked.shadow), strict=True)
+        )
+        return first, second
 
-        def report(params: Any) -> tuple[Array, Array]:
-            def embed(samples: Array) -> Array:
-                found = map_clients(lambda s: embedding.apply(params, s), samples.reshape(-1, *samples.shape[2:]), "map")
-                return found.reshape(*samples.shape[:2], -1)
 
-            return embed(mine), embed(theirs)
+@functools.partial(jax.jit, static_argnums=0)
+def _pooled(model: Model, params: Any, images: Array) -> Array:
+    """Descriptors of representatives `[rounds, participants, images, ...]` by the shared model as it is."""
+    describe = functools.partial(link.image_embedding(model).apply, params)
+    return map_clients(describe, images.reshape(-1, *images.shape[2:]), "map").reshape(*images.shape[:2], -1)
 
-        settings = link.Siamese(epochs=cell["siamese_epochs"], batch_size=cell["siamese_batch"])
-        key = jax.random.fold_in(attacked.key, 2)
-        names = attacked.shadow.senders.ravel()
-        return link.train_siamese(embedding, flat, names, key, settings=settings, report=report).reports
+
+@functools.partial(jax.jit, static_argnums=0)
+def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: Array) -> Array:
+    """Gradients of single records `[records, parameters]`, each at the model of its round."""
+
+    def one(arguments: Any) -> Array:
+        record, label, t = arguments
+        params = jax.tree.map(lambda a: a[t], received)
+        slope = jax.grad(lambda p: model.loss(model.apply(p, record[None]), label[None])[0])(params)
+        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(slope)])
+
+    return map_clients(one, (x, y, rounds), "map")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,12 +382,11 @@ def _scores(cell: Cell, attacked: Attacked, mine: Array, theirs: Array) -> dict[
         learned = link.pair_similarities(own, own_names, keys[0], PAIRS)
         tested = link.pair_similarities(flat, names, keys[1], PAIRS)
         threshold = link.fit_threshold(*learned)
-        found = link.matching(*tested, threshold)
         scores |= {
             "tracking": link.follow_precision(link.follow(mine, votes=VOTES), senders),
             "tracking_one_to_one": link.follow_precision(link.follow(mine, votes=VOTES, one_to_one=True), senders),
-            "matching_accuracy": found.accuracy,
-            "auc": found.auc,
-            "matching_train_accuracy": link.matching(*learned, threshold).accuracy,
+            "matching_accuracy": link.matching_accuracy(*tested, threshold),
+            "auc": jnp.asarray(detection(np.asarray(tested[0]), np.asarray(tested[1])).auc),
+            "matching_train_accuracy": link.matching_accuracy(*learned, threshold),
         }
     return {name: float(value) for name, value in scores.items()}

@@ -159,6 +159,13 @@ class Transcript:
     cohort: int | None = dataclasses.field(metadata={"static": True})
     private: Any = ()
 
+    @property
+    def pseudo_gradient(self) -> Any:
+        """`received - returned` of the kept clients, leaves `[rounds, kept clients, ...]`."""
+        if self.personal:
+            return jax.tree.map(jnp.subtract, self.received, self.returned)
+        return jax.tree.map(lambda w, v: w[:, None] - v, self.received, self.returned)
+
     def messages(self, client: int, rounds: Sequence[int] | None = None) -> Messages:
         """View of an honest-but-curious server or an eavesdropper on one client's channel.
 
@@ -215,7 +222,7 @@ class Transcript:
         sums = self.sums
         if sums is None:
             self._need_everyone("aggregates")
-            sums = jax.tree.map(lambda w, v: (w[:, None] - v).sum(1), self.received, self.returned)
+            sums = jax.tree.map(lambda u: u.sum(1), self.pseudo_gradient)
         rows = jnp.asarray(self.rounds)
         return Aggregates(self.received, sums, self.participation[rows], rows)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attacks import generative
+from attacks.gan_attack import gan_attack
 from attacks.metrics import classifier_score
 from jaxfl import Federated, LocalTraining, Record, isolating_server, mlp, one_client, simulate, stack_clients, trunk_cnn
 from tests.conftest import largest_difference
@@ -148,7 +149,7 @@ def test_a_client_attacks_through_its_message_alone(federation):
     mine = clients.client(2)
 
     def attacked(rate):
-        server = generative.gan_attack(more, 2, 1, mine, LocalTraining(rate), jax.random.key(2), settings=SETTINGS)
+        server = gan_attack(more, 2, 1, mine, LocalTraining(rate), jax.random.key(2), settings=SETTINGS)
         return simulate(more, start, clients, key, federated(2), server=server)
 
     still = attacked(0.0)  # an attacker whose message says nothing: a third of the others' step
@@ -159,7 +160,7 @@ def test_a_client_attacks_through_its_message_alone(federation):
     assert largest_difference(expected, sent) < 1e-6
     assert largest_difference(attacked(RATE).params, still.params) > 0
     with pytest.raises(ValueError, match="target=2 must be one of the 2 classes"):
-        generative.gan_attack(more, 2, 2, mine, LocalTraining(RATE), key)
+        gan_attack(more, 2, 2, mine, LocalTraining(RATE), key)
 
 
 def test_bad_input_is_named(federation):

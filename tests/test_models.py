@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfl import trunk_cnn
-from jaxfl.models import convolve, convolve_transposed
+from jaxfl.convolutions import convolve, convolve_transposed
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 

@@ -44,7 +44,7 @@ GENERATIVE: dict[str, Value] = {
     **{"property": "classes", "clients": 10, "records": 100, "classes_held": 3, "batch_size": 32, "epochs": 1},
     **{"learning_rate": 0.01, "rounds": 300, "every": 1, "widths": "32,64,128,256", "generator_width": 384, "side": "28,28"},
     **{"auxiliary": 1000, "batch": 100, "growth": 10, "most_epochs": 10, "game_rate": 2e-4, "category_weight": 0.0},
-    **{"images": 30, "evaluations": 100, "tv_weight": 1e-5, "round": 0},
+    **{"images": 30, "evaluations": 100, "tv_weight": 1e-5, "labels": "bias", "round": 0},
 }
 SMALL_GENERATIVE: dict[str, Value] = {
     **{"clients": 5, "records": 60, "learning_rate": 0.05, "widths": "8,16,32,64", "generator_width": 96, "rounds": 100},
@@ -164,7 +164,7 @@ def _generative_table(
 
 def _accuracy_rounds(size: str) -> Sequence[dict[str, Value]]:
     last = int(str((GENERATIVE | (SMALL_GENERATIVE if size == "small" else {}))["rounds"]))
-    return [{"round": t} for t in range(last // 30, last + 1, last // 30)]
+    return [{"round": t, "labels": "known"} for t in range(last // 30, last + 1, last // 30)]
 
 
 def _table(name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = METHODS) -> Table:
@@ -232,7 +232,13 @@ TABLES = (
         ("mgan_passive", "victim", "others"),
         lambda size: [{}],
     ),
-    _generative_table("table4", "Generated samples (Figure 9, Table IV)", [("mnist", {})], GENERATORS, lambda size: [{}]),
+    _generative_table(
+        "table4",
+        "Generated samples (Figure 9, Table IV)",
+        [("mnist", {})],
+        GENERATORS,
+        lambda size: [{"labels": "known"}, {"labels": "bias"}],
+    ),
     _generative_table(
         "fig10",
         "Accuracy of the shared model under attack (Figure 10)",
