@@ -26,11 +26,13 @@ from jax.flatten_util import ravel_pytree
 from attacks.disaggregation import Observations
 from jaxfl import Aggregates, Behavior, ClientData, LocalTraining, Model, _check, behave, mean_loss
 from jaxfl.federated import map_clients
+from jaxfl.models import check_records
 
 Array = jax.Array
 Kind = Literal["first_order", "lda", "logistic"]
 LEAST_SEPARATION = 0.3
-"""Class means of a calibrated feature are taken to be at least so many deviations apart; less cannot be told from chance."""
+"""A feature is scaled as if its class means were at least so many deviations apart; less cannot be told from chance, and the
+scale would be noise."""
 LEAST_VARIANCE = 1e-6
 """Of a class's feature, relative to the other class's, so that it has a density."""
 
@@ -100,6 +102,7 @@ class Detectors:
       variance: likewise.
       correlation: of one client's features between rounds.
       calibrated_on: held-out pairs.
+      rate: fraction of clients that the adversary takes to have the property.
     """
 
     direction: Array
@@ -108,6 +111,7 @@ class Detectors:
     variance: Array
     correlation: Array
     calibrated_on: Array
+    rate: Array
 
 
 def train_detectors(
@@ -136,9 +140,17 @@ def train_detectors(
       settings: see `Training`.
 
     Raises:
-      ValueError: if there are fewer auxiliary records than a client has, or a setting is out of range.
+      ValueError: if the records do not fit the model, there are fewer of them than a client has, the property is none, or a
+        setting is out of range.
     """
     settings = settings or Training()
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    _check.shape((len(x),), y=y)
+    check_records(model, jax.tree.map(lambda a: a[0], received), x, y)
+    _check.finite(x=x)
+    _check.fraction(rate=prop.rate, held_out=settings.held_out, shrinkage=settings.shrinkage)
+    if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
+        raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
     _check.one_of(("first_order", "lda", "logistic"), kind=settings.kind)
     counts = ("pairs", "gradients", "masks", "epochs", "batch_size", "repeated")
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
@@ -148,7 +160,7 @@ def train_detectors(
         raise ValueError(f"held_out={settings.held_out} of pairs={settings.pairs} leaves none to train or none to calibrate on")
     if settings.strategy is None:
         settings = dataclasses.replace(settings, strategy="map" if jax.default_backend() == "cpu" else "vmap")
-    return _train_detectors(model, received, jnp.asarray(x), jnp.asarray(y), prop, key, training, records, settings)
+    return _train_detectors(model, received, x, y, prop, key, training, records, settings)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "records"))
@@ -174,8 +186,11 @@ def _train_detectors(
         rows = _draw(draw_key, len(x), records, settings.pairs)
         # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
         paired = settings.kind != "logistic"
-        other, other_key = (rows, pairs_key) if paired else (_draw(other_key, len(x), records, settings.pairs), other_key)
-        sides = shadows(params, rows, pairs_key, Property()), shadows(params, other, other_key, prop)
+        other = rows, pairs_key
+        if not paired:
+            set_key, other_key = jax.random.split(other_key)
+            other = _draw(set_key, len(x), records, settings.pairs), other_key
+        sides = shadows(params, rows, pairs_key, Property()), shadows(params, *other, prop)
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
             if settings.kind == "first_order":
@@ -195,7 +210,8 @@ def _train_detectors(
 
     rounds = len(jax.tree.leaves(received)[0])
     direction, offset, mean, variance, again = jax.lax.map(one, (received, jax.random.split(key, rounds)))
-    return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held))
+    rate = jnp.asarray(prop.rate, mean.dtype)
+    return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held), rate)
 
 
 def _first_order(
@@ -298,7 +314,8 @@ def discriminant(centred: Array, change: Array, shrinkage: float | Array) -> Arr
 
 
 def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
-    """A direction scaled, and an offset, such that the feature's class means on held-out shadows are -1 and 1."""
+    """A direction scaled, and an offset, such that the feature's class means on held-out shadows are -1 and 1 (nearer, or
+    reversed, where they cannot be told apart)."""
     low, high = (side @ direction for side in held_out)
     deviation = jnp.sqrt((low.var() + high.var()) / 2)
     apart = jnp.maximum(high.mean() - low.mean(), LEAST_SEPARATION * deviation + jnp.finfo(deviation.dtype).tiny)
@@ -378,4 +395,5 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         detectors.calibrated_on,
         cross,
         detectors.offset,
+        detectors.rate,
     )

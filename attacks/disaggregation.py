@@ -28,6 +28,7 @@ class Observations:
       calibrated_on: shadow pairs behind `mean` and `variance`.
       cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
       offset: of the detectors `[rounds]`.
+      rate: fraction of clients that the adversary takes to have the property.
     """
 
     features: Array
@@ -38,6 +39,7 @@ class Observations:
     calibrated_on: Array
     cross: Array
     offset: Array
+    rate: Array
 
 
 def prefix(rounds: int, seen: Array) -> Array:
@@ -54,7 +56,8 @@ def least_squares(observations: Observations, seen: Array) -> Array:
       seen: how many rounds are used `[prefixes]`.
     """
     a, b = observations.participation, observations.features
-    return jax.vmap(lambda t: _pseudo_inverse(a, t) @ b)(seen)
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(lambda t: _pseudo_inverse(a, t) @ b)(jnp.asarray(seen))
 
 
 def _pseudo_inverse(participation: Array, seen: Array) -> Array:
@@ -81,7 +84,7 @@ def ridge(observations: Observations, seen: Array, weights: Array, penalty: floa
         return jax.scipy.linalg.solve(normal, (a.T * w) @ b, assume_a="pos")
 
     with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(seen)
+        return jax.vmap(one)(jnp.asarray(seen))
 
 
 @jax.jit
@@ -99,7 +102,7 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
         return ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
 
     with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(seen)
+        return jax.vmap(one)(jnp.asarray(seen))
 
 
 class Identifiability(NamedTuple):
@@ -130,4 +133,5 @@ def identifiability(participation: Array, seen: Array, tolerance: float | Array 
         variance = jnp.where(resolved, (inverse**2).sum(1), jnp.inf)
         return jnp.round(own.sum()).astype(int), resolved, variance
 
-    return Identifiability(*jax.vmap(one)(jnp.asarray(seen)))
+    with jax.default_matmul_precision("highest"):
+        return Identifiability(*jax.vmap(one)(jnp.asarray(seen)))

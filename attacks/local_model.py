@@ -13,6 +13,7 @@ them with `jaxfl.local_update`; that is the client's own training.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -105,7 +106,7 @@ class LocalModel:
     Attributes:
       params: the model.
       unexplained: part of held-out updates' energy that the fitted map misses; 1 is no better than predicting zero.
-      kept_last: True if the map explained too little and `params` are those last returned.
+      kept_last: True if the map explained too little, or led nowhere finite, and `params` are those last returned.
     """
 
     params: Any
@@ -129,6 +130,7 @@ def mapping_network(messages: Messages, key: Array, *, settings: Mapping | None 
         raise ValueError(f"messages holds {len(messages)} rounds; fitting and checking a network needs at least 10")
     _check.one_of(("literal", "normalised"), scaling=settings.scaling)
     _check.positive_integer(fit_steps=settings.fit_steps, search_steps=settings.search_steps)
+    _check.fraction(held_out=settings.held_out)
     return _mapping_network(messages, key, settings)
 
 
@@ -141,11 +143,11 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
         inputs, targets, start = theta, change, last
         basis = None
     else:
-        inputs, basis = _whitened(theta)
+        inputs, basis, coordinates = _whitened(theta)
         left, singular, _ = jnp.linalg.svd(change, full_matrices=False)
         targets = left * singular
         targets /= jnp.sqrt((targets**2).mean())
-        start = inputs[-1]
+        start = coordinates(last)
     init_key, split_key = jax.random.split(key)
     network = mlp(inputs.shape[1], settings.hidden, targets.shape[1], task="regression")
     rounds = len(inputs)
@@ -180,15 +182,21 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
 
     (found, _), _ = jax.lax.scan(search, (start, searcher.init(start)), length=settings.search_steps)
     params = found if basis is None else last + (found - start) @ basis
-    return LocalModel(unravel(params), unexplained, jnp.asarray(False))
+    finite = jnp.isfinite(params).all()
+    return LocalModel(unravel(jnp.where(finite, params, last)), unexplained, ~finite)
 
 
-def _whitened(rows: Array) -> tuple[Array, Array]:
-    """Centred coordinates `[rounds, rank]` of unit variance, and the basis `[rank, parameters]` that leads back."""
-    left, singular, right = jnp.linalg.svd(rows - rows.mean(0), full_matrices=False)
+def _whitened(rows: Array) -> tuple[Array, Array, Callable[[Array], Array]]:
+    """Centred coordinates `[rounds, rank]` of unit variance, the basis `[rank, parameters]` that leads back, and what gives the
+    coordinates of any other point."""
+    mean, root = rows.mean(0), jnp.sqrt(jnp.asarray(len(rows), rows.dtype))
+    left, singular, right = jnp.linalg.svd(rows - mean, full_matrices=False)
     kept = singular > 1e-5 * singular[0]
-    root = jnp.sqrt(jnp.asarray(len(rows), rows.dtype))
-    return jnp.where(kept, left, 0) * root, jnp.where(kept, singular, 0)[:, None] * right / root
+
+    def coordinates(point: Array) -> Array:
+        return jnp.where(kept, root * (right @ (point - mean)) / jnp.where(kept, singular, 1), 0)
+
+    return jnp.where(kept, left, 0) * root, jnp.where(kept, singular, 0)[:, None] * right / root, coordinates
 
 
 @jax.tree_util.register_dataclass
@@ -197,7 +205,7 @@ class PseudoRecords:
     """Settings of `pseudo_records`.
 
     Attributes:
-      training: the client's recipe.
+      training: the client's recipe; its defences are left out, made-up records need none.
       local_records: how many records the client has; tells its local steps (static).
       records: made-up records (static).
       steps: Adam steps of the fit (static).
@@ -244,6 +252,8 @@ def pseudo_records(
     for name in ("local_records", "records", "steps", "messages_per_step", "finish"):
         _check.positive_integer(**{name: getattr(settings, name)})
     _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
+    _check.fraction(held_out=settings.held_out)
+    settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
     return _pseudo_records(model, messages, key, settings, tuple(record_shape))
 
 
@@ -252,7 +262,7 @@ def _pseudo_records(
     model: Model, messages: Messages, key: Array, settings: PseudoRecords, record_shape: tuple[int, ...]
 ) -> LocalModel:
     steps = settings.training.steps(settings.local_records)
-    start_key, fit_key, score_key = jax.random.split(key, 3)
+    start_key, fit_key, score_key, finish_key = jax.random.split(key, 4)
     held = max(1, round(settings.held_out * len(messages)))
     # Full-batch steps on the made-up records: their number is the client's, their order means nothing.
     simulated = dataclasses.replace(settings.training, epochs=steps, batch_size=None)
@@ -279,7 +289,7 @@ def _pseudo_records(
     data = ClientData(x, labels(y), jnp.ones(len(x), bool), jnp.asarray(0))
     finishing = dataclasses.replace(settings.training, epochs=settings.finish, batch_size=None)
     last = last_returned(messages)
-    params = local_update(model, last, data, key, finishing)
+    params = local_update(model, last, data, finish_key, finishing)
     finite = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(params)]).all()
     kept = ~(unexplained <= settings.most_unexplained) | ~finite
     return LocalModel(jax.tree.map(functools.partial(jnp.where, kept), last, params), unexplained, kept)

@@ -4,11 +4,11 @@ Threat model: as in `attacks.detectors`. `prolin` is the paper's relaxed maximum
 every round; but given who has the property, a sum of normal features is normal, so features need not be found. `box` and
 `gibbs` start from that: with D_tk = A_tk (mu1_t - mu0_t),
 
-    b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = diag(n_t) + rho S A A' S
+    b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = diag((1 - rho) v_t + e_t) + rho S A A' S
 
-where n_t adds the participants' variances and the error of calibration, and rho S A A' S says that a client's features in
-different rounds are alike (its records are the same). `box` is weighted least squares over p in [0, 1]; `gibbs` samples p in
-{0, 1} with the assumed rate as prior. All functions answer for several numbers of observed rounds at once.
+where v_t adds the participants' variances, e_t is the error of calibration, S = diag(sqrt(v_t / m)), and rho S A A' S says that
+a client's features in different rounds are alike (its records are the same). `box` is weighted least squares over p in [0, 1];
+`gibbs` samples p in {0, 1} with the assumed rate as prior. All functions answer for several numbers of observed rounds at once.
 """
 
 import dataclasses
@@ -58,19 +58,20 @@ def likelihood(observations: Observations, seen: Array, p: Array) -> Quadratic:
 
 
 @functools.partial(jax.jit, static_argnames="iterations")
-def box(observations: Observations, seen: Array, rate: float | Array = 0.1, iterations: int = 500) -> Array:
+def box(observations: Observations, seen: Array, iterations: int = 500) -> Array:
     """Weighted least squares over p in [0, 1]: `[prefixes, clients]`; above 1/2 the property is more likely than not.
 
     Args:
       observations: see there.
       seen: how many rounds are used `[prefixes]`.
-      rate: fraction of clients taken to have the property, where the variances start.
       iterations: of projected gradients (static).
     """
-    return jax.vmap(lambda t: _box(observations, t, rate, iterations)[0])(jnp.asarray(seen))
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(lambda t: _box(observations, t, iterations)[0])(jnp.asarray(seen))
 
 
-def _box(observations: Observations, seen: Array, rate: float | Array, iterations: int) -> tuple[Array, Quadratic]:
+def _box(observations: Observations, seen: Array, iterations: int) -> tuple[Array, Quadratic]:
+    rate = observations.rate
     start = jnp.full(observations.participation.shape[1], rate, observations.features.dtype)
 
     def again(p: Array, _: None) -> tuple[Array, None]:
@@ -94,17 +95,16 @@ class Gibbs:
     Attributes:
       chains: independent chains (static).
       sweeps: over all clients (static), the first quarter of which is not counted.
-      rate: prior probability of the property.
     """
 
     chains: int = dataclasses.field(default=32, metadata={"static": True})
     sweeps: int = dataclasses.field(default=400, metadata={"static": True})
-    rate: float | Array = 0.1
 
 
 @jax.jit
 def gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs | None = None) -> Array:
-    """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs sampling.
+    """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs sampling. The prior is the rate that
+    the adversary assumes (`observations.rate`).
 
     Args:
       observations: see there.
@@ -114,10 +114,10 @@ def gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs |
     """
     settings = settings or Gibbs()
     clients = observations.participation.shape[1]
-    prior = jnp.log(settings.rate) - jnp.log1p(-settings.rate)
+    prior = jnp.log(observations.rate) - jnp.log1p(-observations.rate)
 
     def one(t: Array, key: Array) -> Array:
-        _, (matrix, vector) = _box(observations, t, settings.rate, 200)
+        _, (matrix, vector) = _box(observations, t, 200)
         start_key, key = jax.random.split(key)
         own = jnp.diag(matrix)
 
@@ -133,12 +133,13 @@ def gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs |
             p, chance = jax.lax.scan(visit, p, (order, draws))
             return p, jnp.zeros_like(chance).at[order].set(chance)
 
-        start = jax.random.bernoulli(start_key, settings.rate, (settings.chains, clients)).astype(matrix.dtype)
+        start = jax.random.bernoulli(start_key, observations.rate, (settings.chains, clients)).astype(matrix.dtype)
         _, chances = jax.lax.scan(sweep, start, jax.random.split(key, settings.sweeps))
         return chances[settings.sweeps // 4 :].mean(0)
 
     seen = jnp.asarray(seen)
-    return jax.vmap(one)(seen, jax.random.split(key, len(seen)))
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(seen, jax.random.split(key, len(seen)))
 
 
 @jax.tree_util.register_dataclass
@@ -164,7 +165,7 @@ class Prolin:
 
 class ProlinAnswer(NamedTuple):
     """Attributes:
-    p: probability of the property `[prefixes, clients]`.
+    p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite.
     iterations: used `[prefixes]`.
     losses: L1, L2, L3 at the answer `[prefixes, 3]`.
     """
@@ -254,7 +255,7 @@ def _prolin(observations: Observations, seen: Array, weights: Array, key: Array,
             "step": jnp.asarray(0),
             "idle": jnp.asarray(0),
             "least": jnp.asarray(jnp.inf, b.dtype),
-            "best": free[1],
+            "best": jnp.full_like(free[1], jnp.nan),
             "losses": jnp.zeros(3, b.dtype),
         }
         state = jax.lax.while_loop(go_on, step, state)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from attacks.gradient_matching import Virtual, cosine_distance, matching_objective, minimize_adam
 from jaxfl import Messages, Model, _check
+from jaxfl.models import log_probabilities
 
 Array = jax.Array
 
@@ -65,16 +66,16 @@ def invert_model(
 def _invert_model(model: Model, params: Any, shape: tuple[int, ...], settings: Inversion) -> tuple[Array, Array]:
     classes = model.classes or 0
 
-    def log_probabilities(x: Array) -> Array:
-        return jnp.diag(jax.nn.log_softmax(model.apply(params, x)))
+    def of_own_class(x: Array) -> Array:
+        return jnp.diag(log_probabilities(model.apply(params, x)))
 
     def step(x: Array, _: None) -> tuple[Array, None]:
-        slope = jax.grad(lambda images: log_probabilities(images).sum())(x)
+        slope = jax.grad(lambda images: of_own_class(images).sum())(x)
         return jnp.clip(x + settings.learning_rate * slope, settings.low, settings.high), None
 
     start = jnp.full((classes, *shape), settings.start, jnp.result_type(float))
     images, _ = jax.lax.scan(step, start, length=settings.steps)
-    return images, jnp.exp(log_probabilities(images))
+    return images, jnp.exp(of_own_class(images))
 
 
 def total_variation(images: Array) -> Array:
@@ -123,15 +124,16 @@ def invert_gradient(
       settings: see `GradientInversion`.
 
     Returns:
-      Images `[batch, *shape]` in [0, 1] and class probabilities `[batch, classes]`.
+      Images `[batch, *shape]` in [0, 1] and class probabilities `[batch, classes]`; NaN if the objective was never finite.
 
     Raises:
-      ValueError: if the model has no classes or labels do not fit.
+      ValueError: if the model has no classes, labels do not fit, or a setting is out of range.
     """
     settings = settings or GradientInversion()
     if model.classes is None:
         raise ValueError("invert_gradient needs a classifier; this model has classes=None")
     _check.positive_integer(batch=batch, steps=settings.steps)
+    settings.virtual.check(batch)
     if y is not None:
         _check.shape((batch,), y=y)
         _check.labels(y, model.classes)
@@ -156,4 +158,6 @@ def _invert_gradient(
         return matched + settings.alpha * total_variation(x)
 
     found = minimize_adam(objective, start, key, steps=settings.steps, learning_rate=settings.learning_rate)
-    return guess(found.variables)
+    x, labels = guess(found.variables)
+    ok = jnp.isfinite(found.value)
+    return jnp.where(ok, x, jnp.nan), jnp.where(ok, labels, jnp.nan)

@@ -37,17 +37,23 @@ def least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
       y: their labels `[records]`.
 
     Returns:
-      Places of the clients `[records]`; the first of several.
+      Places of the clients `[records]`, the first of several; -1 where a loss is not finite.
     """
-    return jax.lax.map(lambda p: losses(model, p, x, y), params).argmin(0)
+    return _least(jax.lax.map(lambda p: losses(model, p, x, y), params))
+
+
+def _least(scores: Array) -> Array:
+    """Place of the least of `scores [clients, records]`, or -1 where one is not finite."""
+    return jnp.where(jnp.isfinite(scores).all(0), scores.argmin(0), -1)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Vote:
     """Attributes:
-    sources: the client that had the least loss in most rounds `[records]`, ties to the first (paper 004, Appendix C.2).
-    rounds: who had it in each `[rounds, records]`.
+    sources: the client that had the least loss in most rounds `[records]`, ties to the first (paper 004, Appendix C.2); -1 if
+      none ever had.
+    rounds: who had it in each `[rounds, records]`, as `least_loss` says.
     """
 
     sources: Array
@@ -67,7 +73,7 @@ def majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote:
     chosen = jax.lax.map(lambda params: least_loss(model, params, x, y), returned)
     count = len(jax.tree.leaves(returned)[0][0])
     votes = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(0)
-    return Vote(votes.argmax(1), chosen)
+    return Vote(jnp.where(votes.any(1), votes.argmax(1), -1), chosen)
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -82,10 +88,10 @@ def largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
       y: their labels `[records]`.
 
     Returns:
-      Places of the clients `[records]`.
+      Places of the clients `[records]`; -1 where a loss is not finite.
     """
     after = jax.lax.map(lambda models: jax.lax.map(lambda p: losses(model, p, x, y), models), returned).mean(0)
-    return (after - after.mean(1, keepdims=True)).argmin(0)
+    return _least(after - after.mean(1, keepdims=True))
 
 
 @jax.tree_util.register_dataclass

@@ -2,6 +2,8 @@
 
 import functools
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -44,7 +46,8 @@ def use_all_cores() -> None:
 def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
     """Run a pure function on every member of a group as one compiled call.
 
-    Members are shared by the local devices and run one after the other on each CPU core, in chunks on an accelerator.
+    Members are shared by the local devices, or keep to the default one where there is one (`jax.default_device`), and run one
+    after the other on each CPU core, in chunks on an accelerator.
 
     Args:
       function: from one member to a pytree of arrays. Hashable: equal functions share their compiled program.
@@ -52,8 +55,9 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
       x64: allow 64-bit arithmetic inside; results come back in 32 bits.
     """
     count = len(jax.tree.leaves(members)[0])
-    devices = min(jax.local_device_count(), count)
-    surplus = -count % devices  # the last member is repeated until every device has as many
+    own = jax.config.jax_default_device  # type: ignore[attr-defined]  # which jax.default_device sets, for this thread
+    devices = tuple(jax.local_devices() if own is None else [own])[:count]
+    surplus = -count % len(devices)  # the last member is repeated until every device has as many
     padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], surplus, 0)]), members)
     placed = jax.device_put(padded, _sharding(devices))
     leaves, structure = jax.tree.flatten(placed)
@@ -64,16 +68,19 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
         results = jax.block_until_ready(program(placed))
     end = time.perf_counter()
     # Back on one device: slicing an array that is spread over devices would make them wait for each other.
-    gathered = jax.device_put(results, jax.local_devices()[0])
+    gathered = jax.device_put(results, devices[0])
     return Compiled(jax.tree.map(lambda a: a[:count], gathered), compiled - start, (end - compiled) / count)
 
 
-def _sharding(devices: int) -> NamedSharding:
-    return NamedSharding(jax.make_mesh((devices,), ("members",), axis_types=(AxisType.Auto,)), PartitionSpec("members"))
+def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:
+    mesh = jax.make_mesh((len(devices),), ("members",), axis_types=(AxisType.Auto,), devices=devices)
+    return NamedSharding(mesh, PartitionSpec("members"))
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _compile(function: Callable[[Any], Any], devices: int, structure: Any, signature: tuple[Any, ...], x64: bool) -> Any:
+def _compile(
+    function: Callable[[Any], Any], devices: tuple[jax.Device, ...], structure: Any, signature: tuple[Any, ...], x64: bool
+) -> Any:
     """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
     strategy: Strategy = "map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
     sharding = _sharding(devices)
@@ -93,10 +100,49 @@ Run = Callable[[Group], Iterator[Sequence[Outcome]]]
 
 
 def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups one after the other in this process; a group's members use all its devices."""
+    """Groups in this process: batched ones one after the other, on all its devices; then the others, one to a device."""
     for group in groups:
-        for outcomes in run(group):
-            yield group, outcomes
+        if group.batched:
+            for outcomes in run(group):
+                yield group, outcomes
+    yield from _side_by_side(run, [group for group in groups if not group.batched])
+
+
+def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
+    """Groups in threads, one for each device; JAX computes outside Python's lock."""
+    waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
+    found: queue.SimpleQueue[tuple[Group, Sequence[Outcome]] | BaseException | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+    for group in groups:
+        waiting.put(group)
+
+    def work(device: jax.Device) -> None:
+        try:
+            with jax.default_device(device):
+                while not stopped.is_set():
+                    group = waiting.get_nowait()
+                    for outcomes in run(group):
+                        found.put((group, outcomes))
+        except queue.Empty:
+            found.put(None)
+        except BaseException as error:  # raised again below, where the caller is
+            found.put(error)
+
+    workers = jax.local_devices()[: len(groups)]
+    try:
+        for device in workers:  # daemons: an interrupted sweep does not wait for what they are at
+            threading.Thread(target=work, args=(device,), daemon=True).start()
+        left = len(workers)
+        while left:
+            item = found.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        stopped.set()
 
 
 def on_ray(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:

@@ -351,28 +351,27 @@ def _together(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarra
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of equal signature: one federation per seed, each method once."""
-    for seed in dict.fromkeys(job.seed for job in jobs):
-        own = [job for job in jobs if job.seed == seed]
-        attack = Attack(own[0].cell, data_dir, seed)
-        for job in own:
-            began = time.perf_counter()
-            if job.cell["round"]:
-                value = {"shared_accuracy": float(attack.shared_accuracy(job.method)[job.cell["round"] - 1])}
-                pictures: dict[str, np.ndarray] = {}
-            else:
-                value, pictures = _generated(attack, job.method)
-            shared = {
-                "run_s": time.perf_counter() - began,
-                "device": jax.devices()[0].device_kind,
-                "dtype": "float32",
-                "note": attack.note,
-                "chance": 1 / attack.world.classes if job.cell["round"] else None,
-            }
-            yield [
-                Outcome(job, metric, number, images=pictures if place == 0 else {}, **shared)
-                for place, (metric, number) in enumerate(value.items())
-            ]
+    """Run jobs of equal signature and seed: one federation, each method once."""
+    cell, seed = jobs[0].cell, jobs[0].seed
+    attack = Attack(cell, data_dir, seed)
+    for job in jobs:
+        began = time.perf_counter()
+        if job.cell["round"]:
+            value = {"shared_accuracy": float(attack.shared_accuracy(job.method)[job.cell["round"] - 1])}
+            pictures: dict[str, np.ndarray] = {}
+        else:
+            value, pictures = _generated(attack, job.method)
+        shared = {
+            "run_s": time.perf_counter() - began,
+            "device": jax.devices()[0].device_kind,
+            "dtype": "float32",
+            "note": attack.note,
+            "chance": 1 / attack.world.classes if job.cell["round"] else None,
+        }
+        yield [
+            Outcome(job, metric, number, images=pictures if place == 0 else {}, **shared)
+            for place, (metric, number) in enumerate(value.items())
+        ]
 
 
 def _generated(attack: Attack, method: str) -> tuple[dict[str, float], dict[str, np.ndarray]]:

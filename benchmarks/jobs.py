@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one job measured, one per metric and selection.
+    """What one job measured, one per metric and selection. A value that is not finite is none: its status says so.
 
     Attributes:
       job: the job.
@@ -93,6 +94,11 @@ class Outcome:
     note: str = ""
     images: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
 
+    def __post_init__(self) -> None:
+        if self.value is not None and not math.isfinite(self.value):
+            object.__setattr__(self, "value", None)
+            object.__setattr__(self, "status", "diverged")
+
 
 class Cost(NamedTuple):
     """Estimates for one job.
@@ -122,6 +128,8 @@ class Table:
       run: runs jobs of equal signature, yielding outcomes as they come; `run(jobs, data_dir)`.
       signature: from a cell to what must be equal for jobs to run as one compiled call.
       cost: from a job to its estimated cost.
+      batched: whether `run` takes all seeds as one batch for all devices. If not, each seed is a group of its own, which one
+        device runs beside the others'.
     """
 
     name: str
@@ -133,21 +141,29 @@ class Table:
     run: Callable[[Sequence[Job], str | None], Iterable[Sequence[Outcome]]]
     signature: Callable[[Cell], Any]
     cost: Callable[[Job], Cost]
+    batched: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Jobs of equal signature, of one table or several: data and simulation are shared, each method is one compiled call."""
+    """Jobs of equal signature, of one table or several, and of one seed where the tables are not batched: data and simulation
+    are shared."""
 
     tables: tuple[Table, ...]
     jobs: tuple[Job, ...]
+
+    @property
+    def batched(self) -> bool:
+        """Whether the group runs on all devices."""
+        return self.tables[0].batched
 
     @property
     def label(self) -> str:
         """One line for progress."""
         shared = set.intersection(*(set(j.cell.settings) for j in self.jobs))
         text = " ".join(f"{k}={v}" for k, v in self.jobs[0].cell.settings if (k, v) in shared)
-        return f"{self.jobs[0].cell.suite}/{'+'.join(t.name for t in self.tables)} {self.jobs[0].cell.dataset} {text}"
+        seed = "" if self.batched else f"seed={self.jobs[0].seed} "
+        return f"{self.jobs[0].cell.suite}/{'+'.join(t.name for t in self.tables)} {self.jobs[0].cell.dataset} {seed}{text}"
 
 
 def expand(
@@ -159,10 +175,11 @@ def expand(
 
 
 def group(jobs: Iterable[tuple[Table, Job]]) -> list[Group]:
-    """Jobs by signature, in the order of their first member."""
+    """Jobs by signature, and by seed where a table is not batched, in the order of their first member."""
     groups: dict[Any, tuple[dict[str, Table], list[Job]]] = {}
     for table, job in jobs:
-        tables, members = groups.setdefault((table.run, table.signature(job.cell)), ({}, []))
+        seed = None if table.batched else job.seed
+        tables, members = groups.setdefault((table.run, table.signature(job.cell), seed), ({}, []))
         tables[table.name] = table
         members.append(job)
     return [Group(tuple(tables.values()), tuple(members)) for tables, members in groups.values()]

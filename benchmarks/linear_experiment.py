@@ -37,6 +37,7 @@ from attacks.local_optimum import (
 )
 from benchmarks.federations import Federation, federate
 from benchmarks.jobs import Cell, Job, Outcome
+from benchmarks.local_model_scores import accuracy_of
 from jaxfl import Messages
 
 Score = dict[str, float]
@@ -49,23 +50,22 @@ def measured(cell: Cell) -> Any:
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of equal signature: one federation per seed, every attacked client once per method."""
-    for seed in dict.fromkeys(job.seed for job in jobs):
-        own = [job for job in jobs if job.seed == seed]
-        with jax.enable_x64(True):
-            federation = federate(own[0].cell, data_dir, seed)
-        clients = [_Client(federation, c) for c in range(len(federation.messages))]
-        for method in dict.fromkeys(job.method for job in own):
-            began = time.perf_counter()
-            scores = [_score(method, client, own[0].cell, clients) for client in clients]
-            shared = {
-                "run_s": (time.perf_counter() - began) / len(clients),
-                "device": jax.devices()[0].device_kind,
-                "dtype": "float32" if method in ("cos", "l2_lbfgs") else "float64",
-                "note": "; ".join(filter(None, (federation.data.note, clients[0].reason if method == "decoded" else ""))),
-                "chance": 0.5,
-            }
-            yield [outcome for job in own if job.method == method for outcome in _outcomes(job, scores, clients, shared)]
+    """Run jobs of equal signature and seed: one federation, every attacked client once per method."""
+    cell, seed = jobs[0].cell, jobs[0].seed
+    with jax.enable_x64(True):
+        federation = federate(cell, data_dir, seed)
+    clients = [_Client(federation, c) for c in range(len(federation.messages))]
+    for method in dict.fromkeys(job.method for job in jobs):
+        began = time.perf_counter()
+        scores = [_score(method, client, cell, clients) for client in clients]
+        shared = {
+            "run_s": (time.perf_counter() - began) / len(clients),
+            "device": jax.devices()[0].device_kind,
+            "dtype": "float32" if method in ("cos", "l2_lbfgs") else "float64",
+            "note": "; ".join(filter(None, (federation.data.note, clients[0].reason if method == "decoded" else ""))),
+            "chance": 0.5,
+        }
+        yield [outcome for job in jobs if job.method == method for outcome in _outcomes(job, scores, clients, shared)]
 
 
 class _Client:
@@ -102,8 +102,8 @@ class _Client:
 def _score(method: str, client: _Client, cell: Cell, clients: Sequence[_Client]) -> Score:
     found = _infer(method, client, cell)
     if isinstance(found, np.ndarray):
-        return {"attribute_accuracy": float((found == client.truth).mean())}
-    scores = {"attribute_accuracy": float((found.values == client.truth).mean())}
+        return {"attribute_accuracy": accuracy_of(found, client.truth)}
+    scores = {"attribute_accuracy": accuracy_of(found.values, client.truth)}
     if np.isfinite(found.bound):
         scores["bound"] = max(found.bound, 0.0)
         weight = _model(method, client)[client.attribute]

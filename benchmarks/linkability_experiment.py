@@ -197,35 +197,34 @@ def _side(
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of equal signature: two federations per seed, each method once for all that is asked of it."""
-    for seed in dict.fromkeys(job.seed for job in jobs):
-        own = [job for job in jobs if job.seed == seed]
+    """Run jobs of equal signature and seed: two federations, each method once for all that is asked of it."""
+    cell, seed = jobs[0].cell, jobs[0].seed
+    began = time.perf_counter()
+    attacked = federate(cell, data_dir, seed)
+    simulated = time.perf_counter() - began
+    attack = _Attack(cell, attacked)
+    for method in dict.fromkeys(job.method for job in jobs):
+        wanted = [job for job in jobs if job.method == method]
         began = time.perf_counter()
-        attacked = federate(own[0].cell, data_dir, seed)
-        simulated = time.perf_counter() - began
-        attack = _Attack(own[0].cell, attacked)
-        for method in dict.fromkeys(job.method for job in own):
-            wanted = [job for job in own if job.method == method]
-            began = time.perf_counter()
-            descriptors = {epoch: attack.descriptors(method, epoch) for epoch in {job.cell["epoch"] for job in wanted}}
-            jax.block_until_ready(descriptors)
-            seconds = time.perf_counter() - began
-            shared = {
-                "chance": 1 / own[0].cell["clients"],
-                "test_accuracy": attacked.test_accuracy,
-                "run_s": seconds,
-                "device": jax.devices()[0].device_kind,
-                "dtype": "float32",
-                "note": attacked.data.note,
-                "detail": {"simulation_s": round(simulated, 1)},
-            }
-            outcomes = []
-            for job in wanted:
-                found = _scores(job.cell, attacked, *descriptors[job.cell["epoch"]])
-                for metric, value in found.items():
-                    chance = shared | ({"chance": 0.5} if metric.startswith(("matching", "auc")) else {})
-                    outcomes.append(Outcome(job, metric, value, **chance))
-            yield outcomes
+        descriptors = {epoch: attack.descriptors(method, epoch) for epoch in {job.cell["epoch"] for job in wanted}}
+        jax.block_until_ready(descriptors)
+        seconds = time.perf_counter() - began
+        shared = {
+            "chance": 1 / cell["clients"],
+            "test_accuracy": attacked.test_accuracy,
+            "run_s": seconds,
+            "device": jax.devices()[0].device_kind,
+            "dtype": "float32",
+            "note": attacked.data.note,
+            "detail": {"simulation_s": round(simulated, 1)},
+        }
+        outcomes = []
+        for job in wanted:
+            found = _scores(job.cell, attacked, *descriptors[job.cell["epoch"]])
+            for metric, value in found.items():
+                chance = shared | ({"chance": 0.5} if metric.startswith(("matching", "auc")) else {})
+                outcomes.append(Outcome(job, metric, value, **chance))
+        yield outcomes
 
 
 class _Attack:

@@ -43,13 +43,25 @@ from attacks.local_model import (
     mapping_network,
     pseudo_records,
 )
-from attacks.metrics import ssim, zest_similarity
+from attacks.metrics import zest_similarity
 from attacks.model_inference import infer_from_model
 from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model
 from attacks.source_inference import decode_sources, largest_drop, least_loss, majority_of_rounds
 from benchmarks.federations import Federation, epsilon_of, federate, isolated, optimum
 from benchmarks.jobs import Cell, Job, Outcome, Value
-from benchmarks.local_model_scores import Score, explained, fit, hits, likeness, majority_of, mean, strips, targets
+from benchmarks.local_model_scores import (
+    Score,
+    accuracy_of,
+    explained,
+    fit,
+    hits,
+    likeness,
+    majority_of,
+    matched_likeness,
+    mean,
+    strips,
+    targets,
+)
 from jaxfl import Messages
 
 Array = jax.Array
@@ -170,13 +182,13 @@ class Reconstructions:
                 steps=cell["pseudo_steps"],
                 finish=cell["finish"],
             )
-            plain = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
             shape = federation.data.x.shape[1:]
-            return self._checked(method, pseudo_records(federation.model, messages, self.key(c), shape, settings=plain))
+            return self._checked(method, pseudo_records(federation.model, messages, self.key(c), shape, settings=settings))
         if method == "records":
             column = federation.data.column(federation.data.sensitive or 0)
             x = federation.data.x[federation.parts[c]].copy()
-            x[:, list(column.positions)] = column.values[self.attributes[c]]
+            guess = self.attributes[c]
+            x[:, list(column.positions)] = np.where(guess[:, None] < 0, np.nan, column.values[guess])
             other = dataclasses.replace(federation, key=self.key(c))  # batch orders are not known
             return optimum(other, c, cell["optimum_steps"], x)
         if method == "isolated":
@@ -185,38 +197,36 @@ class Reconstructions:
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of equal signature: one federation per seed, from which all methods work."""
-    for seed in dict.fromkeys(job.seed for job in jobs):
-        own = [job for job in jobs if job.seed == seed]
-        federation = federate(own[0].cell, data_dir, seed)
-        models = Reconstructions(federation, own[0].cell)
-        for method in dict.fromkeys(job.method for job in own):
-            wanted = [job for job in own if job.method == method]
-            asked = {name for job in wanted for name in measures(job.cell)}
-            if method == "records":  # made from what `gls` finds, which is timed apart
-                _ = models.attributes
-            began = time.perf_counter()
-            found = dict(_measure(method, models, own[0].cell, asked))
-            shared = {
-                "run_s": models.seconds.get(method, time.perf_counter() - began) / models.count,
-                "selection": "oracle" if method == "best_round" else "none",
-                "device": jax.devices()[0].device_kind,
-                "dtype": "float32",
-                "note": federation.data.note,
-                "images": models.pictures.get(method, {}) if "samples" in asked else {},
-                "detail": {
-                    "simulation_s": round(federation.seconds, 1),
-                    "scored_records": sum(len(rows) for rows in federation.parts[: models.count]),
-                    **_spent(federation, own[0].cell),
-                    **({"unexplained": round(mean(models.unexplained[method]), 3)} if method in models.unexplained else {}),
-                },
-            }
-            yield [
-                Outcome(job, metric, value, majority=majority, chance=chance, **shared)
-                for job in wanted
-                for metric, (value, majority, chance) in found.items()
-                if WANTED[metric] in (*measures(job.cell), "always")
-            ]
+    """Run jobs of equal signature and seed: one federation, from which all methods work."""
+    cell, seed = jobs[0].cell, jobs[0].seed
+    federation = federate(cell, data_dir, seed)
+    models = Reconstructions(federation, cell)
+    for method in dict.fromkeys(job.method for job in jobs):
+        wanted = [job for job in jobs if job.method == method]
+        asked = {name for job in wanted for name in measures(job.cell)}
+        if method == "records":  # made from what `gls` finds, which is timed apart
+            _ = models.attributes
+        began = time.perf_counter()
+        found = dict(_measure(method, models, cell, asked))
+        shared = {
+            "run_s": models.seconds.get(method, time.perf_counter() - began) / models.count,
+            "selection": "oracle" if method == "best_round" else "none",
+            "device": jax.devices()[0].device_kind,
+            "dtype": "float32",
+            "note": federation.data.note,
+            "images": models.pictures.get(method, {}) if "samples" in asked else {},
+        }
+        detail: dict[str, Value] = {"simulation_s": round(federation.seconds, 1), **_spent(federation, cell)}
+        if method in models.unexplained:
+            detail["unexplained"] = round(mean(models.unexplained[method]), 3)
+        yield [
+            Outcome(
+                job, metric, value, majority=majority, chance=chance, **shared | {"detail": detail | _scored(metric, models)}
+            )
+            for job in wanted
+            for metric, (value, majority, chance) in found.items()
+            if WANTED[metric] in (*measures(job.cell), "always")
+        ]
 
 
 WANTED = {
@@ -224,6 +234,12 @@ WANTED = {
     **{"train_accuracy": "always", "mape": "always", "train_loss": "always"},
 }
 """The measure that each metric belongs to."""
+
+
+def _scored(metric: str, models: Reconstructions) -> dict[str, Value]:
+    """How many records a proportion counts."""
+    limit = models.cell["targets"] or None if metric == "source_accuracy" else None
+    return {"scored_records": sum(len(rows[:limit]) for rows in models.federation.parts[: models.count])}
 
 
 def _spent(federation: Federation, cell: Cell) -> dict[str, Value]:
@@ -254,7 +270,7 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
         scores, majorities = [], []
         for c in range(count):
             known, truth = federation.knowledge(c)
-            scores.append(float((np.asarray(infer_from_model(federation.model, params[c], known)) == truth).mean()))
+            scores.append(accuracy_of(np.asarray(infer_from_model(federation.model, params[c], known)), truth))
             majorities.append(majority_of(truth))
         yield "attribute_accuracy", (mean(scores), mean(majorities), 0.5)
     if "source" in asked and method != "global":
@@ -317,7 +333,7 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
         guesses = models.attributes
     else:
         guesses = [_cosine(models, c, cell) for c in range(count)]
-    yield "attribute_accuracy", (mean([float((g == t).mean()) for g, t in zip(guesses, truths, strict=True)]), majority, 0.5)
+    yield "attribute_accuracy", (mean([accuracy_of(*pair) for pair in zip(guesses, truths, strict=True)]), majority, 0.5)
 
 
 def _cosine(models: Reconstructions, c: int, cell: Cell) -> np.ndarray:
@@ -328,16 +344,15 @@ def _cosine(models: Reconstructions, c: int, cell: Cell) -> np.ndarray:
 
 
 def _inverted(models: Reconstructions, c: int, cell: Cell) -> float:
-    """Likeness of images out of one update to the client's records, each matched with the best."""
+    """Likeness of images out of one update to the client's records, each matched with one of its own."""
     federation = models.federation
     batch = min(int(cell["batch_size"]), len(federation.parts[c]))
     settings = GradientInversion(steps=cell["gradient_steps"])
     shape = federation.data.x.shape[1:]
     images, _ = invert_gradient(federation.model, models.seen(c, 1), shape, batch, models.key(c), settings=settings)
     records = jnp.asarray(federation.data.x[federation.parts[c]])
-    likeness = jax.lax.map(lambda image: ssim(image, records), images)
+    found, places = matched_likeness(images, records)
     if c == 0:
-        nearest = np.asarray(records)[np.asarray(likeness.argmax(1))]
-        caption = "images out of the first update of client 0, and below each the record it is most like"
-        models.pictures["invert_gradient"] = {caption: strips(np.asarray(images)[:SHOWN], nearest[:SHOWN])}
-    return float(likeness.max(1).mean())
+        caption = "images out of the first update of client 0, and below each the record it is matched with"
+        models.pictures["invert_gradient"] = {caption: strips(np.asarray(images)[:SHOWN], np.asarray(records)[places[:SHOWN]])}
+    return found

@@ -1,14 +1,16 @@
 """How good a model is that stands for a client's own: its fit, its explanations, the records and images it gives away."""
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import optimize
 
-from attacks.metrics import explain, ssim, zest_masks
+from attacks.metrics import accuracy, explain, ssim, zest_masks
 from benchmarks.federations import Federation
 from benchmarks.jobs import Cell
 from jaxfl import Model
@@ -26,10 +28,19 @@ def strips(*rows: np.ndarray) -> np.ndarray:
 
 
 def likeness(federation: Federation, c: int, images: Array) -> float:
-    """Mean over classes of the largest SSIM to a record of the class."""
+    """Of one image per class: mean over classes of the largest SSIM to a record of the class."""
     x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
     best = [float(ssim(images[k], jnp.asarray(x[y == k])).max()) for k in np.unique(y)]
     return mean(best)
+
+
+def matched_likeness(images: Array, records: Array) -> tuple[float, np.ndarray]:
+    """Of images without classes: mean SSIM to records, each image matched with one of its own; and these records' places."""
+    every = np.asarray(jax.lax.map(lambda image: ssim(image, records), images))
+    if not np.isfinite(every).all():
+        return math.nan, np.zeros(len(images), int)
+    rows, places = optimize.linear_sum_assignment(every, maximize=True)
+    return float(every[rows, places].mean()), places
 
 
 def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]]:
@@ -43,7 +54,7 @@ def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]
         if model.classes is None:
             scores.append(float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean()))
         else:
-            scores.append(float((outputs.argmax(1) == y).mean()))
+            scores.append(accuracy_of(np.where(np.isfinite(outputs).all(1), outputs.argmax(1), -1), y))
     yield "train_loss", (mean(losses), None, None)
     yield "mape" if model.classes is None else "train_accuracy", (mean(scores), None, None)
 
@@ -82,12 +93,20 @@ def targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]
 
 
 def hits(found: np.ndarray, rows: np.ndarray, holders: np.ndarray, federation: Federation) -> float:
-    """Fraction of records whose named client holds them, balanced over the clients they were drawn from."""
+    """Fraction of records whose named client holds them, balanced over the clients they were drawn from; NaN if an attack named
+    none."""
+    if (found < 0).any():
+        return math.nan
     held = np.zeros((len(federation.messages), len(federation.data)), bool)
     for c, own in enumerate(federation.parts[: len(federation.messages)]):
         held[c, own] = True
     right = held[found, rows]
     return mean([float(right[holders == c].mean()) for c in range(len(federation.messages))])
+
+
+def accuracy_of(found: np.ndarray, truth: np.ndarray) -> float:
+    """Fraction of records that were inferred exactly; NaN if the attack failed (a value of -1)."""
+    return float(accuracy(jnp.asarray(found), jnp.asarray(truth)))
 
 
 def majority_of(truth: np.ndarray) -> float:

@@ -6,7 +6,6 @@ A cell's settings:
   clients, positives, per_round: number of clients, of those with the property, of participants in a round.
   records, batch_size, epochs, learning_rate: of every client's training. `clip`: largest norm of a step's gradient, 0 for any.
   factor: what a positive client of "inversion" multiplies its update by; detectors are trained for -1.
-  cohorts: 1 if participants are drawn anew in every round; otherwise clients take part in fixed groups of `per_round`.
   auxiliary: records that the adversary has.
   detector: "first_order", "lda" or "logistic"; `pairs`, `gradients`: shadow updates with and without the property, and record
     gradients, per round.
@@ -16,13 +15,12 @@ A cell's settings:
 Methods: `gibbs` (the default, named in advance) and `box`; the paper's `prolin` (by the authors' code, whose curves are
 published), `prolin_paper` (by its text), `ridge` (its REG), `ols`, `baseline`; `oracle`, the best F1 of our decoders; and
 `detector`, which reports the detectors themselves. Metrics: `f1` at a threshold fixed in advance, `auc`, `average_precision`,
-`brier`; of detectors `separation` (of the class means, in deviations), `overlap` and `norm`. `run_s` is of a method for all
-numbers of seen rounds, compilation included.
+`brier`; of detectors `separation` (of the class means, in deviations), `overlap` and `norm`. `run_s` is of a method, one seed
+and all numbers of seen rounds.
 """
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,13 +30,29 @@ import numpy as np
 
 from attacks.detectors import Detectors, Property, Training, observe, overlap, train_detectors
 from attacks.disaggregation import Observations, gradient_votes, least_squares, ridge
-from attacks.metrics import Ranking, ranking
-from attacks.property_inference import Gibbs, Prolin, box, gibbs, prolin
+from attacks.metrics import ranking
+from attacks.property_inference import Prolin, box, gibbs, prolin
+from benchmarks.engines import Compiled, run_members
 from benchmarks.jobs import Cell, Job, Outcome
-from jaxfl import Behavior, Federated, LocalTraining, Record, clipped_sgd, evaluate, lenet, one_client, simulate, stack_clients
+from jaxfl import (
+    Aggregates,
+    Behavior,
+    ClientData,
+    Federated,
+    LocalTraining,
+    Model,
+    Record,
+    clipped_sgd,
+    evaluate,
+    lenet,
+    one_client,
+    simulate,
+)
 from jaxfl.datasets import Dataset, load
 
 Array = jax.Array
+Scores = dict[str, float]
+"""By metric."""
 OURS = ("gibbs", "box")
 METHODS = (*OURS, "oracle", "prolin", "prolin_paper", "ridge", "ols", "baseline", "detector")
 THRESHOLDS = {"ols": 0.0, "ridge": 0.0}
@@ -58,29 +72,32 @@ def measured(cell: Cell) -> Any:
     return cell.dataset, tuple(pair for pair in cell.settings if pair[0] != "seen")
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Attacked:
-    """One federation behind secure aggregation, and what its detectors make of it.
+class Member:
+    """One seed's federation. Leaves get a leading axis `[seeds]` in a group.
 
     Attributes:
-      observations: all that decoders use.
-      detectors: the detectors.
-      prop: the property, and how frequent the adversary takes it to be: as often as it is.
+      x: the clients' records `[clients, records, ...]`.
+      y: their labels `[clients, records]`.
       positives: who has the property `[clients]`.
-      weights: of the rounds `[rounds]`, 1 - OVL.
-      test_accuracy: of the final model.
-      seconds: of the simulation and of the detectors, compilation included.
-      note: what a reader must know of the data.
+      target: the record `(x [...], y [])` that they hold, or None.
+      x_auxiliary: the adversary's records `[auxiliary, ...]`.
+      y_auxiliary: their labels `[auxiliary]`.
+      x_test: held-out records `[test, ...]`.
+      y_test: their labels `[test]`.
+      key: everything random in this member.
     """
 
-    observations: Observations
-    detectors: Detectors
-    prop: Property
-    positives: np.ndarray
-    weights: Array
-    test_accuracy: float
-    seconds: tuple[float, float]
-    note: str
+    x: Array
+    y: Array
+    positives: Array
+    target: tuple[Array, Array] | None
+    x_auxiliary: Array
+    y_auxiliary: Array
+    x_test: Array
+    y_test: Array
+    key: Array
 
 
 @functools.lru_cache(maxsize=1)
@@ -93,13 +110,13 @@ def normalised(x: np.ndarray) -> np.ndarray:
     return (x - 0.1307) / 0.3081 if x.shape[-1] == 1 else (x - 0.5) / 0.5
 
 
-def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
-    """Train a cell's federation, and its detectors.
+def draw(data: Dataset, cell: Cell, seed: int) -> Member:
+    """A cell's member for a seed.
 
     Raises:
       ValueError: if the source has too few records.
     """
-    data, rng = _load(cell.dataset, data_dir), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     needed = cell["auxiliary"] + cell["clients"] * cell["records"] + TEST_RECORDS + 1
     if needed > len(data):
         raise ValueError(
@@ -110,100 +127,159 @@ def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
     parts = order[: cell["clients"] * cell["records"]].reshape(cell["clients"], -1).copy()
     test = order[parts.size : parts.size + TEST_RECORDS]
     positives = np.isin(np.arange(cell["clients"]), rng.permutation(cell["clients"])[: cell["positives"]])
-    behavior = BEHAVIORS[cell["property"]]
     target = None
     if cell["property"] == "membership":
-        owner = np.flatnonzero(positives)[0]
-        parts[positives, 0] = parts[owner, 0]
-        target = jnp.asarray(normalised(data.x[parts[owner, 0]])), jnp.asarray(data.y[parts[owner, 0]])
-    done = Behavior(update=cell["factor"]) if cell["property"] == "inversion" else behavior
+        shared = parts[np.flatnonzero(positives)[0], 0]
+        parts[positives, 0] = shared
+        target = jnp.asarray(normalised(data.x[shared])), jnp.asarray(data.y[shared])
+
+    def held(rows: np.ndarray) -> tuple[Array, Array]:
+        return jnp.asarray(normalised(data.x[rows])), jnp.asarray(data.y[rows])
+
+    return Member(*held(parts), jnp.asarray(positives), target, *held(auxiliary), *held(test), jax.random.key(seed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Trains a member's federation behind secure aggregation."""
+
+    model: Model
+    cell: Cell
+
+    def __call__(self, member: Member) -> tuple[Aggregates, Array]:
+        """All that the server sees, and the accuracy of the final model on held-out records."""
+        cell = self.cell
+        behavior = Behavior(update=cell["factor"]) if cell["property"] == "inversion" else BEHAVIORS[cell["property"]]
+        federated = Federated(
+            cell["rounds"],
+            recipe(cell),
+            behavior=behavior.among(member.positives),
+            clients_per_round=cell["per_round"],
+            record=Record(clients=(), sums=True),
+        )
+        init_key, train_key, _ = jax.random.split(member.key, 3)
+        clients = ClientData(member.x, member.y, jnp.ones(member.y.shape, bool), jnp.arange(len(member.y)))
+        run = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
+        return run.aggregates(), evaluate(self.model, run.params, one_client(member.x_test, member.y_test)).accuracy
+
+
+@dataclasses.dataclass(frozen=True)
+class Detect:
+    """Trains the detectors of a member's rounds."""
+
+    model: Model
+    cell: Cell
+
+    def __call__(self, inputs: tuple[Member, Aggregates]) -> tuple[Observations, Detectors]:
+        """What decoders use, and the detectors themselves."""
+        (member, seen), cell = inputs, self.cell
+        detectors = train_detectors(
+            self.model,
+            seen.received,
+            member.x_auxiliary,
+            member.y_auxiliary,
+            property_of(cell, member.target),
+            jax.random.split(member.key, 3)[2],
+            training=recipe(cell),
+            records=cell["records"],
+            settings=Training(cell["detector"], cell["pairs"], gradients=cell["gradients"]),
+        )
+        return observe(seen, detectors), detectors
+
+
+def property_of(cell: Cell, target: tuple[Array, Array] | None) -> Property:
+    """What is asked of a client, and how frequent the adversary takes it to be: as frequent as it is."""
+    return Property(BEHAVIORS[cell["property"]], target, cell["positives"] / cell["clients"])
+
+
+def recipe(cell: Cell) -> LocalTraining:
+    """What honest clients do in a round."""
     training = LocalTraining(cell["learning_rate"], cell["epochs"], cell["batch_size"])
-    if cell["clip"]:
-        training = dataclasses.replace(training, optimizer=clipped_sgd(cell["clip"]))
-    model = lenet("mnist" if data.x.shape[-1] == 1 else "cifar10")
-    init_key, train_key, shadow_key = jax.random.split(jax.random.key(seed), 3)
-    clients = stack_clients([(normalised(data.x[rows]), data.y[rows]) for rows in parts])
-    began = time.perf_counter()
-    federated = Federated(
-        cell["rounds"],
-        training,
-        behavior=done.among(positives),
-        clients_per_round=cell["per_round"],
-        record=Record(clients=(), sums=True),
-    )
-    run = simulate(model, model.init(init_key), clients, train_key, federated)
-    jax.block_until_ready(run.params)
-    simulated = time.perf_counter() - began
-    began = time.perf_counter()
-    seen = run.aggregates()
-    prop = Property(behavior, target, cell["positives"] / cell["clients"])
-    detectors = train_detectors(
-        model,
-        seen.received,
-        jnp.asarray(normalised(data.x[auxiliary])),
-        jnp.asarray(data.y[auxiliary]),
-        prop,
-        shadow_key,
-        training=training,
-        records=cell["records"],
-        settings=Training(cell["detector"], cell["pairs"], gradients=cell["gradients"]),
-    )
-    jax.block_until_ready(detectors)
-    detected = time.perf_counter() - began
-    tested = evaluate(model, run.params, one_client(normalised(data.x[test]), data.y[test]))
-    weights = jnp.asarray(1 - overlap(detectors.mean, detectors.variance), jnp.float32)
-    return Attacked(
-        observe(seen, detectors),
-        detectors,
-        prop,
-        positives,
-        weights,
-        float(tested.accuracy),
-        (simulated, detected),
-        data.note,
-    )
+    return dataclasses.replace(training, optimizer=clipped_sgd(cell["clip"])) if cell["clip"] else training
+
+
+@dataclasses.dataclass(frozen=True)
+class Decode:
+    """One method for several numbers of seen rounds.
+
+    Attributes:
+      method: its name.
+      seen: the numbers of seen rounds.
+    """
+
+    method: str
+    seen: tuple[int, ...]
+
+    def __call__(self, inputs: tuple[Observations, Array, Array]) -> Array:
+        """Scores `[prefixes, clients]`, from what was observed, the rounds' weights 1 - OVL, and the member's key."""
+        observations, weights, key = inputs
+        seen, key = jnp.asarray(self.seen), jax.random.fold_in(key, 7)
+        decoders: dict[str, Callable[[], Array]] = {
+            "gibbs": lambda: gibbs(observations, seen, key),
+            "box": lambda: box(observations, seen),
+            "prolin": lambda: prolin(observations, seen, weights, key).p,
+            "prolin_paper": lambda: prolin(observations, seen, weights, key, Prolin("paper")).p,
+            "ridge": lambda: ridge(observations, seen, weights),
+            "ols": lambda: least_squares(observations, seen),
+            "baseline": lambda: gradient_votes(observations, seen),
+        }
+        return decoders[self.method]()
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of equal signature: one federation per seed, each method once for all numbers of seen rounds."""
-    for seed in dict.fromkeys(job.seed for job in jobs):
-        own = [job for job in jobs if job.seed == seed]
-        cell = own[0].cell
-        attacked = federate(cell, data_dir, seed)
-        found: dict[str, dict[int, Ranking]] = {}
-        seen = sorted({t for job in own for t in _rounds(job.cell)})
-        for method in dict.fromkeys(job.method for job in own):
-            wanted = [job for job in own if job.method == method]
-            began = time.perf_counter()
-            if method == "detector":
-                scores = {t: _detector(attacked, t) for t in seen}
-            elif method == "oracle":
-                for name in OURS:
-                    if name not in found:
-                        found[name] = _decode(name, attacked, seed, seen)
-                scores = {t: max((found[name][t] for name in OURS), key=lambda r: r.f1)._asdict() for t in seen}
-            else:
-                if method not in found:
-                    found[method] = _decode(method, attacked, seed, seen)
-                scores = {t: r._asdict() for t, r in found[method].items()}
-            shared = {
-                "run_s": time.perf_counter() - began,
-                "selection": "oracle" if method == "oracle" else "none",
-                "test_accuracy": attacked.test_accuracy,
-                "device": jax.devices()[0].device_kind,
-                "dtype": "float32",
-                "note": attacked.note,
-                "detail": {
-                    "simulation_s": round(attacked.seconds[0], 1),
-                    "detectors_s": round(attacked.seconds[1], 1),
-                    "correlation": round(float(attacked.detectors.correlation), 3),
+    """Run jobs of equal signature: all seeds in one batch, each method once for all numbers of seen rounds."""
+    cell, seeds = jobs[0].cell, list(dict.fromkeys(job.seed for job in jobs))
+    data = _load(cell.dataset, data_dir)
+    model = lenet("mnist" if data.x.shape[-1] == 1 else "cifar10")
+    members = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(draw(data, cell, seed) for seed in seeds))
+    trained = run_members(Train(model, cell), members)
+    aggregates, test_accuracy = trained.results
+    detected = run_members(Detect(model, cell), (members, aggregates))
+    observations, detectors = detected.results
+    laws = zip(np.asarray(detectors.mean), np.asarray(detectors.variance), strict=True)
+    overlaps = np.stack([overlap(mean, variance) for mean, variance in laws])
+    inputs = observations, jnp.asarray(1 - overlaps, jnp.float32), members.key
+    seen = tuple(sorted({t for job in jobs for t in _rounds(job.cell)}))
+    found: dict[str, tuple[list[dict[int, Scores]], Compiled | None]] = {}
+
+    def decode(method: str) -> tuple[list[dict[int, Scores]], Compiled | None]:
+        if method not in found:
+            done = run_members(Decode(method, seen), inputs)
+            found[method] = _ranked(method, np.asarray(done.results), np.asarray(members.positives), seen), done
+        return found[method]
+
+    for method in dict.fromkeys(job.method for job in jobs):
+        wanted = [job for job in jobs if job.method == method]
+        done = None
+        if method == "detector":
+            scores = [{t: _detector(detectors, overlaps, s, t) for t in seen} for s in range(len(seeds))]
+        elif method == "oracle":
+            ours = [decode(name)[0] for name in OURS]
+            scores = [{t: max((o[s][t] for o in ours), key=lambda r: r["f1"]) for t in seen} for s in range(len(seeds))]
+        else:
+            scores, done = decode(method)
+        yield [
+            Outcome(
+                job,
+                metric,
+                value,
+                selection="oracle" if method == "oracle" else "none",
+                test_accuracy=float(test_accuracy[s]),
+                compile_s=done and done.compile_s,
+                run_s=done and done.run_s,
+                device=jax.devices()[0].device_kind,
+                dtype="float32",
+                note=data.note,
+                detail={
+                    "simulation_s": round(trained.run_s, 1),
+                    "detectors_s": round(detected.run_s, 1),
+                    "correlation": round(float(detectors.correlation[s]), 3),
                 },
-            }
-            yield [
-                Outcome(job, metric, value, **shared)
-                for job in wanted
-                for metric, value in _averaged([scores[t] for t in _rounds(job.cell)]).items()
-            ]
+            )
+            for job in wanted
+            for s in [seeds.index(job.seed)]
+            for metric, value in _averaged([scores[s][t] for t in _rounds(job.cell)]).items()
+        ]
 
 
 def _rounds(cell: Cell) -> tuple[int, ...]:
@@ -213,33 +289,26 @@ def _rounds(cell: Cell) -> tuple[int, ...]:
     return tuple(round(t * cell["rounds"] / 300) for t in MEAN_OVER)
 
 
-def _averaged(scores: Sequence[dict[str, float]]) -> dict[str, float | None]:
+def _averaged(scores: Sequence[Scores]) -> Scores:
+    """Mean over numbers of seen rounds; without the Brier score of what is no probability."""
     means = {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
-    return {name: value for name, value in means.items() if np.isfinite(value)}
+    return {name: value for name, value in means.items() if name != "brier" or np.isfinite(value)}
 
 
-def _decode(method: str, attacked: Attacked, seed: int, seen: Sequence[int]) -> dict[int, Ranking]:
-    key = jax.random.fold_in(jax.random.key(seed), 7)
-    rate = attacked.prop.rate
-    decoders: dict[str, Callable[[Observations, Array], Array]] = {
-        "gibbs": lambda o, t: gibbs(o, t, key, Gibbs(rate=rate)),
-        "box": lambda o, t: box(o, t, rate),
-        "prolin": lambda o, t: prolin(o, t, attacked.weights, key).p,
-        "prolin_paper": lambda o, t: prolin(o, t, attacked.weights, key, Prolin("paper")).p,
-        "ridge": lambda o, t: ridge(o, t, attacked.weights),
-        "ols": least_squares,
-        "baseline": gradient_votes,
-    }
-    scores = np.asarray(decoders[method](attacked.observations, jnp.asarray(seen)))
+def _ranked(method: str, scores: np.ndarray, positives: np.ndarray, seen: Sequence[int]) -> list[dict[int, Scores]]:
+    """How well scores `[seeds, prefixes, clients]` rank, by seed and number of seen rounds."""
     threshold = THRESHOLDS.get(method, 0.5)
-    return {t: ranking(row, attacked.positives, threshold) for t, row in zip(seen, scores, strict=True)}
+    return [
+        {t: ranking(row, truth, threshold)._asdict() for t, row in zip(seen, rows, strict=True)}
+        for rows, truth in zip(scores, positives, strict=True)
+    ]
 
 
-def _detector(attacked: Attacked, seen: int) -> dict[str, float]:
-    """Of the detector of the last seen round."""
-    mean, variance = (np.asarray(a[seen - 1]) for a in (attacked.detectors.mean, attacked.detectors.variance))
+def _detector(detectors: Detectors, overlaps: np.ndarray, s: int, seen: int) -> Scores:
+    """Of a seed's detector of the last seen round."""
+    mean, variance = (np.asarray(a[s, seen - 1]) for a in (detectors.mean, detectors.variance))
     return {
         "separation": float((mean[1] - mean[0]) / np.sqrt(variance.mean())),
-        "overlap": float(1 - attacked.weights[seen - 1]),
-        "norm": float(jnp.linalg.norm(attacked.detectors.direction[seen - 1])),
+        "overlap": float(overlaps[s, seen - 1]),
+        "norm": float(jnp.linalg.norm(detectors.direction[s, seen - 1])),
     }

@@ -22,6 +22,13 @@ def positive_integer(**named: Any) -> None:
             raise ValueError(f"{name}={value!r} must be an integer of at least 1")
 
 
+def fraction(**named: Any) -> None:
+    """Raise `ValueError` unless every named value lies between 0 and 1, neither included."""
+    for name, value in named.items():
+        if not is_traced(value) and not 0 < value < 1:
+            raise ValueError(f"{name}={value!r} must lie between 0 and 1, neither included")
+
+
 def one_of(options: Sequence[str], **named: Any) -> None:
     """Raise `ValueError` unless every named value is among `options`."""
     for name, value in named.items():

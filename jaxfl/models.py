@@ -168,8 +168,17 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
 
 
 def binary_cross_entropy(outputs: Array, y: Array) -> Array:
-    """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1]."""
-    return optax.sigmoid_binary_cross_entropy(outputs[..., 0], y)
+    """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1], or is two class probabilities
+    `[batch, 2]`."""
+    return optax.sigmoid_binary_cross_entropy(outputs[..., 0], y[..., 1] if y.ndim == outputs.ndim else y)
+
+
+def log_probabilities(outputs: Array) -> Array:
+    """Log probabilities of the classes `[..., classes]` from a classifier's outputs `[..., classes]`, or from one logit
+    `[..., 1]` of the second of two."""
+    if outputs.shape[-1] > 1:
+        return jax.nn.log_softmax(outputs)
+    return jnp.concatenate([jax.nn.log_sigmoid(-outputs), jax.nn.log_sigmoid(outputs)], -1)
 
 
 def squared_error(outputs: Array, y: Array) -> Array:

@@ -228,12 +228,18 @@ def test_lenets_have_the_papers_numbers_of_parameters():
 
 
 def test_bad_settings_are_named(federation, auxiliary):
-    run = trained(federation, None)
+    run, inversion = trained(federation, None), Property(Behavior(update=-1.0))
     with pytest.raises(ValueError, match="pairs=0 must be"):
-        detectors_of(federation, run, auxiliary, Property(), pairs=0)
+        detectors_of(federation, run, auxiliary, inversion, pairs=0)
     with pytest.raises(ValueError, match="pairs=2 leaves none"):
-        detectors_of(federation, run, auxiliary, Property(), "lda", pairs=2)
+        detectors_of(federation, run, auxiliary, inversion, "lda", pairs=2)
     with pytest.raises(ValueError, match="records=16 need at least"):
-        detectors_of(federation, run, tuple(a[:5] for a in auxiliary), Property())
+        detectors_of(federation, run, tuple(a[:5] for a in auxiliary), inversion)
+    with pytest.raises(ValueError, match="sets nobody apart"):
+        detectors_of(federation, run, auxiliary, Property())
+    with pytest.raises(ValueError, match=r"rate=1\.5 must lie between"):
+        detectors_of(federation, run, auxiliary, dataclasses.replace(inversion, rate=1.5))
+    with pytest.raises(ValueError, match=r"y has shape \(299,\)"):
+        detectors_of(federation, run, (auxiliary[0], auxiliary[1][:-1]), inversion)
     with pytest.raises(ValueError, match=r"behavior.update has shape \(3,\)"):
         trained(federation, Behavior(update=jnp.ones(3)))

@@ -1,5 +1,7 @@
 """Local model reconstruction (paper 004): exact where the theory is, better than the last returned model where it can be."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from attacks.local_model import (
     path_centres,
     pseudo_records,
 )
-from jaxfl import Federated, LocalTraining, Messages, linear, mean_loss, mlp, simulate, stack_clients
+from jaxfl import DPSGD, Federated, LocalTraining, Messages, linear, logistic, mean_loss, mlp, simulate, stack_clients
 from tests.conftest import largest_difference
 
 KEY = jax.random.key(0)
@@ -89,6 +91,46 @@ def test_the_published_network_runs_and_says_how_little_it_explains(heterogeneou
         assert found.unexplained < 1
 
 
+def test_a_network_without_hidden_layers_is_the_affine_map():
+    """Least squares, where the affine map is exact: the search ends at the optimum that it leads to, from the last model."""
+    rng = np.random.default_rng(2)
+    data = [(rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=50).astype(np.float32)) for _ in range(6)]
+    model = linear(4)
+    federated = Federated(rounds=60, training=LocalTraining(0.1), clients_per_round=3)
+    messages = simulate(model, model.init(KEY), stack_clients(data), KEY, federated).messages(0)
+    settings = Mapping((), fit_steps=4000, fit_rate=0.03, search_steps=4000, search_rate=0.03)
+    found = mapping_network(messages, KEY, settings=settings)
+    assert not found.kept_last
+    truth = np.linalg.lstsq(np.c_[data[0][0], np.ones(50)], data[0][1], rcond=None)[0]
+    last, params = last_returned(messages)["Dense_0"], found.params["Dense_0"]
+    error, before = (np.linalg.norm(np.r_[p["kernel"][:, 0], p["bias"]] - truth) for p in (params, last))
+    assert error < 0.02 * before
+
+
+def test_defences_of_the_recipe_are_not_those_of_made_up_records(heterogeneous):
+    model, _, messages = heterogeneous
+    settings = PseudoRecords(TRAINING, local_records=60, records=16, steps=50, finish=50, most_unexplained=2.0)
+    defended = dataclasses.replace(TRAINING, privacy=DPSGD(0.1, 5.0), mixup=True)
+    plain = pseudo_records(model, messages[0], KEY, (6,), settings=settings)
+    same = pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, training=defended))
+    assert largest_difference(plain.params, same.params) == 0
+
+
+def test_pseudo_records_of_a_model_with_one_logit():
+    rng = np.random.default_rng(3)
+    records = []
+    for _ in range(2):
+        x = rng.normal(size=(40, 5)).astype(np.float32)
+        records.append((x, (x @ rng.normal(size=5) > 0).astype(int)))
+    model = logistic(5)
+    run = simulate(model, model.init(KEY), stack_clients(records), KEY, Federated(30, LocalTraining(0.3)))
+    settings = PseudoRecords(LocalTraining(0.3), local_records=40, records=32, steps=400, finish=300)
+    for c in range(2):
+        found = pseudo_records(model, run.messages(c), KEY, (5,), settings=settings)
+        assert found.unexplained < 0.3
+        assert loss(model, found.params, records[c]) < loss(model, last_returned(run.messages(c)), records[c])
+
+
 def test_a_client_with_one_step_has_its_centre_where_it_began(heterogeneous):
     _, _, messages = heterogeneous
     assert largest_difference(path_centres(messages[0], 1).received, messages[0].received) == 0
@@ -105,6 +147,11 @@ def test_bad_input(heterogeneous):
         mapping_network(few, KEY)
     with pytest.raises(ValueError, match="holds 5 rounds"):
         pseudo_records(model, few, KEY, (6,))
+    for held_out in (0.0, 1.0):
+        with pytest.raises(ValueError, match=f"held_out={held_out} must lie between"):
+            mapping_network(messages[0], KEY, settings=Mapping(held_out=held_out))
+        with pytest.raises(ValueError, match=f"held_out={held_out} must lie between"):
+            pseudo_records(model, messages[0], KEY, (6,), settings=PseudoRecords(held_out=held_out))
     with pytest.raises(ValueError, match="scaling='raw'"):
         mapping_network(messages[0], KEY, settings=Mapping(scaling="raw"))
     with pytest.raises(ValueError, match="ridge=-1"):

@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import property_experiment
+from benchmarks import property_experiment, report
 from benchmarks.jobs import Job
 from benchmarks.suites import kerkouche2023
 from benchmarks.suites.grids import published_rows
@@ -46,13 +47,37 @@ def test_every_method_answers_for_every_number_of_rounds(images):
     assert found["detector", 30, "separation"] > 1
     assert 0 <= found["detector", 30, "overlap"] <= 1
     assert found["gibbs", "mean", "auc"] >= 0.5
+    assert all(set(o.detail) <= set(report.DERIVED) for o in outcomes)  # else a report would take them for settings
+
+
+def test_positive_clients_share_the_record_and_nobody_else_has_it(images):
+    cell = cells(10)[0]
+    cell = dataclasses.replace(cell, settings=tuple(sorted((dict(cell.settings) | {"property": "membership"}).items())))
+    data = property_experiment._load("images", None)
+    for seed in range(3):
+        member = property_experiment.draw(data, cell, seed)
+        assert int(member.positives.sum()) == 2
+        held = (np.asarray(member.x) == np.asarray(member.target[0])).all((2, 3, 4))
+        assert held.sum(1).tolist() == np.asarray(member.positives).astype(int).tolist()
+        first, others = np.asarray(member.x), [np.asarray(member.x_auxiliary), np.asarray(member.x_test)]
+        means = [set(a.reshape(-1, 784).mean(1).tolist()) for a in (first, *others)]
+        assert not means[0] & means[1]
+        assert not means[0] & means[2]
+        assert not means[1] & means[2]
+
+
+def test_scores_that_are_not_finite_are_failures(images, monkeypatch):
+    monkeypatch.setattr(property_experiment, "least_squares", lambda o, t: jnp.full((len(t), 10), jnp.nan))
+    outcomes = [o for some in property_experiment.run([Job(cells(10)[0], "ols", 0)], None) for o in some]
+    assert {o.metric for o in outcomes} == {"f1", "auc", "average_precision"}
+    assert all(o.value is None and o.status == "diverged" for o in outcomes)
 
 
 def test_too_few_records_are_named(images):
     cell = cells(10)[0]
     cell = dataclasses.replace(cell, settings=tuple(sorted((dict(cell.settings) | {"auxiliary": 1000}).items())))
     with pytest.raises(ValueError, match="auxiliary=1000 exceed images"):
-        property_experiment.federate(cell, None, 0)
+        list(property_experiment.run([Job(cell, "box", 0)], None))
 
 
 def test_every_published_value_belongs_to_a_cell():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
 from sklearn.linear_model import Ridge
 
 from attacks.detectors import overlap
@@ -36,7 +36,7 @@ def observed(separation=4.0, seed=0, clients=CLIENTS, per_round=PER_ROUND, round
     mean, variance = np.tile([-1.0, 1.0], (rounds, 1)), np.tile([deviation**2, 1.5 * deviation**2], (rounds, 1))
     own = np.sqrt(correlation) * rng.normal(size=clients) + np.sqrt(1 - correlation) * rng.normal(size=(rounds, clients))
     x = np.where(truth, 1 + np.sqrt(1.5) * deviation * own, -1 + deviation * own)
-    numbers = (a * x).sum(1), a, mean, variance, correlation, 200, np.zeros((rounds, rounds)), np.zeros(rounds)
+    numbers = (a * x).sum(1), a, mean, variance, correlation, 200, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
     return Observations(*(jnp.asarray(n, jnp.float32) for n in numbers)), truth
 
 
@@ -111,7 +111,7 @@ def test_posterior_is_that_of_enumeration():
     observations, _ = observed(separation=1.5, clients=8, per_round=3, rounds=12, positives=2)
     found = np.asarray(gibbs(observations, jnp.asarray([12]), KEY, Gibbs(chains=64, sweeps=1000)))[0]
     # Gibbs takes the variances from the box estimate, and so must the enumeration.
-    _, (matrix, vector) = jax.tree.map(lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 0.1, 200))
+    _, (matrix, vector) = jax.tree.map(lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 200))
     every = np.asarray(list(itertools.product((0, 1), repeat=8)), float)
     log = -0.5 * ((every @ matrix) * every).sum(1) + every @ vector + every.sum(1) * np.log(0.1 / 0.9)
     weight = np.exp(log - log.max())
@@ -135,6 +135,39 @@ def test_likelihood_is_that_of_the_features_sum():
     q = np.random.default_rng(0).random(CLIENTS)
     quadratic = -0.5 * q @ np.asarray(matrix) @ q + np.asarray(vector) @ q
     assert quadratic == pytest.approx(log_density(q) - log_density(0 * q), rel=1e-4)
+
+
+def test_likelihood_knows_that_a_clients_features_are_alike_and_calibration_errs():
+    observations, truth = observed(correlation=0.4)
+    observations = dataclasses.replace(observations, calibrated_on=jnp.asarray(50.0))
+    a, seen = np.asarray(observations.participation, float)[:25], 25
+    matrix, vector = likelihood(observations, jnp.asarray(seen), jnp.asarray(truth, jnp.float32))
+    (m0, m1), (v0, v1) = np.asarray(observations.mean.T, float)[:, :25], np.asarray(observations.variance.T, float)[:, :25]
+    # Participants share their round's mean variance, a client's features correlate, the error of mu0 counts for everyone.
+    total = (a * np.where(truth, v1[:, None], v0[:, None])).sum(1)
+    share = np.sqrt(total / a.sum(1))
+    covariance = np.diag(0.6 * total + a.sum(1) ** 2 * v0 / 50) + 0.4 * share[:, None] * (a @ a.T) * share
+
+    def log_density(q):
+        mean = (a * (m0[:, None] + (m1 - m0)[:, None] * q)).sum(1)
+        return multivariate_normal(mean, covariance).logpdf(np.asarray(observations.features)[:25])
+
+    q = np.random.default_rng(0).random(CLIENTS)
+    quadratic = -0.5 * q @ np.asarray(matrix) @ q + np.asarray(vector) @ q
+    assert quadratic == pytest.approx(log_density(q) - log_density(0 * q), rel=1e-3)
+
+
+def test_the_assumed_rate_is_the_prior():
+    observations, _ = observed()
+    none = dataclasses.replace(observations, mean=jnp.full((ROUNDS, 2), -1.0), rate=jnp.asarray(0.3))
+    assert np.abs(np.asarray(gibbs(none, [ROUNDS], KEY)) - 0.3).max() < 0.05
+    assert np.abs(np.asarray(box(none, [ROUNDS])) - 0.3).max() < 0.05
+
+
+def test_losses_that_are_never_finite_have_no_answer():
+    observations, _ = observed()
+    lost = dataclasses.replace(observations, features=observations.features.at[0].set(jnp.nan))
+    assert np.isnan(np.asarray(prolin(lost, [ROUNDS], jnp.ones(ROUNDS), KEY, Prolin(iterations=300)).p)).all()
 
 
 @pytest.mark.parametrize("objective", ["code", "paper"])

@@ -8,7 +8,8 @@ import pytest
 from attacks.gradient_matching import Virtual
 from attacks.metrics import ssim
 from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model, total_variation
-from jaxfl import Federated, LocalTraining, linear, mlp, simulate, stack_clients
+from benchmarks.local_model_scores import matched_likeness
+from jaxfl import Federated, LocalTraining, linear, logistic, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)
 
@@ -46,6 +47,38 @@ def test_an_image_is_read_out_of_one_gradient_and_not_out_of_anothers():
     assert error(1) > 0.2
 
 
+def test_one_logit_stands_for_two_classes():
+    """Logistic regression gives away as much as the two-class softmax with the same decision."""
+    rng = np.random.default_rng(0)
+    model, training = logistic(16), LocalTraining(0.1)
+    params = {"Dense_0": {"kernel": jax.random.normal(KEY, (16, 1)), "bias": jnp.zeros(1)}}
+    images, sure = invert_model(model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1))
+    weights = np.asarray(params["Dense_0"]["kernel"])[:, 0]
+    pixels = np.asarray(images).reshape(2, 16)
+    assert pixels[1][weights > 0].min() > pixels[1][weights < 0].max()
+    assert pixels[0][weights < 0].min() > pixels[0][weights > 0].max()
+    assert float(sure.min()) > 0.9
+    image = rng.random((1, 4, 4, 1)).astype(np.float32)
+    for y in (0, 1):
+        run = simulate(model, params, stack_clients([(image, np.asarray([y]))]), KEY, Federated(1, training))
+        settings = GradientInversion(alpha=0.0, steps=800, virtual=Virtual(training=training))
+        _, labels = invert_gradient(model, run.messages(0), (4, 4, 1), 1, KEY, settings=settings)
+        assert labels.shape == (1, 2)
+        assert int(labels.argmax()) == y
+
+
+def test_images_are_matched_one_to_one():
+    rng = np.random.default_rng(0)
+    records = jnp.asarray(rng.random((4, 12, 12, 1)), jnp.float32)
+    found, places = matched_likeness(records[jnp.asarray([2, 0])], records)
+    assert found == pytest.approx(1, abs=1e-4)
+    assert places.tolist() == [2, 0]
+    twice, places = matched_likeness(records[jnp.asarray([1, 1])], records)  # the second has to take another record
+    assert twice < 0.6
+    assert len(set(places.tolist())) == 2
+    assert np.isnan(matched_likeness(records * jnp.nan, records)[0])
+
+
 def test_metrics_of_images():
     flat, rng = jnp.full((2, 12, 12, 1), 0.3), np.random.default_rng(0)
     assert float(total_variation(flat)) == 0
@@ -61,5 +94,11 @@ def test_bad_input():
     model = linear(4)
     with pytest.raises(ValueError, match="needs a classifier"):
         invert_model(model, model.init(KEY), (4,))
+    classifier = mlp(4, (), 2)
+    clients = stack_clients([(np.zeros((1, 4)), np.zeros(1, int))])
+    messages = simulate(classifier, classifier.init(KEY), clients, KEY, Federated(1)).messages(0)
+    unknown = GradientInversion(virtual=Virtual("gradients"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kind='gradients'"):
+        invert_gradient(classifier, messages, (4,), 1, KEY, settings=unknown)
     with pytest.raises(ValueError, match="steps=0"):
         invert_model(mlp(4, (), 2), mlp(4, (), 2).init(KEY), (4,), settings=Inversion(steps=0))

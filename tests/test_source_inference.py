@@ -48,6 +48,22 @@ def test_records_of_nobody_have_no_source(federation):
     rng = np.random.default_rng(1)
     found = decode_sources(model, messages, SIZES, rng.normal(size=x.shape).astype(np.float32), y, training=TRAINING)
     assert abs((np.asarray(found.sources) == truth).mean() - 1 / 3) < 3 * np.sqrt(2 / 9 / len(truth)) + 0.1
+    # A record of a client has weight 1; these have none that differs from zero but by noise.
+    weights = np.asarray(found.weights)
+    assert np.abs(weights.mean(0)).max() < 0.3
+
+
+def test_a_model_that_diverged_names_nobody(federation):
+    model, messages, x, y, _, _ = federation
+    returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in messages))
+    broken = jax.tree.map(lambda a: a.at[:, 1].set(jnp.nan), returned)
+    last = jax.tree.map(lambda a: a[-1], broken)
+    assert (np.asarray(least_loss(model, last, x, y)) == -1).all()
+    assert (np.asarray(largest_drop(model, broken, x, y)) == -1).all()
+    assert (np.asarray(majority_of_rounds(model, broken, x, y).sources) == -1).all()
+    once = jax.tree.map(lambda a, b: a.at[0].set(b[0]), returned, broken)  # one lost round has no vote
+    sound = np.asarray(majority_of_rounds(model, jax.tree.map(lambda a: a[1:], returned), x, y).sources)
+    assert (np.asarray(majority_of_rounds(model, once, x, y).sources) == sound).all()
 
 
 def test_the_least_loss_names_the_client(federation):

@@ -12,7 +12,7 @@ from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.local_model_cost import SHAPES
 from benchmarks.local_model_cost import cost as local_model_cost
 from benchmarks.suites import driouich2023
-from benchmarks.suites.grids import published_rows
+from benchmarks.suites.grids import everywhere, published_rows
 
 SUITE = "driouich2022"
 DATASETS = ("flight_airlines", "adult_bachelors")
@@ -87,7 +87,7 @@ def _table(
     name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = linear_experiment.METHODS
 ) -> Table:
     run, measured = linear_experiment.run, linear_experiment.measured
-    return Table(name, title, cells, tuple(methods), published, lambda cell, method: True, run, measured, _cost)
+    return Table(name, title, cells, tuple(methods), published, everywhere, run, measured, _cost, batched=False)
 
 
 TABLES = (
@@ -110,5 +110,6 @@ TABLES = (
         local_model_experiment.run,
         local_model_experiment.measured,
         local_model_cost,
+        batched=False,
     ),
 )

@@ -89,7 +89,8 @@ def _table(
     name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = local_model_experiment.METHODS
 ) -> Table:
     experiment = local_model_experiment
-    return Table(name, title, cells, tuple(methods), published, experiment.applies, experiment.run, experiment.measured, cost)
+    run, measured = experiment.run, experiment.measured
+    return Table(name, title, cells, tuple(methods), published, experiment.applies, run, measured, cost, batched=False)
 
 
 FITTED = ("global", "last", "network_literal", "pseudo_records", "records", "optimum")

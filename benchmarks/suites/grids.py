@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from importlib import resources
 
-from benchmarks.jobs import Value
+from benchmarks.jobs import Cell, Value
 
 
 def product(varied: dict[str, Sequence[Value]]) -> list[dict[str, Value]]:
@@ -19,3 +19,8 @@ def published_rows(suite: str) -> tuple[dict[str, str], ...]:
     """Rows of `<suite>_published.csv`, by column."""
     text = resources.files("benchmarks.suites").joinpath(f"{suite}_published.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
+
+
+def everywhere(cell: Cell, method: str) -> bool:
+    """All methods of a table make sense in all its cells."""
+    return True

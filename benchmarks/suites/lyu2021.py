@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import attribute_cost, attribute_experiment, data_check, membership_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
-from benchmarks.suites.grids import product, published_rows
+from benchmarks.suites.grids import everywhere, product, published_rows
 from jaxfl.datasets.sources import at_hand
 
 SUITE = "lyu2021"
@@ -142,7 +142,7 @@ def _table1() -> Table:
         cells=cells,
         methods=data_check.METHODS,
         published=published,
-        applies=lambda cell, method: True,
+        applies=everywhere,
         run=data_check.run,
         signature=data_check.signature,
         cost=data_check.cost,

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import generative_experiment, linkability_experiment, representatives_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.linkability_experiment import METHODS
-from benchmarks.suites.grids import product, published_rows
+from benchmarks.suites.grids import everywhere, product, published_rows
 
 SUITE = "song2020"
 PAPER: dict[str, Value] = {
@@ -159,7 +159,7 @@ def _generative_table(
 ) -> Table:
     cells = _grid(name, sources, changes, GENERATIVE, SMALL_GENERATIVE)
     run, measured = generative_experiment.run, generative_experiment.measured
-    return Table(name, title, cells, tuple(methods), published, lambda cell, method: True, run, measured, _generative_cost)
+    return Table(name, title, cells, tuple(methods), published, everywhere, run, measured, _generative_cost, batched=False)
 
 
 def _accuracy_rounds(size: str) -> Sequence[dict[str, Value]]:
@@ -169,7 +169,7 @@ def _accuracy_rounds(size: str) -> Sequence[dict[str, Value]]:
 
 def _table(name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = METHODS) -> Table:
     run, measured = linkability_experiment.run, linkability_experiment.measured
-    return Table(name, title, cells, tuple(methods), published, lambda cell, method: True, run, measured, _cost)
+    return Table(name, title, cells, tuple(methods), published, everywhere, run, measured, _cost, batched=False)
 
 
 def _solvers() -> Table:
@@ -192,7 +192,7 @@ def _solvers() -> Table:
         cells,
         representatives_experiment.METHODS,
         published,
-        lambda cell, method: True,
+        everywhere,
         run,
         measured,
         cost,

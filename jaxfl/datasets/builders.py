@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import tensorflow_datasets as tfds
 
 from jaxfl.datasets.dataset import Table
 from jaxfl.datasets.sources import SOURCES, VERSION, Source, SourceFile, cache_dir, content, find
+
+_PREPARING = threading.Lock()
+"""Standard output and the cache belong to the process; one thread at a time redirects the one and fills the other."""
 
 
 def prepared(name: str, data_dir: str | Path | None) -> Table:
@@ -39,7 +43,7 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
         return _builder(name, source)(data_dir=str(cache_dir()), contents=contents, file_format="array_record")
 
     tfds.disable_progress_bar()
-    with contextlib.redirect_stdout(sys.stderr):  # TFDS prints what it prepares
+    with _PREPARING, contextlib.redirect_stdout(sys.stderr):  # TFDS prints what it prepares
         try:
             builder().download_and_prepare()
         except OSError:  # another process may have been first to move its copy into place
