@@ -65,11 +65,14 @@ class Training:
       held_out: that fraction (static).
       gradients: auxiliary records whose gradients `first_order` uses, all if there are fewer (static).
       masks: dropout masks over which it averages the target's gradient (static).
+      averaged: neighbouring trained rounds whose directions it averages, each of unit deviation; odd (static). Models of nearby
+        rounds are alike, the errors of their directions are not.
       shrinkage: of the covariance in closed form, relative to its trace.
       epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
       learning_rate: of `logistic`.
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
         rounds is estimated (static).
+      every: a detector is trained for every so-manieth round, and used in the rounds nearest to it (static).
       strategy: how shadows run, as in `Federated` (static).
     """
 
@@ -78,11 +81,13 @@ class Training:
     held_out: float = dataclasses.field(default=0.2, metadata={"static": True})
     gradients: int = dataclasses.field(default=1000, metadata={"static": True})
     masks: int = dataclasses.field(default=64, metadata={"static": True})
+    averaged: int = dataclasses.field(default=1, metadata={"static": True})
     shrinkage: float | Array = 3e-5
     epochs: int = dataclasses.field(default=50, metadata={"static": True})
     batch_size: int = dataclasses.field(default=16, metadata={"static": True})
     learning_rate: float | Array = 0.01
     repeated: int = dataclasses.field(default=20, metadata={"static": True})
+    every: int = dataclasses.field(default=1, metadata={"static": True})
     strategy: Any = dataclasses.field(default=None, metadata={"static": True})
 
     def calibrating(self) -> int:
@@ -152,10 +157,12 @@ def train_detectors(
     if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
         raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
     _check.one_of(("first_order", "lda", "logistic"), kind=settings.kind)
-    counts = ("pairs", "gradients", "masks", "epochs", "batch_size", "repeated")
+    counts = ("pairs", "gradients", "masks", "averaged", "epochs", "batch_size", "repeated", "every")
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
     if records > len(x):
         raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least as many")
+    if settings.averaged % 2 == 0:
+        raise ValueError(f"averaged={settings.averaged} must be odd: a round and as many before it as after it")
     if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
         raise ValueError(f"held_out={settings.held_out} of pairs={settings.pairs} leaves none to train or none to calibrate on")
     if settings.strategy is None:
@@ -180,8 +187,13 @@ def _train_detectors(
     shadows = functools.partial(shadow_updates, model, x=x, y=y, training=training, strategy=settings.strategy)
     held = settings.calibrating()
 
-    def one(arguments: tuple[Any, Array]) -> tuple[Array, ...]:
+    def from_gradients(arguments: tuple[Any, Array]) -> Array:
         params, key = arguments
+        with jax.default_matmul_precision("highest"):
+            return _first_order(model, params, x, y, prop, records, list(jax.random.split(key, 7)[4:]), settings)
+
+    def one(arguments: tuple[Any, Array, Array]) -> tuple[Array, ...]:
+        params, key, own_direction = arguments
         draw_key, other_key, pairs_key, again_key, *fit_keys = jax.random.split(key, 7)
         rows = _draw(draw_key, len(x), records, settings.pairs)
         # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
@@ -194,7 +206,7 @@ def _train_detectors(
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
             if settings.kind == "first_order":
-                detector = _unit(_first_order(model, params, x, y, prop, records, fit_keys, settings), held_out)
+                detector = _unit(own_direction, held_out)
             elif settings.kind == "lda":
                 means = [side.mean(0) for side in trained]
                 centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
@@ -209,21 +221,37 @@ def _train_detectors(
         return direction, offset, mean, variance, (again - mean[0]) / jnp.sqrt(variance[0])
 
     rounds = len(jax.tree.leaves(received)[0])
-    direction, offset, mean, variance, again = jax.lax.map(one, (received, jax.random.split(key, rounds)))
+    trained_for, nearest = _trained_rounds(rounds, settings.every)
+    models, keys = jax.tree.map(lambda a: a[trained_for], (received, jax.random.split(key, rounds)))
+    directions = jnp.zeros((len(trained_for), 0))
+    if settings.kind == "first_order":
+        near = abs(np.subtract.outer(np.arange(len(trained_for)), np.arange(len(trained_for)))) <= settings.averaged // 2
+        with jax.default_matmul_precision("highest"):
+            directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ jax.lax.map(from_gradients, (models, keys))
+    *found, again = jax.lax.map(one, (models, keys, directions))
+    direction, offset, mean, variance = (a[nearest] for a in found)
     rate = jnp.asarray(prop.rate, mean.dtype)
     return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held), rate)
+
+
+def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rounds for which detectors are trained, each amid those that use it; and for every round the place of its detector."""
+    trained_for = np.minimum(np.arange(every // 2, rounds + every // 2, every), rounds - 1)
+    return trained_for, np.arange(rounds) // every
 
 
 def _first_order(
     model: Model, params: Any, x: Array, y: Array, prop: Property, records: int, keys: Sequence[Array], settings: Training
 ) -> Array:
-    """Fisher's direction from gradients of records; `keys` draw the records, their dropout, and the target's."""
+    """Fisher's direction from gradients of records, of unit deviation on them; `keys` draw the records, their dropout, and the
+    target's."""
     order_key, mask_key, target_key = keys
     chosen = jax.random.permutation(order_key, len(x))[: settings.gradients]
     gradients = record_gradients(model, params, x[chosen], y[chosen], mask_key)
     mean = gradients.mean(0)
     change = first_order_change(model, params, mean, prop, records, target_key, settings.masks)
-    return discriminant(gradients - mean, change, settings.shrinkage)
+    direction = discriminant(gradients - mean, change, settings.shrinkage)
+    return direction / ((gradients - mean) @ direction).std()
 
 
 def _draw(key: Array, count: int, size: int, sets: int) -> Array:

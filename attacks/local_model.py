@@ -261,8 +261,22 @@ def pseudo_records(
 def _pseudo_records(
     model: Model, messages: Messages, key: Array, settings: PseudoRecords, record_shape: tuple[int, ...]
 ) -> LocalModel:
+    fit_key, finish_key = jax.random.split(key)
+    data, unexplained = _fit_records(model, messages, fit_key, settings, record_shape)
+    finishing = dataclasses.replace(settings.training, epochs=settings.finish, batch_size=None)
+    last = last_returned(messages)
+    params = local_update(model, last, data, finish_key, finishing)
+    finite = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(params)]).all()
+    kept = ~(unexplained <= settings.most_unexplained) | ~finite
+    return LocalModel(jax.tree.map(functools.partial(jnp.where, kept), last, params), unexplained, kept)
+
+
+def _fit_records(
+    model: Model, messages: Messages, key: Array, settings: PseudoRecords, record_shape: tuple[int, ...]
+) -> tuple[ClientData, Array]:
+    """Made-up records, and the part of the held-out updates' energy that their gradients miss."""
     steps = settings.training.steps(settings.local_records)
-    start_key, fit_key, score_key, finish_key = jax.random.split(key, 4)
+    start_key, fit_key, score_key = jax.random.split(key, 3)
     held = max(1, round(settings.held_out * len(messages)))
     # Full-batch steps on the made-up records: their number is the client's, their order means nothing.
     simulated = dataclasses.replace(settings.training, epochs=steps, batch_size=None)
@@ -286,13 +300,7 @@ def _pseudo_records(
     x, y = found.last
     every = dataclasses.replace(virtual, rounds_per_step=None)
     unexplained = matching_objective(model, checked, x, labels(y), score_key, every, squared_distance)
-    data = ClientData(x, labels(y), jnp.ones(len(x), bool), jnp.asarray(0))
-    finishing = dataclasses.replace(settings.training, epochs=settings.finish, batch_size=None)
-    last = last_returned(messages)
-    params = local_update(model, last, data, finish_key, finishing)
-    finite = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(params)]).all()
-    kept = ~(unexplained <= settings.most_unexplained) | ~finite
-    return LocalModel(jax.tree.map(functools.partial(jnp.where, kept), last, params), unexplained, kept)
+    return ClientData(x, labels(y), jnp.ones(len(x), bool), jnp.asarray(0)), unexplained
 
 
 def path_centres(messages: Messages, steps: int) -> Messages:

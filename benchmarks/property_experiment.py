@@ -8,7 +8,7 @@ A cell's settings:
   factor: what a positive client of "inversion" multiplies its update by; detectors are trained for -1.
   auxiliary: records that the adversary has.
   detector: "first_order", "lda" or "logistic"; `pairs`, `gradients`: shadow updates with and without the property, and record
-    gradients, per round.
+    gradients, per detector; every: rounds that share one; averaged: neighbouring directions that one is the mean of.
   rounds: communication rounds.
   seen: rounds that the adversary has seen, or "mean": the mean of the metric over the rounds of `MEAN_OVER`.
 
@@ -182,7 +182,13 @@ class Detect:
             jax.random.split(member.key, 3)[2],
             training=recipe(cell),
             records=cell["records"],
-            settings=Training(cell["detector"], cell["pairs"], gradients=cell["gradients"]),
+            settings=Training(
+                cell["detector"],
+                cell["pairs"],
+                gradients=cell["gradients"],
+                averaged=cell["averaged"],
+                every=cell["every"],
+            ),
         )
         return observe(seen, detectors), detectors
 

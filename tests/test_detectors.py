@@ -105,6 +105,23 @@ def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     assert np.asarray(gibbs(honest, jnp.asarray([ROUNDS]), KEY))[0].max() < 0.5
 
 
+def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
+    prop = Property(Behavior(update=-1.0), rate=2 / CLIENTS)
+    run = trained(federation, prop.behavior.among(POSITIVES))
+    each, shared, mean = (
+        detectors_of(federation, run, auxiliary, prop, **changed)
+        for changed in ({}, {"every": 4}, {"averaged": 2 * ROUNDS + 1})
+    )
+    assert shared.direction.shape == each.direction.shape
+    assert (np.asarray(shared.direction[4:8]) == np.asarray(each.direction[6])).all()
+    assert len(np.unique(np.asarray(shared.offset))) == -(-ROUNDS // 4)
+    unit = lambda a: np.asarray(a) / np.linalg.norm(a, axis=1, keepdims=True)  # noqa: E731
+    assert unit(mean.direction) == pytest.approx(unit(mean.direction)[:1].repeat(ROUNDS, 0), abs=1e-5)
+    for detectors in (shared, mean):
+        found = np.asarray(gibbs(observe(run.aggregates(), detectors), [ROUNDS], KEY))[0]
+        assert ranking(found, POSITIVES, 0.5).f1 == 1
+
+
 def test_free_riders_have_laws_although_their_updates_do_not_vary(federation, auxiliary):
     prop = Property(Behavior(update=0.0), rate=2 / CLIENTS)
     run = trained(federation, prop.behavior.among(POSITIVES))
@@ -235,6 +252,8 @@ def test_bad_settings_are_named(federation, auxiliary):
         detectors_of(federation, run, auxiliary, inversion, "lda", pairs=2)
     with pytest.raises(ValueError, match="records=16 need at least"):
         detectors_of(federation, run, tuple(a[:5] for a in auxiliary), inversion)
+    with pytest.raises(ValueError, match="averaged=4 must be odd"):
+        detectors_of(federation, run, auxiliary, inversion, averaged=4)
     with pytest.raises(ValueError, match="sets nobody apart"):
         detectors_of(federation, run, auxiliary, Property())
     with pytest.raises(ValueError, match=r"rate=1\.5 must lie between"):

@@ -28,6 +28,7 @@ PANELS = {
 PAPER: dict[str, Value] = {
     **{"clients": 50, "positives": 5, "per_round": 10, "batch_size": 10, "epochs": 2, "learning_rate": 0.01, "clip": 0.0},
     **{"factor": -0.5, "auxiliary": 6000, "detector": "first_order", "pairs": 60, "gradients": 1000, "rounds": 300},
+    **{"every": 1, "averaged": 1},
 }
 COLOURED: dict[str, Value] = {"batch_size": 25, "learning_rate": 0.1, "auxiliary": 5000}
 SMALL: dict[str, Value] = {"clients": 20, "positives": 3, "per_round": 5, "auxiliary": 1000, "pairs": 20, "gradients": 200}
