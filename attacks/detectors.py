@@ -235,7 +235,7 @@ def _train_detectors(
 
 
 def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds for which detectors are trained, each amid those that use it; and for every round the place of its detector."""
+    """Rounds for which detectors are trained, each amid those that use it; and for every round the place of its detector."""
     trained_for = np.minimum(np.arange(every // 2, rounds + every // 2, every), rounds - 1)
     return trained_for, np.arange(rounds) // every
 
