@@ -45,7 +45,7 @@ from attacks.attribute_reconstruction import CosMatching, Knowledge, Reconstruct
 from attacks.candidate_decoding import GLS, ClosedForm, GaussNewton, closed_form, gauss_newton, gls
 from attacks.gradient_matching import Virtual
 from attacks.metrics import accuracy, majority_rate
-from benchmarks.engines import Compiled, run_members
+from benchmarks.engines import Compiled, once, run_members
 from benchmarks.jobs import Cell, Job, Outcome, Value
 from benchmarks.members import Member, Surroundings, classifier, dataset, draw, labelled_data, protected, public_rows, split
 from benchmarks.phases import kept_rounds, over_phases, rounds_of, take_rows
@@ -338,7 +338,7 @@ def _guess_from_public(method: str, data_dir: str | None, places: Sequence[tuple
     return Compiled(np.asarray(scores), sum(t.compile_s for t in times), sum(t.run_s for t in times) / len(times))
 
 
-@functools.cache
+@once
 def _public_models(
     name: str, data_dir: str | None, encoding: str, attribute: int, seeds: tuple[int, ...], method: str
 ) -> Compiled:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -96,20 +97,42 @@ def _compile(
     return jax.jit(program).lower(shapes).compile()
 
 
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`functools.cache` for what takes long: threads that ask for the same thing wait for the one that asked first."""
+    answers: dict[Any, Future[Any]] = {}
+    lock = threading.Lock()
+
+    @functools.wraps(function)
+    def ask(*arguments: Any) -> Any:
+        with lock:
+            first = arguments not in answers
+            answer = answers.setdefault(arguments, Future())
+        if first:
+            try:
+                answer.set_result(function(*arguments))
+            except BaseException as error:
+                answers.pop(arguments)  # the next one may try again
+                answer.set_exception(error)
+        return answer.result()
+
+    return ask
+
+
 Run = Callable[[Group], Iterator[Sequence[Outcome]]]
 
 
 def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups in this process: batched ones one after the other, on all its devices; then the others, one to a device."""
-    for group in groups:
-        if group.batched:
-            for outcomes in run(group):
-                yield group, outcomes
-    yield from _side_by_side(run, [group for group in groups if not group.batched])
+    """Groups in this process. Many run side by side, one to a device, so that some compute while others compile. Of a few,
+    batched ones have all devices, one after the other."""
+    wide = [group for group in groups if group.batched] if len(groups) < 2 * jax.local_device_count() else []
+    for group in wide:
+        for outcomes in run(group):
+            yield group, outcomes
+    yield from _side_by_side(run, [group for group in groups if group not in wide])
 
 
 def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups in threads, one for each device; JAX computes outside Python's lock."""
+    """Groups in threads, one for each device; JAX compiles and computes outside Python's lock."""
     waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
     found: queue.SimpleQueue[tuple[Group, Sequence[Outcome]] | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()

@@ -128,8 +128,7 @@ class Table:
       run: runs jobs of equal signature, yielding outcomes as they come; `run(jobs, data_dir)`.
       signature: from a cell to what must be equal for jobs to run as one compiled call.
       cost: from a job to its estimated cost.
-      batched: whether `run` takes all seeds as one batch for all devices. If not, each seed is a group of its own, which one
-        device runs beside the others'.
+      batched: whether `run` takes all seeds as one batch. If not, each seed is a group of its own.
     """
 
     name: str
@@ -154,7 +153,7 @@ class Group:
 
     @property
     def batched(self) -> bool:
-        """Whether the group runs on all devices."""
+        """Whether the group can be shared by devices."""
         return self.tables[0].batched
 
     @property

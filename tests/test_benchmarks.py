@@ -286,36 +286,51 @@ def test_intervals():
 TWO_DEVICES = """
 import threading, types
 import jax, numpy as np
-from benchmarks.engines import local, run_members
+from benchmarks.engines import local, once, run_members
 assert jax.local_device_count() == 2
 print(run_members(abs, np.arange(-5.0, 0, dtype=np.float32)).results.tolist())
 
-groups = [types.SimpleNamespace(name=name, batched=name == "batched") for name in ("one", "batched", "other")]
+def group(name, batched):
+    return types.SimpleNamespace(name=name, batched=batched)
+
 both = threading.Barrier(2, timeout=60)
+asked = []
+
+@once
+def slow(name):
+    asked.append(name)
+    return name
 
 def run(group):
-    if not group.batched:
-        both.wait()  # neither goes on without the other
+    if group.name != "alone":
+        both.wait()  # no group goes on without another
+    slow("shared")
     members = run_members(abs, np.arange(-3.0, 0, dtype=np.float32)).results
     assert members.tolist() == [3.0, 2.0, 1.0]
     yield {d.id for d in (jax.numpy.ones(2) + 1).devices()} | {d.id for d in members.devices()}
 
-found = [(group.name, devices) for group, devices in local(run, groups)]
-assert found[0] == ("batched", {0}), found
-assert sorted(found[1:]) == [("one", {0}), ("other", {1})] or sorted(found[1:]) == [("one", {1}), ("other", {0})], found
+few = [group("one", False), group("alone", True), group("other", False)]
+found = [(g.name, devices) for g, devices in local(run, few)]
+assert found[0] == ("alone", {0}), found
+assert sorted(found[1:]) in ([("one", {0}), ("other", {1})], [("one", {1}), ("other", {0})]), found
+many = [group(str(i), True) for i in range(4)]
+found = list(local(run, many))
+assert sorted(g.name for g, _ in found) == list("0123"), found
+assert {tuple(devices) for _, devices in found} == {(0,), (1,)}, found
+assert asked == ["shared"]
 
 def broken(group):
     yield from run(group)
     raise KeyError(group.name)
 
 try:
-    list(local(broken, groups[::2]))
+    list(local(broken, few[::2]))
 except KeyError as error:
     print(error.args[0] in ("one", "other"))
 """
 
 
-def test_members_are_shared_by_devices_and_other_groups_run_side_by_side():
+def test_members_are_shared_by_devices_or_groups_run_side_by_side():
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", TWO_DEVICES], env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout.split("\n") == ["[5.0, 4.0, 3.0, 2.0, 1.0]", "True", ""], done.stderr
