@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from attacks.generative import NOISE, Adversarial, game_optimizer, generate, generator
+from attacks.generative import Adversarial, game_optimizer
+from attacks.generators import NOISE, generate, generator
 from jaxfl import ClientData, LocalTraining, Model, Server, ServerState, honest_server, local_update, mean_loss
 
 Array = jax.Array

@@ -22,9 +22,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from attacks.gradient_matching import Virtual, matching_objective, minimize_adam, squared_distance
-from jaxfl import LocalTraining, Messages, Model, _check, local_update
+from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp
 from jaxfl.clients import ClientData
-from jaxfl.models import mlp
 
 Array = jax.Array
 

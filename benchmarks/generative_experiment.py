@@ -32,7 +32,7 @@ import numpy as np
 import optax
 from scipy import ndimage
 
-from attacks import generative
+from attacks import generative, generators
 from attacks.gan_attack import gan_attack
 from attacks.gradient_matching import Virtual
 from attacks.linkability import last_bias
@@ -328,15 +328,15 @@ class Attack:
             images, _ = invert_model(self.model(), self.passive_run.params, self.shape, settings=settings)
             return images[labels], labels
         if method == "gan_attack":
-            make = generative.generator(self.shape, self.world.classes, self.settings.width)
+            make = generators.generator(self.shape, self.world.classes, self.settings.width)
             labels = jnp.full(SAMPLES, self.target)
             params = self.gan_run.private.generator
-            return generative.generate(make, params, labels, jnp.ones(SAMPLES, int), key), labels
+            return generators.generate(make, params, labels, jnp.ones(SAMPLES, int), key), labels
         # Both identities in one batch, as in training.
         networks = self.passive.networks if method == "mgan_passive" else self.active_run.private.state.networks
-        make = generative.generator(self.shape, self.world.classes, self.settings.width)
+        make = generators.generator(self.shape, self.world.classes, self.settings.width)
         twice, both = jnp.concatenate([labels, labels]), jnp.repeat(jnp.asarray([1, 0]), SAMPLES)
-        images = generative.generate(make, networks.generator, twice, both, key)
+        images = generators.generate(make, networks.generator, twice, both, key)
         return jnp.split(images, 2)[1 - identity], labels
 
     def shared_accuracy(self, method: str) -> np.ndarray:

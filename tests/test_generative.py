@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import generative
+from attacks import generative, generators
 from attacks.gan_attack import gan_attack
 from attacks.metrics import classifier_score
 from jaxfl import Federated, LocalTraining, Record, isolating_server, mlp, one_client, simulate, stack_clients, trunk_cnn
@@ -42,15 +42,15 @@ def judged(state, x):
 
 
 def new_game(auxiliary):
-    make = generative.generator(SHAPE, CLASSES, SETTINGS.width)
+    make = generators.generator(SHAPE, CLASSES, SETTINGS.width)
     game = generative.Game(MODEL, make, auxiliary.x, auxiliary.y, jnp.full(CLASSES, 0.5), SETTINGS)
     return game, generative.begin(game, MODEL.init(jax.random.key(0)), jax.random.key(1))
 
 
 @pytest.mark.parametrize(("shape", "width"), [((28, 28, 1), 384), ((64, 64, 1), 512), ((32, 32, 3), 16)])
 def test_generators_have_the_papers_shapes(shape, width):
-    make = generative.generator(shape, 10, width)
-    inputs = jnp.zeros((2, generative.NOISE)), jnp.zeros(2, int), jnp.zeros(2, int)
+    make = generators.generator(shape, 10, width)
+    inputs = jnp.zeros((2, generators.NOISE)), jnp.zeros(2, int), jnp.zeros(2, int)
     params = jax.eval_shape(make.init, jax.random.key(0), *inputs)["params"]
     out, _ = jax.eval_shape(lambda p: make.apply({"params": p}, *inputs, mutable=["batch_stats"]), params)
     assert out.shape == (2, *shape)
@@ -74,7 +74,7 @@ def test_both_steps_go_down_their_own_loss(federation):
         )
 
     after = better(state)
-    fakes = generative.generate(game.make, state.networks.generator, auxiliary.y[:20], auxiliary.y[:20], jax.random.key(3))
+    fakes = generators.generate(game.make, state.networks.generator, auxiliary.y[:20], auxiliary.y[:20], jax.random.key(3))
     assert judged(after, auxiliary.x).real.mean() > judged(after, fakes).real.mean() + 1
     assert judged(after, victim).identity.mean() > judged(after, others).identity.mean() + 1
     assert largest_difference(after.networks.generator, state.networks.generator) == 0  # the discriminator's step is its own
@@ -91,7 +91,7 @@ def test_both_steps_go_down_their_own_loss(federation):
 
     def real(s):
         return judged(
-            after, generative.generate(game.make, s.networks.generator, labels, identity, jax.random.key(5))
+            after, generators.generate(game.make, s.networks.generator, labels, identity, jax.random.key(5))
         ).real.mean()
 
     assert real(made) > real(after)
@@ -110,7 +110,7 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
         """Correlation of what is generated with the others' patterns: the victim's are their negatives."""
         labels = jnp.arange(80) % 2
         mixed = jnp.repeat(jnp.asarray([0, 1]), 40)
-        images = generative.generate(found.make, networks.generator, labels, mixed, jax.random.key(3))
+        images = generators.generate(found.make, networks.generator, labels, mixed, jax.random.key(3))
         chosen = np.asarray(mixed) == identity
         pairs = zip(np.asarray(images)[chosen], np.asarray(labels)[chosen], strict=True)
         return np.mean([np.corrcoef(x.ravel(), patterns[k].ravel())[0, 1] for x, k in pairs])
@@ -173,7 +173,7 @@ def test_bad_input_is_named(federation):
     with pytest.raises(ValueError, match="batch_size=100 is larger than the 60 auxiliary"):
         generative.mgan_passive(MODEL, run.messages(0), images, images, auxiliary, key)
     with pytest.raises(ValueError, match="out of the generator's reach"):
-        generative.generator((30, 30, 1), 2, 16)
+        generators.generator((30, 30, 1), 2, 16)
     with pytest.raises(ValueError, match="trunk"):
         generative.mgan_server(mlp(4, (4,), 2), 0, auxiliary, key)
     with pytest.raises(ValueError, match="categories has shape"):

@@ -1,0 +1,187 @@
+"""The papers' models: linear and logistic regression, MLPs, LeNets, and convolutions whose trunk describes images.
+
+Constructors are cached, so equal arguments return the same `Model` and `jit` compiles once.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxfl import _check
+from jaxfl.convolutions import convolve
+from jaxfl.models import Model, Trunk, binary_cross_entropy, cross_entropy, from_flax, squared_error
+
+Array = jax.Array
+
+
+def _symmetric_uniform(bound: float) -> Callable[..., Array]:
+    def initializer(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return initializer
+
+
+def _dense(features: int, fan_in: int) -> nn.Dense:
+    """A dense layer drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weights and bias: PyTorch's default, which the
+    papers' experiments start from."""
+    uniform = _symmetric_uniform(fan_in**-0.5)
+    return nn.Dense(features, kernel_init=uniform, bias_init=uniform)
+
+
+class _Convolution(nn.Module):
+    features: int
+    size: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        channels = x.shape[-1]
+        uniform = _symmetric_uniform((channels * self.size**2) ** -0.5)
+        kernel = self.param("kernel", uniform, (self.size, self.size, channels, self.features))
+        return convolve(x, kernel) + self.param("bias", uniform, (self.features,))
+
+
+class _MLP(nn.Module):
+    widths: tuple[int, ...]
+    batch_norm: bool
+    takes_records: ClassVar[bool] = True
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
+        x = x.reshape(x.shape[0], -1)
+        for width in self.widths[:-1]:
+            x = _dense(width, x.shape[-1])(x)
+            if self.batch_norm:
+                rows = None if mask is None else mask[:, None]
+                x = nn.BatchNorm(use_running_average=False)(x, mask=rows)
+            x = nn.relu(x)
+        return _dense(self.widths[-1], x.shape[-1])(x)
+
+
+class _LeNetMNIST(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        x = nn.relu(nn.max_pool(_Convolution(10, 5)(x), (2, 2), (2, 2)))
+        x = _Convolution(20, 5)(x)
+        x = nn.Dropout(0.5, broadcast_dims=(1, 2), deterministic=not train)(x)  # whole channels, as PyTorch's Dropout2d
+        x = nn.relu(nn.max_pool(x, (2, 2), (2, 2))).reshape(x.shape[0], -1)
+        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(_dense(50, x.shape[-1])(x)))
+        return _dense(10, 50)(x)
+
+
+class _LeNetCIFAR(nn.Module):
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = nn.max_pool(nn.relu(_Convolution(6, 5)(x)), (2, 2), (2, 2))
+        x = nn.max_pool(nn.relu(_Convolution(16, 5)(x)), (2, 2), (2, 2)).reshape(x.shape[0], -1)
+        for width in (120, 84):
+            x = nn.relu(_dense(width, x.shape[-1])(x))
+        return _dense(10, 84)(x)
+
+
+class _PaddedConvolution(nn.Module):
+    features: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param("kernel", nn.initializers.glorot_uniform(), (3, 3, x.shape[-1], self.features))
+        return convolve(x, kernel, self.stride, "SAME") + self.param("bias", nn.initializers.zeros, (self.features,))
+
+
+class _TrunkCNN(nn.Module):
+    """Convolution trunk of mGAN-AI's discriminator (paper 003, Tables I and II) with a classification head."""
+
+    widths: tuple[int, ...]
+    strides: tuple[int, ...]
+    classes: int
+
+    def setup(self) -> None:
+        self.trunk = [_PaddedConvolution(f, s) for f, s in zip(self.widths, self.strides, strict=True)]
+        self.head = nn.Dense(self.classes, kernel_init=nn.initializers.glorot_uniform())
+
+    def features(self, x: Array) -> Array:
+        for layer in self.trunk:
+            x = nn.leaky_relu(layer(x), 0.2)
+        return x
+
+    def __call__(self, x: Array) -> Array:
+        return self.head(self.features(x).reshape(x.shape[0], -1))
+
+
+@functools.cache
+def linear(features: int) -> Model:
+    """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (paper 001)."""
+    return from_flax(_MLP((1,), batch_norm=False), (features,), squared_error)
+
+
+@functools.cache
+def logistic(features: int) -> Model:
+    """Binary logistic regression: `[batch, features] -> [batch, 1]` logit, labels 0 or 1."""
+    return from_flax(_MLP((1,), batch_norm=False), (features,), binary_cross_entropy, 2)
+
+
+@functools.cache
+def mlp(
+    features: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    *,
+    task: Literal["classification", "regression"] = "classification",
+    batch_norm: bool = False,
+) -> Model:
+    """A multi-layer perceptron with ReLU: `[batch, features] -> [batch, outputs]`.
+
+    Args:
+      features: inputs per record.
+      hidden: widths of the hidden layers, a tuple; papers 000 and 004 use `(128,)` and `(256, 256, 256)`.
+      outputs: classes, or 1 for regression.
+      task: "classification" (softmax cross-entropy) or "regression" (squared error).
+      batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the client; scale and
+        offset are parameters and are shared (paper 004).
+    """
+    _check.one_of(("classification", "regression"), task=task)
+    module = _MLP((*hidden, outputs), batch_norm)
+    if task == "regression":
+        return from_flax(module, (features,), squared_error)
+    return from_flax(module, (features,), cross_entropy, outputs)
+
+
+@functools.cache
+def lenet(dataset: Literal["mnist", "cifar10"]) -> Model:
+    """PROLIN's convolutional networks (paper 002): 21,840 parameters for `[batch, 28, 28, 1]` with dropout, 62,006 for
+    `[batch, 32, 32, 3]` without."""
+    if dataset == "mnist":
+        return from_flax(_LeNetMNIST(), (28, 28, 1), cross_entropy, 10)
+    if dataset == "cifar10":
+        return from_flax(_LeNetCIFAR(), (32, 32, 3), cross_entropy, 10)
+    raise ValueError(f"dataset={dataset!r} has no LeNet; choose 'mnist' or 'cifar10'")
+
+
+@functools.cache
+def trunk_cnn(
+    record_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    widths: tuple[int, ...] = (32, 64, 128, 256),
+    strides: tuple[int, ...] = (2, 1, 2, 1),
+) -> Model:
+    """The shared classifier of paper 003: 3x3 convolutions with LeakyReLU 0.2, and a dense layer.
+
+    Args:
+      record_shape: height, width and channels of an image.
+      classes: number of classes.
+      widths: channels after each convolution; Table I, 12,544 features of a 28x28 image in all.
+      strides: of each convolution; Table II, for 64x64 faces, has (2, 2, 2, 1).
+    """
+    module = _TrunkCNN(widths, strides, classes)
+
+    def features(params: Any, x: Array) -> Array:
+        return jnp.asarray(module.apply({"params": params}, x, method="features"))
+
+    model = from_flax(module, record_shape, cross_entropy, classes)
+    return dataclasses.replace(model, trunk=Trunk(features, widths[-1], "head"))
