@@ -53,17 +53,21 @@ def gan_attack(
       model: the shared classifier, of one class more than there are.
       attacker: id of the attacking client.
       target: the class that it wants.
-      data: the attacker's records, without client axis; it adds as many images of its own.
+      data: the attacker's records, without client axis, in [-1, 1]; it adds as many images of its own.
       training: what the attacker does with them.
       key: draws networks and noise.
       settings: see `Adversarial`.
+
+    Raises:
+      ValueError: if the target is none of the classes, or a setting is out of range.
     """
     settings = settings or Adversarial()
+    settings.check(None)
     fake_class = (model.classes or 0) - 1
     if not 0 <= target < fake_class:
         raise ValueError(f"target={target} must be one of the {fake_class} classes; the last is the attacker's own")
     make = generator(tuple(data.x.shape[1:]), fake_class, settings.width)
-    honest, records = honest_server(), len(data.x)
+    honest, records = honest_server(), len(data.mask)
 
     def images(params: Any, count: int, key: Array) -> Array:
         return generate(make, params, jnp.full(count, target), jnp.ones(count, int), key)
@@ -91,7 +95,7 @@ def gan_attack(
         fakes = images(made, records, fake_key)
         x = jnp.concatenate([data.x, fakes])
         y = jnp.concatenate([data.y, jnp.full(records, fake_class, data.y.dtype)])
-        both = ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(attacker))
+        both = ClientData(x, y, jnp.concatenate([data.mask, data.mask]), jnp.asarray(attacker))
         message = local_update(model, state.params, both, train_key, training)
         spoilt = jax.tree.map(
             lambda models, mine: jnp.where((ids == attacker).reshape(-1, *[1] * mine.ndim), mine, models), returned, message

@@ -47,11 +47,16 @@ class Adversarial:
     most_epochs: int | Array = 10
     category_weight: float | Array = 0.0
 
-    def check(self, auxiliary: int) -> None:
-        """Raise `ValueError` on settings that do not go with so many records."""
+    def check(self, auxiliary: int | None) -> None:
+        """Raise `ValueError` on settings that do not go with so many records; None if there are none."""
         _check.positive_integer(width=self.width, batch_size=self.batch_size)
         _check.finite(learning_rate=self.learning_rate, category_weight=self.category_weight)
-        if self.batch_size > auxiliary:
+        for name in ("growth", "most_epochs"):
+            if not _check.is_traced(getattr(self, name)):
+                _check.positive_integer(**{name: getattr(self, name)})
+        if self.width % 8 or self.batch_size % 2:
+            raise ValueError(f"width={self.width} must be a multiple of 8, batch_size={self.batch_size} even: both are halved")
+        if auxiliary is not None and self.batch_size > auxiliary:
             raise ValueError(f"batch_size={self.batch_size} is larger than the {auxiliary} auxiliary records")
 
 
@@ -279,8 +284,11 @@ def _game(model: Model, auxiliary: ClientData, categories: Array | None, setting
     _trunk(model)
     classes = model.classes or 0
     settings.check(len(auxiliary.x))
+    _check.finite(**{"auxiliary.x": auxiliary.x})
+    if not _check.is_traced(auxiliary) and (not auxiliary.mask.all() or abs(auxiliary.x).max() > 1):
+        raise ValueError("auxiliary must be images in [-1, 1], as the generator's, and have no padding")
     categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)
-    _check.shape((classes,), categories=categories)
+    _check.distribution(classes, categories=categories)
     make = generator(tuple(auxiliary.x.shape[1:]), classes, settings.width)
     return Game(model, make, auxiliary.x, auxiliary.y, categories, settings)
 

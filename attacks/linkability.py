@@ -63,7 +63,7 @@ def whiten(vectors: Array, gradients: Array, ridge: float = 0.1) -> Array:
     centred = (gradients - gradients.mean(0)) / jnp.sqrt(len(gradients))
     values, left = jnp.linalg.eigh(centred @ centred.T)
     values = jnp.maximum(values, 0)
-    floor = ridge * values.mean()
+    floor = ridge * values.sum() / min(len(gradients) - 1, gradients.shape[1])
     right = (left / jnp.sqrt(jnp.maximum(values, 1e-6 * values.max()))).T @ centred
     factor = jnp.sqrt(floor / (values + floor)) - 1
     return vectors + ((vectors @ right.T) * factor) @ right
@@ -258,22 +258,27 @@ def pair_similarities(descriptors: Array, identities: Array, key: Array, pairs: 
 
 
 def fit_threshold(similarities: Array, same: Array) -> Array:
-    """The threshold above which pairs are best taken for one client's (a scalar): half way between two neighbours."""
+    """The threshold above which pairs are best taken for one client's (a scalar): half way between two neighbours, or minus
+    infinity, where all pairs are best taken so."""
     order = jnp.argsort(similarities)
     values, truth = similarities[order], same[order]
     right = jnp.cumsum(~truth) + truth.sum() - jnp.cumsum(truth)
+    following = jnp.append(values[1:], jnp.inf)
+    right = jnp.where(values < following, right, -1)  # equal pairs are judged alike
     best = jnp.argmax(right)
-    return (values[best] + values[jnp.minimum(best + 1, len(values) - 1)]) / 2
+    between = jnp.where(jnp.isfinite(following[best]), (values[best] + following[best]) / 2, values[best])
+    return jnp.where(right[best] >= truth.sum(), between, -jnp.inf)
 
 
 def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
     """How often pairs are judged rightly (paper 003). The threshold is to come from the adversary's own federation
-    (`fit_threshold`). A scalar."""
-    return ((similarities > threshold) == same).mean()
+    (`fit_threshold`). A scalar; NaN if a similarity is not finite."""
+    return jnp.where(jnp.isfinite(similarities).all(), ((similarities > threshold) == same).mean(), jnp.nan)
 
 
 def link_precision(queries: Array, senders: Array, galleries: Array, gallery_senders: Array) -> Array:
-    """How often the nearest of a round's descriptors is of the same client (paper 003's precision, rank 1). A scalar.
+    """How often the nearest of a round's descriptors is of the same client (paper 003's precision, rank 1). A scalar; NaN if a
+    descriptor is not finite.
 
     Args:
       queries, galleries: descriptors of unit length `[rounds, participants, d]`; a round's gallery is what was sent the
@@ -284,7 +289,8 @@ def link_precision(queries: Array, senders: Array, galleries: Array, gallery_sen
     def one(query: Array, sender: Array, gallery: Array, owners: Array) -> Array:
         return owners[similarity(query, gallery).argmax(1)] == sender
 
-    return jax.vmap(one)(queries, senders, galleries, gallery_senders).mean()
+    finite = jnp.isfinite(queries).all() & jnp.isfinite(galleries).all()
+    return jnp.where(finite, jax.vmap(one)(queries, senders, galleries, gallery_senders).mean(), jnp.nan)
 
 
 def follow(descriptors: Array, *, votes: int = 3, one_to_one: bool = False) -> Array:
@@ -297,7 +303,7 @@ def follow(descriptors: Array, *, votes: int = 3, one_to_one: bool = False) -> A
       one_to_one: give every client one sample of each round, the sum of similarities being the largest (static).
 
     Returns:
-      Names `[rounds, participants]`: places in the first round, whose order is arbitrary.
+      Names `[rounds, participants]`: places in the first round, whose order is arbitrary; -1 if a descriptor is not finite.
 
     Raises:
       ValueError: if `votes` is no positive integer.
@@ -326,14 +332,15 @@ def _follow(descriptors: Array, votes: int, one_to_one: bool) -> Array:
 
     queues = jnp.repeat(descriptors[0][:, None], votes, 1)
     _, names = jax.lax.scan(round_, queues, descriptors[1:])
-    return jnp.concatenate([jnp.arange(participants)[None], names])
+    names = jnp.concatenate([jnp.arange(participants)[None], names])
+    return jnp.where(jnp.isfinite(descriptors).all(), names, -1)
 
 
 def follow_precision(names: Array, senders: Array) -> Array:
-    """How often a sample after the first round was given to the client that sent it. A scalar.
+    """How often a sample after the first round was given to the client that sent it. A scalar; NaN if no names were found.
 
     Args:
       names: from `follow` `[rounds, participants]`.
       senders: the truth, likewise.
     """
-    return (senders[0][names[1:]] == senders[1:]).mean()
+    return jnp.where((names >= 0).all(), (senders[0][names[1:]] == senders[1:]).mean(), jnp.nan)

@@ -4,8 +4,10 @@ Threat model: an honest-but-curious server. It knows the model, the clients' rec
 images nothing but shape and range; labels are guessed, or inferred from the update with the help of records of its own.
 """
 
+import contextlib
 import dataclasses
 import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -135,7 +137,8 @@ def represent(
         learning_rate=settings.learning_rate,
         project=lambda x: jnp.clip(x, low, high),
     )
-    return Representatives(minimum.variables, minimum.value, minimum.trace)
+    images = jnp.where(jnp.isfinite(minimum.value), minimum.variables, jnp.nan)
+    return Representatives(images, minimum.value, minimum.trace)
 
 
 def representatives(
@@ -205,28 +208,37 @@ def _value_and_grad(model: Model, received: Any, observed: Any, x: Array, y: Arr
 def _represent_lbfgsb(
     model: Model, update: tuple[Any, Any], y: Array, key: Array, shape: tuple[int, ...], settings: Representing
 ) -> Representatives:
-    """As `represent`, by SciPy's L-BFGS-B: `evaluations` calls at most, tolerances off."""
+    """As `represent`, by SciPy's L-BFGS-B, tolerances off. SciPy counts evaluations between iterations only: they are stopped
+    here."""
     from scipy.optimize import minimize
 
     start_key, key = jax.random.split(key)
     start = _start(start_key, (len(y), *shape), settings)
     trace: list[float] = []
-    best: list[np.ndarray] = []
+    images, least = np.full(start.shape, np.nan, start.dtype), math.inf
 
     def value_and_slope(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal images, least
+        if len(trace) == settings.evaluations:
+            raise _SpentError
         x = jnp.asarray(flat.reshape(start.shape), start.dtype)
         value, slope = _value_and_grad(model, *update, x, y, key, settings)
         trace.append(float(value))
-        if trace[-1] == min(trace):
-            best[:] = [np.asarray(x)]
+        if trace[-1] < least:
+            images, least = np.asarray(x), trace[-1]
         return trace[-1], np.asarray(slope, np.float64).ravel()
 
     limits = {"maxfun": settings.evaluations, "maxiter": settings.evaluations, "ftol": 0.0, "gtol": 0.0, "maxcor": 10}
     bounds = [(float(settings.low), float(settings.high))] * start.size
-    minimize(value_and_slope, np.asarray(start, np.float64).ravel(), jac=True, bounds=bounds, method="L-BFGS-B", options=limits)
+    with contextlib.suppress(_SpentError):
+        minimize(value_and_slope, np.asarray(start, float).ravel(), jac=True, bounds=bounds, method="L-BFGS-B", options=limits)
     kept = np.full(settings.evaluations, np.nan, np.float32)
-    kept[: len(trace)] = trace[: settings.evaluations]
-    return Representatives(jnp.asarray(best[0]), jnp.asarray(min(trace), start.dtype), jnp.asarray(kept))
+    kept[: len(trace)] = trace
+    return Representatives(jnp.asarray(images), jnp.asarray(least, start.dtype), jnp.asarray(kept))
+
+
+class _SpentError(Exception):
+    """The budget of evaluations is spent."""
 
 
 def uniform_counts(images: int, classes: int) -> Array:
@@ -305,9 +317,11 @@ def infer_all_counts(model: Model, received: Any, bias: Array, x: Array, y: Arra
 
 
 def round_counts(shares: Array, images: int) -> Array:
-    """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative ones count as 0)."""
+    """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative ones count as 0); all
+    alike if none is positive."""
     shares = jnp.maximum(shares, 0)
-    exact = images * shares / jnp.maximum(shares.sum(), jnp.finfo(shares.dtype).tiny)
+    shares = jnp.where(shares.sum() > 0, shares, 1)
+    exact = images * shares / shares.sum()
     whole = jnp.floor(exact)
     rank = jnp.argsort(jnp.argsort(whole - exact))
     return (whole + (rank < images - whole.sum())).astype(jnp.int32)

@@ -122,9 +122,10 @@ Run = Callable[[Group], Iterator[Sequence[Outcome]]]
 
 
 def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups in this process. Many run side by side, one to a device, so that some compute while others compile. Of a few,
-    batched ones have all devices, one after the other."""
-    wide = [group for group in groups if group.batched] if len(groups) < 2 * jax.local_device_count() else []
+    """Groups in this process. Many run side by side, one to a device, so that some compute while others compile. Those that
+    must be alone come first; so do batched ones if groups are few: they have all devices, one after the other."""
+    few = len(groups) < 2 * jax.local_device_count()
+    wide = [group for group in groups if group.alone or (few and group.batched)]
     for group in wide:
         for outcomes in run(group):
             yield group, outcomes

@@ -3,9 +3,8 @@
 A cell's settings:
   property: what sets the victim apart: "rotated" (its digits are turned by 30 degrees), "glasses" (it has the pictures with
     glasses of persons 4 and 19, others those without), or "classes" (nothing but its classes).
-  clients, records: number of clients, and of records of each (of digits). classes_held: random classes of a client; the
-    victim's are also held by others.
-  batch_size, epochs, learning_rate: of every client's training; rounds; every: rounds between two that the adversary plays in.
+  clients, records: number of clients, and of records of each (of digits). classes_held: random classes of a client.
+  batch_size, epochs, learning_rate: of every client's training; rounds: of it, in all of which the adversary plays.
   widths: of the shared model's convolutions; generator_width: channels of the generator after its dense layer.
   side: pixels down and across, "28,28".
   auxiliary: records of the adversary's own (of digits); batch: images per step of its networks; growth: rounds after which the
@@ -15,10 +14,13 @@ A cell's settings:
     "known": the server is granted the counts.
   round: after how many rounds the shared model is judged, or 0: judge what was generated.
 
-Methods: `mgan_passive`, `mgan_active`, `gan_attack` (of a client that has not the victim's first class), `model_inversion`;
+Methods: `mgan_passive`, `mgan_active`, `gan_attack` (of a client that has not the class it wants, the victim's most frequent
+one, but is granted to know which it is), `model_inversion`;
 `victim` and `others`, their real images, as a yardstick; `none`, no attack. Metrics: `victim_like` and `others_like`, how often
 an independent classifier takes what was generated for the victim (for others) for the victim's; `class_accuracy`, how often it
-is of the class asked for; `classifier_score`; and of the shared model after a round `shared_accuracy`.
+is of the class asked for; `classifier_score`; and of the shared model after a round `shared_accuracy`. `run_s` holds
+compilation, and of what methods share the first that needs it. A passive attack only reads a transcript: here its shared models
+are those of no attack by construction, which `tests/test_generative.py` checks apart.
 """
 
 import functools
@@ -127,21 +129,20 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
 
 def faces(data: Dataset, cell: Cell, seed: int) -> World:
     """The first client has the pictures with glasses of `WEARERS`, the others all else but two pictures of each person, which
-    are the adversary's. Judges know the other
-    persons' pictures, which clients hold too, and none of the wearers."""
+    are the adversary's, and four of each but the wearers, which are the judges'."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
     glasses = np.asarray([n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)])
     wearer = np.isin(data.y + 1, WEARERS)
     mine = np.flatnonzero(wearer & glasses)
     rest = np.flatnonzero(~(wearer & glasses))
-    auxiliary = np.concatenate([rng.permutation(rest[data.y[rest] == person])[:2] for person in range(40)])
-    others = np.array_split(rng.permutation(np.setdiff1d(rest, auxiliary)), cell["clients"] - 1)
-    judges = np.flatnonzero(~wearer)
+    drawn = [rng.permutation(rest[data.y[rest] == person]) for person in range(40)]
+    auxiliary = np.concatenate([rows[:2] for rows in drawn])
+    judges = np.concatenate([rows[2:6] for person, rows in enumerate(drawn) if person + 1 not in WEARERS])
+    others = np.array_split(rng.permutation(np.setdiff1d(rest, np.concatenate([auxiliary, judges]))), cell["clients"] - 1)
     parts = [(data.x[rows], data.y[rows]) for rows in (mine, *others)]
     known = (data.x[judges], data.y[judges], glasses[judges])
-    own = data.x[auxiliary], data.y[auxiliary]
-    return World(parts, own, own, known, 40)
+    return World(parts, (data.x[auxiliary], data.y[auxiliary]), known[:2], known, 40)
 
 
 class Judges(NamedTuple):
@@ -159,8 +160,9 @@ class Judges(NamedTuple):
         return jax.nn.softmax(self.models[0].apply(self.category, images))
 
     def like(self, images: Array) -> Array:
-        """Whether each image is like the victim's `[images]`."""
-        return self.models[1].apply(self.property, images).argmax(-1) == 1
+        """1 for an image that is like the victim's, 0 for others, NaN where that cannot be said `[images]`."""
+        logits = self.models[1].apply(self.property, images)
+        return jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1) == 1, jnp.nan)
 
 
 def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
@@ -222,10 +224,9 @@ class Attack:
         return train_judges(self.world, self.strides, self.keys[6])
 
     def simulate(self, server: Any = None, more: int = 0, everything: bool = False) -> Transcript:
-        """Federated training under some server; `everything` keeps all messages of the rounds that the adversary plays in."""
+        """Federated training under some server; `everything` keeps all messages."""
         model = self.model(more)
-        rounds = tuple(range(0, self.cell["rounds"], self.cell["every"]))
-        record = Record(rounds=rounds if everything else (0,), clients="all" if everything else ())
+        record = Record(rounds=None if everything else (0,), clients="all" if everything else ())
         federated = Federated(self.cell["rounds"], self.training, record=record)
         clients = stack_clients(self.world.parts)
         test = one_client(*self.world.test)
@@ -246,8 +247,8 @@ class Attack:
 
     @functools.cached_property
     def gan_run(self) -> Transcript:
-        """The last client attacks by the victim's first class."""
-        attacker = len(self.world.parts) - 1
+        """The first client that has not the victim's most frequent class attacks by it."""
+        attacker = self.attacker
         server = gan_attack(
             self.model(1),
             attacker,
@@ -258,6 +259,14 @@ class Attack:
             settings=self.settings,
         )
         return self.simulate(server, 1)
+
+    @property
+    def attacker(self) -> int:
+        """The attacking client. Raises `ValueError` if all have the class that it wants."""
+        able = [c for c, (_, y) in enumerate(self.world.parts) if c != VICTIM and self.target not in y]
+        if not able:
+            raise ValueError(f"classes_held={self.cell['classes_held']}: no client is without the victim's class {self.target}")
+        return able[0]
 
     @property
     def target(self) -> int:
@@ -367,6 +376,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "dtype": "float32",
             "note": attack.note,
             "chance": 1 / attack.world.classes if job.cell["round"] else None,
+            "detail": {"scored_records": len(attack.world.test[1]) if job.cell["round"] else SAMPLES},
         }
         yield [
             Outcome(job, metric, number, images=pictures if place == 0 else {}, **shared)
@@ -381,10 +391,11 @@ def _generated(attack: Attack, method: str) -> tuple[dict[str, float], dict[str,
         "victim_like": attack.judges.like(images).mean(),
     }
     if attack.cell["property"] != "glasses":  # there the victim's classes are kept from the judges
-        scores["class_accuracy"] = (probabilities.argmax(-1) == labels).mean()
+        finite = jnp.isfinite(probabilities).all(-1)
+        scores["class_accuracy"] = jnp.where(finite, probabilities.argmax(-1) == labels, jnp.nan).mean()
         scores["classifier_score"] = classifier_score(probabilities)
     pictures = {"for the victim": _grid(images)}
-    if method.startswith("mgan"):
+    if method == "mgan_passive":  # the active attack has no others
         theirs, _ = attack.samples(method, 0)
         scores["others_like"] = attack.judges.like(theirs).mean()
         pictures["for others"] = _grid(theirs)

@@ -129,6 +129,7 @@ class Table:
       signature: from a cell to what must be equal for jobs to run as one compiled call.
       cost: from a job to its estimated cost.
       batched: whether `run` takes all seeds as one batch. If not, each seed is a group of its own.
+      alone: whether nothing may run beside it: it measures time.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Table:
     signature: Callable[[Cell], Any]
     cost: Callable[[Job], Cost]
     batched: bool = True
+    alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +157,11 @@ class Group:
     def batched(self) -> bool:
         """Whether the group can be shared by devices."""
         return self.tables[0].batched
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing may run beside it."""
+        return any(table.alone for table in self.tables)
 
     @property
     def label(self) -> str:

@@ -12,7 +12,9 @@ from attacks.metrics import Interval
 AXES = {"seen": "rounds seen", "interval": "rounds between query and gallery", "epoch": "epochs", "round": "rounds"}
 """Settings that make an abscissa."""
 ON_CURVES = ("f1", "precision", "matching_accuracy", "shared_accuracy")
-"""Metrics drawn against them: a table's first."""
+"""Metrics drawn against them: the first that a table has."""
+FIRST = {"epoch": "matching_accuracy"}
+"""What is drawn before all these, by abscissa."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +52,10 @@ class Line:
 def draw(title: str, lines: Sequence[Line]) -> str:
     """A table's plot as base64 PNG, or "" if there is nothing to be drawn."""
     shown = [line for line in lines if math.isfinite(line.estimate.mean)]
-    metric = next((m for m in ON_CURVES if any(line.metric == m for line in shown)), "accuracy")
-    shown = [line for line in shown if line.metric == metric]
+    metrics = {line.metric for line in shown}
     axis = next((a for a in AXES if len({dict(line.place).get(a) for line in shown}) > 1), None)
+    metric = next((m for m in (FIRST.get(str(axis)), *ON_CURVES) if m in metrics), None) or "accuracy"
+    shown = [line for line in shown if line.metric == metric]
     if metric == "accuracy":
         shown = [line for line in shown if line.selection != "oracle"]
     if not shown or (metric != "accuracy" and axis is None):

@@ -20,7 +20,6 @@ and all numbers of seen rounds.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ from attacks.detectors import Detectors, Property, Training, observe, overlap, t
 from attacks.disaggregation import Observations, gradient_votes, least_squares, ridge
 from attacks.metrics import ranking
 from attacks.property_inference import Prolin, box, gibbs, prolin
-from benchmarks.engines import Compiled, run_members
+from benchmarks.engines import Compiled, once, run_members
 from benchmarks.jobs import Cell, Job, Outcome
 from jaxfl import (
     Aggregates,
@@ -100,7 +99,7 @@ class Member:
     key: Array
 
 
-@functools.lru_cache(maxsize=1)
+@once
 def _load(name: str, data_dir: str | None) -> Dataset:
     return load(name, data_dir)
 

@@ -205,11 +205,12 @@ class Transcript:
         self._need_everyone("anonymous")
         if self.personal:
             raise ValueError("anonymous() needs a server that sends everyone the same model; personal models name the sender")
-        present = self.participation[jnp.asarray(self.rounds)]
+        places = jnp.argmax(self.clients[:, None] == self.ids, axis=1)  # messages are in the order of `clients`
+        present = self.participation[jnp.asarray(self.rounds)][:, places]
         draws = jax.random.uniform(key, present.shape)
         order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, : self.cohort]
         shuffled = jax.tree.map(lambda a: jax.vmap(lambda models, o: models[o])(a, order), self.returned)
-        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds)), self.ids[order]
+        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds)), self.clients[order]
 
     def aggregates(self) -> Aggregates:
         """View of a server behind secure aggregation: sums of pseudo-gradients and who took part, nothing else.

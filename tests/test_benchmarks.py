@@ -290,8 +290,8 @@ from benchmarks.engines import local, once, run_members
 assert jax.local_device_count() == 2
 print(run_members(abs, np.arange(-5.0, 0, dtype=np.float32)).results.tolist())
 
-def group(name, batched):
-    return types.SimpleNamespace(name=name, batched=batched)
+def group(name, batched, alone=False):
+    return types.SimpleNamespace(name=name, batched=batched, alone=alone)
 
 both = threading.Barrier(2, timeout=60)
 asked = []
@@ -313,9 +313,10 @@ few = [group("one", False), group("alone", True), group("other", False)]
 found = [(g.name, devices) for g, devices in local(run, few)]
 assert found[0] == ("alone", {0}), found
 assert sorted(found[1:]) in ([("one", {0}), ("other", {1})], [("one", {1}), ("other", {0})]), found
-many = [group(str(i), True) for i in range(4)]
+many = [*(group(str(i), True) for i in range(4)), group("alone", True, alone=True)]
 found = list(local(run, many))
-assert sorted(g.name for g, _ in found) == list("0123"), found
+assert found[0][0].name == "alone", found
+assert sorted(g.name for g, _ in found[1:]) == list("0123"), found
 assert {tuple(devices) for _, devices in found} == {(0,), (1,)}, found
 assert asked == ["shared"]
 
@@ -425,3 +426,21 @@ def test_cells_along_a_number_are_drawn_as_curves():
     assert plots.draw("fig3", along) != plots.draw("fig3", [line(seen, "gibbs") for seen in (10, 20)])
     assert plots.draw("table3", marks) != ""
     assert plots.draw("one point has no curve", [line(10, "gibbs")]) == ""
+    # What is learned over epochs is how pairs are matched.
+    epochs = [
+        dataclasses.replace(line(e, "gibbs", m), place=(("epoch", e),))
+        for e in (1, 20)
+        for m in ("precision", "matching_accuracy")
+    ]
+    assert plots.draw("fig5", epochs) == plots.draw("fig5", [e for e in epochs if e.metric == "matching_accuracy"])
+
+
+def test_accuracies_that_count_no_records_have_an_interval_over_seeds():
+    assert accuracy_interval([0.9, 0.9], 0).mean == pytest.approx(0.9)
+    assert accuracy_interval([0.9], 0).low == -np.inf
+
+
+def test_a_value_that_is_not_finite_is_a_failure():
+    outcome = Outcome(Job(Cell("s", "t", "small", "d", ()), "m", 0), "auc", math.nan)
+    assert outcome.value is None
+    assert outcome.status == "diverged"

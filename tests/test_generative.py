@@ -1,5 +1,7 @@
 """mGAN-AI: invisible when passive, leaving the others alone when active, learning identities only where there are any."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,10 +138,13 @@ def test_the_active_attack_leaves_the_others_to_themselves(federation):
     assert largest_difference(run.params, apart.params) < 1e-6
     own = run.private
     assert int(own.t) == 3
-    # What the victim gets next is the discriminator: its trunk has taken steps after the victim's own.
-    assert largest_difference(own.state.networks.shared, run.messages(0).returned) > 0
+    # The discriminator has taken steps after the victim's own, and what it has become the victim gets next.
     last = jax.tree.map(lambda a: a[-1], run.messages(0).returned)
     assert largest_difference(own.state.networks.shared, last) > 0
+    for rounds in (1, 2):
+        early = simulate(MODEL, start, clients, key, federated(rounds), server=server).private.state.networks.shared
+        sent = jax.tree.map(lambda a, t=rounds: a[t], run.messages(0).received)
+        assert largest_difference(early, sent) < 1e-6
 
 
 def test_a_client_attacks_through_its_message_alone(federation):
@@ -159,6 +164,14 @@ def test_a_client_attacks_through_its_message_alone(federation):
     sent = jax.tree.map(lambda a: a[1], still.received)
     assert largest_difference(expected, sent) < 1e-6
     assert largest_difference(attacked(RATE).params, still.params) > 0
+    # Padding is nobody's record.
+    rows = jnp.arange(20) < 14
+    params = []
+    for padding in (0.5, jnp.nan):
+        padded = dataclasses.replace(mine, x=jnp.where(rows[:, None, None, None], mine.x, padding), mask=rows)
+        server = gan_attack(more, 2, 1, padded, LocalTraining(RATE), jax.random.key(2), settings=SETTINGS)
+        params.append(simulate(more, start, clients, key, federated(2), server=server).params)
+    assert largest_difference(*params) == 0
     with pytest.raises(ValueError, match="target=2 must be one of the 2 classes"):
         gan_attack(more, 2, 2, mine, LocalTraining(RATE), key)
 
@@ -176,6 +189,14 @@ def test_bad_input_is_named(federation):
         generators.generator((30, 30, 1), 2, 16)
     with pytest.raises(ValueError, match="trunk"):
         generative.mgan_server(mlp(4, (4,), 2), 0, auxiliary, key)
+    with pytest.raises(ValueError, match=r"categories=\[1\.0, 1\.0\] must be non-negative and sum to 1"):
+        generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(2), settings=SETTINGS)
+    for changed, message in (({"growth": 0}, "growth=0"), ({"most_epochs": 0}, "most_epochs=0"), ({"batch_size": 1}, "even")):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(SETTINGS, **changed).check(60)
+    with pytest.raises(ValueError, match="no padding"):
+        padded = dataclasses.replace(auxiliary, mask=auxiliary.mask.at[-1].set(False))
+        generative.mgan_server(MODEL, 0, padded, key, settings=SETTINGS)
     with pytest.raises(ValueError, match="categories has shape"):
         generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(3), settings=SETTINGS)
 

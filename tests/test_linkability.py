@@ -33,11 +33,22 @@ def test_steady_clients_are_followed_and_noise_is_not():
 
 
 def test_votes_outweigh_one_bad_round():
-    """With a queue of three, one round in which two clients send each other's does not swap them for good."""
-    a, b = jnp.asarray([1.0, 0.0]), jnp.asarray([0.0, 1.0])
-    steady = jnp.stack([a, b])
-    rounds = jnp.stack([steady, steady, steady, steady, steady[::-1], steady, steady])
+    """One round in which a client sends something unlike itself: its last descriptor misleads, its queue does not."""
+    a, b, odd = jnp.asarray([1.0, 0.0]), jnp.asarray([0.0, 1.0]), jnp.asarray([-0.8, -0.6])
+    rounds = jnp.stack([jnp.stack(pair) for pair in ((a, b), (a, b), (a, odd), (a, b))])
     assert link.follow(rounds, votes=3)[-1].tolist() == [0, 1]
+    assert link.follow(rounds, votes=1)[-1].tolist() == [0, 0]
+
+
+def test_descriptors_that_are_not_finite_link_nobody():
+    rng = np.random.default_rng(1)
+    samples, senders = walk(rng, 5, 4, 3, 1.0)
+    broken = samples.at[2, 1].set(jnp.nan)
+    assert (link.follow(broken) == -1).all()
+    assert np.isnan(link.follow_precision(link.follow(broken), senders))
+    assert np.isnan(link.link_precision(broken[1:], senders[1:], broken[:-1], senders[:-1]))
+    pairs = link.pair_similarities(broken.reshape(-1, 3), senders.ravel(), jax.random.key(0), 200)
+    assert np.isnan(link.matching_accuracy(*pairs, -0.5))
 
 
 def test_a_round_is_judged_by_what_was_there_before_it():
@@ -65,7 +76,7 @@ def test_whitening_is_the_inverse_root_of_the_covariance():
     with jax.enable_x64(True):
         found = link.whiten(jnp.asarray(vectors), jnp.asarray(gradients), ridge=0.2)
     covariance = np.cov(gradients.T, bias=True)
-    floor = 0.2 * np.trace(covariance) / 40
+    floor = 0.2 * np.trace(covariance) / 6
     values, axes = np.linalg.eigh(covariance + floor * np.eye(6))
     expected = vectors @ axes * np.sqrt(floor / values) @ axes.T
     assert np.allclose(found, expected, atol=1e-5)
@@ -122,6 +133,16 @@ def test_no_threshold_is_better_than_the_fitted_one():
     threshold = link.fit_threshold(jnp.asarray(similarities), jnp.asarray(same))
     found = link.matching_accuracy(jnp.asarray(similarities), jnp.asarray(same), threshold)
     best = max(((similarities > t) == same).mean() for t in similarities)
+    assert found == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_similarities_are_judged_alike(seed):
+    rng = np.random.default_rng(seed)
+    similarities, same = -rng.integers(0, 4, 30).astype(np.float32), rng.random(30) < 0.2 + 0.6 * (seed % 2)
+    threshold = link.fit_threshold(jnp.asarray(similarities), jnp.asarray(same))
+    found = link.matching_accuracy(jnp.asarray(similarities), jnp.asarray(same), threshold)
+    best = max(((similarities > t) == same).mean() for t in (-np.inf, *similarities))
     assert found == pytest.approx(best)
 
 

@@ -97,6 +97,12 @@ def test_one_image_is_recovered(solver):
     peak_to_noise = 10 * np.log10(4 / np.mean((found.x[0] - x) ** 2))
     assert peak_to_noise > 25
     assert found.value[0] == pytest.approx(np.nanmin(found.trace[0]))
+    few = dataclasses.replace(settings, evaluations=7)
+    found = rep.representatives(wide, run.messages(0), jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few)
+    assert np.isfinite(found.trace).all()  # no more evaluations than there is room for, and no fewer
+    assert found.value[0] == pytest.approx(np.min(found.trace[0]))
+    lost = dataclasses.replace(run, returned=jax.tree.map(lambda a: a * jnp.nan, run.returned)).messages(0)
+    assert np.isnan(rep.representatives(wide, lost, jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few).x).all()
 
 
 def test_representatives_look_like_their_own_client_alone(federation):

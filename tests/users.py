@@ -9,7 +9,7 @@ from jaxfl.datasets import Dataset
 
 TINY_LINKS = {"clients": 4, "records": 9, "widths": "2,2,4,4", "first": 2, "window": 6, "evaluations": 3, "images": 6}
 TINY_LINKS |= {"siamese_epochs": 2, "siamese_batch": 4, "epoch": 2, "learning_rate": 0.05}
-TINY_GAME = {"clients": 3, "records": 12, "widths": "2,2,4,4", "generator_width": 8, "rounds": 4, "every": 2, "evaluations": 2}
+TINY_GAME = {"clients": 3, "records": 12, "widths": "2,2,4,4", "generator_width": 8, "rounds": 4, "evaluations": 2}
 TINY_GAME |= {"images": 6, "auxiliary": 20, "batch": 10, "most_epochs": 1, "learning_rate": 0.05, "batch_size": 6}
 
 

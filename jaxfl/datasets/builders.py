@@ -49,7 +49,7 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
         except OSError:  # another process may have been first to move its copy into place
             if not builder().is_prepared():
                 raise
-    return _read(builder())
+        return _read(builder())
 
 
 DESCRIPTION = ("names", "categories", "classes", "codes", "note", "shape")

@@ -136,6 +136,15 @@ def test_anonymous_view_is_a_permutation_of_the_participants(world):
             theirs = jax.tree.map(lambda a, t=t, client=client: a[t, client], transcript.returned)
             assert largest_difference(mine, theirs) == 0
     assert len({tuple(np.asarray(s)) for s in transcript.anonymous(jax.random.key(6))[1]}) > 1
+    # The order in which messages are kept changes neither who is in the view nor the truth.
+    turned = run(world, federated=Federated(5, MINIBATCH, clients_per_round=2, record=Record(clients=(2, 0, 1))))
+    view, truth = turned.anonymous(jax.random.key(5))
+    for t in range(5):
+        assert set(np.asarray(truth[t])) == set(np.flatnonzero(transcript.participation[t]))
+        for place, client in enumerate(np.asarray(truth[t])):
+            mine = jax.tree.map(lambda a, t=t, place=place: a[t, place], view.returned)
+            theirs = jax.tree.map(lambda a, t=t, client=client: a[t, client], transcript.returned)
+            assert largest_difference(mine, theirs) == 0
 
 
 def test_a_model_of_plain_functions_works(world):
