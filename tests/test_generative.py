@@ -194,8 +194,8 @@ def test_bad_input_is_named(federation):
     for changed, message in (({"growth": 0}, "growth=0"), ({"most_epochs": 0}, "most_epochs=0"), ({"batch_size": 1}, "even")):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(SETTINGS, **changed).check(60)
+    padded = dataclasses.replace(auxiliary, mask=auxiliary.mask.at[-1].set(False))
     with pytest.raises(ValueError, match="no padding"):
-        padded = dataclasses.replace(auxiliary, mask=auxiliary.mask.at[-1].set(False))
         generative.mgan_server(MODEL, 0, padded, key, settings=SETTINGS)
     with pytest.raises(ValueError, match="categories has shape"):
         generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(3), settings=SETTINGS)
