@@ -141,10 +141,8 @@ def test_the_active_attack_leaves_the_others_to_themselves(federation):
     # The discriminator has taken steps after the victim's own, and what it has become the victim gets next.
     last = jax.tree.map(lambda a: a[-1], run.messages(0).returned)
     assert largest_difference(own.state.networks.shared, last) > 0
-    for rounds in (1, 2):
-        early = simulate(MODEL, start, clients, key, federated(rounds), server=server).private.state.networks.shared
-        sent = jax.tree.map(lambda a, t=rounds: a[t], run.messages(0).received)
-        assert largest_difference(early, sent) < 1e-6
+    early = simulate(MODEL, start, clients, key, federated(1), server=server).private.state.networks.shared
+    assert largest_difference(early, jax.tree.map(lambda a: a[1], run.messages(0).received)) < 1e-6
 
 
 def test_a_client_attacks_through_its_message_alone(federation):

@@ -74,7 +74,7 @@ def test_images_are_matched_one_to_one():
     assert found == pytest.approx(1, abs=1e-4)
     assert places.tolist() == [2, 0]
     twice, places = matched_likeness(records[jnp.asarray([1, 1])], records)  # the second has to take another record
-    assert twice < 0.6
+    assert twice < 0.8
     assert len(set(places.tolist())) == 2
     assert np.isnan(matched_likeness(records * jnp.nan, records)[0])
 
