@@ -65,9 +65,9 @@ def settings(**values: Value) -> tuple[tuple[str, Value], ...]:
     return tuple(sorted((defaults | values).items()))
 
 
-def _steps(records: int) -> int:
-    """Adam iterations until the objective no longer moves: more unknowns take longer."""
-    return 300 if records <= 100 else 500 if records <= 300 else 750
+def _steps(records: int, hidden: str) -> int:
+    """Adam iterations until the objective no longer moves: more unknowns take longer, more observed numbers take fewer."""
+    return 300 if records <= 100 or hidden.startswith("1024") else 500 if records <= 500 else 750
 
 
 def _sources(data_dir: str | None) -> dict[str, str]:
@@ -91,7 +91,12 @@ def _grid(
                     if isinstance(values.get("batch_size"), int) and int(str(values["batch_size"])) > ours:
                         continue
                     for attribute in ATTRIBUTES[source.rstrip("2")]:
-                        chosen = {"steps": _steps(ours), **values, "attribute": attribute, "records": ours}
+                        chosen = {
+                            "steps": _steps(ours, str(values.get("hidden", ""))),
+                            **values,
+                            "attribute": attribute,
+                            "records": ours,
+                        }
                         if "phases" not in values and isinstance(values.get("batch_size"), int):
                             chosen |= {"simulated_phases": "first20", "gls_orders": 64, "gls_points": 1}
                         if size == "small":  # 200, 300, 2 and 256 at paper size
