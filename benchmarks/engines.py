@@ -122,18 +122,17 @@ Run = Callable[[Group], Iterator[Sequence[Outcome]]]
 
 
 def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups in this process. Many run side by side, one to a device, so that some compute while others compile. Those that
-    must be alone come first; so do batched ones if groups are few: they have all devices, one after the other."""
-    few = len(groups) < 2 * jax.local_device_count()
-    wide = [group for group in groups if group.alone or (few and group.batched)]
-    for group in wide:
-        for outcomes in run(group):
-            yield group, outcomes
-    yield from _side_by_side(run, [group for group in groups if group not in wide])
+    """Groups in this process: batched ones, and those that must be alone, one after the other on all its devices; then the
+    others side by side, one to a device."""
+    for group in groups:
+        if group.alone or group.batched:
+            for outcomes in run(group):
+                yield group, outcomes
+    yield from _side_by_side(run, [group for group in groups if not (group.alone or group.batched)])
 
 
 def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups in threads, one for each device; JAX compiles and computes outside Python's lock."""
+    """Groups in threads, one for each device; JAX computes outside Python's lock."""
     waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
     found: queue.SimpleQueue[tuple[Group, Sequence[Outcome]] | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()

@@ -65,9 +65,11 @@ def settings(**values: Value) -> tuple[tuple[str, Value], ...]:
     return tuple(sorted((defaults | values).items()))
 
 
-def _steps(records: int, hidden: str) -> int:
-    """Adam iterations until the objective no longer moves: more unknowns take longer, more observed numbers take fewer."""
-    return 300 if records <= 100 or hidden.startswith("1024") else 500 if records <= 500 else 750
+def _steps(records: int, values: dict[str, Value]) -> int:
+    """Adam iterations until the objective no longer moves: more unknowns take longer, a prior or more observed numbers less."""
+    if records <= 100 or str(values.get("hidden", "")).startswith("1024"):
+        return 300
+    return 500 if records <= 500 or values.get("prior", "known") == "known" else 750
 
 
 def _sources(data_dir: str | None) -> dict[str, str]:
@@ -92,7 +94,7 @@ def _grid(
                         continue
                     for attribute in ATTRIBUTES[source.rstrip("2")]:
                         chosen = {
-                            "steps": _steps(ours, str(values.get("hidden", ""))),
+                            "steps": _steps(ours, values),
                             **values,
                             "attribute": attribute,
                             "records": ours,
