@@ -25,6 +25,7 @@ from jaxfl import (
     Model,
     cross_entropy,
     local_update,
+    logistic,
     mlp,
     one_client,
     simulate,
@@ -131,6 +132,16 @@ def test_four_values(coding):
     answer = cos_matching(model, run.messages(0), known, KEY, settings=CosMatching(steps=1500))
     # Scalar coding confuses mixtures (1 and 3 average to 2): the paper's weak Genome row.
     assert score(answer, values) >= (0.95 if coding == "onehot" else 0.5)
+
+
+def test_unknown_labels_of_a_model_with_one_logit():
+    rng = np.random.default_rng(2)
+    x, y = (rng.random((6, D)) < 0.5).astype(np.float32), np.arange(6) % 2
+    model = logistic(D)
+    run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(5, LocalTraining(0.5)))
+    known = Knowledge(hidden(x), None, (binary_column(6, 0.5),), label_prior=jnp.full(2, 0.5))
+    answer = cos_matching(model, run.messages(0), known, KEY, settings=CosMatching(steps=500))
+    assert (np.asarray(answer.labels) == y).all()
 
 
 def test_several_columns_and_unknown_labels():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from optax import sigmoid_binary_cross_entropy
 
 from attacks.attribute_reconstruction import CosMatching, Knowledge, UnknownColumn, binary_column, cos_matching
 from attacks.gradient_matching import Virtual
@@ -198,7 +199,8 @@ def test_other_refusals(world, messages):
         messages.select(())
     with pytest.raises(ValueError, match=r"rounds has shape \(1,\)"):
         Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 3))}, rounds=[0])
-    model = logistic(12)
+    # A loss that takes integer labels alone.
+    model = dataclasses.replace(logistic(12), loss=lambda outputs, y: sigmoid_binary_cross_entropy(outputs[..., 0], y))
     run = simulate(model, model.init(world.key), stack_clients([(world.records[0][0], np.ones(24))]), world.key, Federated())
     with pytest.raises(ValueError, match="y=None, as probabilities, has shape"):
         cos_matching(model, run.messages(0), Knowledge(world.records[0][0], None, (binary_column(3),)), world.key)
