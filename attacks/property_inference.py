@@ -79,7 +79,8 @@ def _box(observations: Observations, seen: Array, iterations: int) -> tuple[Arra
         # What no round tells keeps the assumed rate.
         faint = 1e-4 * jnp.trace(quadratic.matrix) / len(p)
         matrix = quadratic.matrix + faint * jnp.eye(len(p), dtype=p.dtype)
-        largest = jnp.linalg.norm(matrix, 2) + jnp.finfo(p.dtype).tiny
+        # No eigenvalue is larger than the largest row sum.
+        largest = abs(matrix).sum(1).max() + jnp.finfo(p.dtype).tiny
         slope = lambda q: matrix @ q - quadratic.vector - faint * rate  # noqa: E731
         return minimize_quadratic(slope, p, lambda q: jnp.clip(q, 0, 1), largest, iterations), None
 

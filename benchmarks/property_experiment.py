@@ -249,7 +249,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 
     def decode(method: str) -> tuple[list[dict[int, Scores]], Compiled | None]:
         if method not in found:
-            done = run_members(Decode(method, seen), inputs)
+            # Two CPU devices that take singular values of a batch at once wait for each other for good (jaxlib 0.10).
+            with jax.default_device(jax.local_devices()[0]):
+                done = run_members(Decode(method, seen), inputs)
             found[method] = _ranked(method, np.asarray(done.results), np.asarray(members.positives), seen), done
         return found[method]
 

@@ -1,6 +1,9 @@
 """The suite of paper 002, end to end on made-up images, and its published curves."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,3 +93,22 @@ def test_every_published_value_belongs_to_a_cell():
     assert len(used) == len(published_rows("kerkouche2023"))
     mean = next(cell for cell in kerkouche2023.TABLES[0].cells("paper", None) if cell["seen"] == "mean")
     assert kerkouche2023.published(mean, "prolin", "f1") == pytest.approx(0.955, abs=0.001)
+
+
+TWO_DEVICES = """
+import jax, jax.numpy as jnp
+from benchmarks.engines import run_members
+from benchmarks.property_experiment import Decode
+from tests.test_property_inference import observed
+pairs = [observed(seed=seed)[0] for seed in range(2)]
+inputs = jax.tree.map(lambda *a: jnp.stack(a), *pairs), jnp.ones((2, 60)), jax.random.split(jax.random.key(0), 2)
+assert jax.local_device_count() == 2
+for method in ("box", "gibbs", "ridge"):  # those without singular values, of which see `property_experiment.run`
+    print(method, run_members(Decode(method, (20, 60)), inputs).results.shape)
+"""
+
+
+def test_decoders_of_two_seeds_run_on_two_devices_at_once():
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", TWO_DEVICES], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout.count("(2, 2, 20)") == 3, done.stderr
