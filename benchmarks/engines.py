@@ -123,12 +123,17 @@ Run = Callable[[Group], Iterator[Sequence[Outcome]]]
 
 def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
     """Groups in this process: batched ones, and those that must be alone, one after the other on all its devices; then the
-    others side by side, one to a device."""
+    others side by side, one to an accelerator.
+
+    CPU cores run all groups one after the other: two CPU devices that take singular values at once wait for each other for
+    good (jaxlib 0.10).
+    """
+    apart = [group for group in groups if not (group.alone or group.batched)] if jax.default_backend() != "cpu" else []
     for group in groups:
-        if group.alone or group.batched:
+        if group not in apart:
             for outcomes in run(group):
                 yield group, outcomes
-    yield from _side_by_side(run, [group for group in groups if not (group.alone or group.batched)])
+    yield from _side_by_side(run, apart)
 
 
 def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:

@@ -128,7 +128,7 @@ class Table:
       run: runs jobs of equal signature, yielding outcomes as they come; `run(jobs, data_dir)`.
       signature: from a cell to what must be equal for jobs to run as one compiled call.
       cost: from a job to its estimated cost.
-      batched: whether `run` takes all seeds as one batch, on all devices. If not, each seed is a group of its own, on one.
+      batched: whether `run` takes all seeds as one batch, on all devices. If not, each seed is a group of its own.
       alone: whether nothing may run beside it: it measures time.
     """
 

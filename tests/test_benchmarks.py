@@ -286,7 +286,7 @@ def test_intervals():
 TWO_DEVICES = """
 import threading, types
 import jax, numpy as np
-from benchmarks.engines import local, once, run_members
+from benchmarks.engines import _side_by_side, local, once, run_members
 assert jax.local_device_count() == 2
 print(run_members(abs, np.arange(-5.0, 0, dtype=np.float32)).results.tolist())
 
@@ -309,14 +309,11 @@ def run(group):
     assert members.tolist() == [3.0, 2.0, 1.0]
     yield {d.id for d in (jax.numpy.ones(2) + 1).devices()} | {d.id for d in members.devices()}
 
-few = [group("one", False), group("alone", True), group("other", False)]
-found = [(g.name, devices) for g, devices in local(run, few)]
-assert found[0] == ("alone", {0}), found
-assert sorted(found[1:]) in ([("one", {0}), ("other", {1})], [("one", {1}), ("other", {0})]), found
-many = [*(group(str(i), False) for i in range(4)), group("alone", False, alone=True)]
-found = list(local(run, many))
-assert found[0][0].name == "alone", found
-assert sorted(g.name for g, _ in found[1:]) == list("0123"), found
+few = [group("one", False), group("other", False)]
+found = sorted((g.name, devices) for g, devices in _side_by_side(run, few))
+assert found in ([("one", {0}), ("other", {1})], [("one", {1}), ("other", {0})]), found
+found = list(_side_by_side(run, [group(str(i), False) for i in range(4)]))
+assert sorted(g.name for g, _ in found) == list("0123"), found
 assert {tuple(devices) for _, devices in found} == {(0,), (1,)}, found
 assert asked == ["shared"]
 
@@ -325,9 +322,17 @@ def broken(group):
     raise KeyError(group.name)
 
 try:
-    list(local(broken, few[::2]))
+    list(_side_by_side(broken, few))
 except KeyError as error:
     print(error.args[0] in ("one", "other"))
+
+def alone(group):
+    yield group.name
+
+mixed = [group("seed", False), group("batch", True), group("timed", False, alone=True)]
+assert [found for _, found in local(alone, mixed)] == ["seed", "batch", "timed"]  # on CPU as they come
+jax.default_backend = lambda: "gpu"
+assert [found for _, found in local(alone, mixed)] == ["batch", "timed", "seed"]
 """
 
 
