@@ -43,7 +43,11 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         unknowns = 4 * unknowns
     gram = 2.0 * records * min(records, 2 * features) * widths[1]
     drawn = sum(min(len(rounds_of(name, cell["rounds"])), cell["unrolled_rounds"]) for name in names)
-    written = 2.0 * (unknowns * 2) ** 2 * weights + 4.0 * unknowns * weights * (cell["gls_orders"] + 4 * cell["gls_points"])
+    if cell["gls_points"] > 1:  # gradients behind the first layer are written out
+        inner = sum(widths[:2]) + behind
+    else:
+        inner = 2 * sum(widths)
+    projected = 2.0 * (unknowns * 2) ** 2 * inner + 4.0 * unknowns * weights * cell["gls_orders"]
     work = {
         "random": 0.0,
         "majority": 0.0,
@@ -55,7 +59,7 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "mixture": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "gauss_newton": rounds * 20 * 50 * 8 * forward,
-        "gls": cell["gls_passes"] * rounds * (cell["epochs"] * cell["gls_orders"] * 3 * forward * small + written),
+        "gls": cell["gls_passes"] * rounds * (cell["epochs"] * cell["gls_orders"] * 3 * forward * small + projected),
         # Simulated training is repeated once more to save memory.
         "cos_unrolled": cell["epochs"] * cell["unrolled_steps"] * drawn * cell["unrolled_orders"] * 12 * forward * small,
     }

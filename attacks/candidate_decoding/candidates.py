@@ -52,29 +52,11 @@ def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
     return base, difference, input_products(base, difference, count - 1)
 
 
-def written_gradients(model: Model, params: Any, x: Array, y: Array) -> Array:
-    """Gradients of all candidates `[records * K, parameters]`, in the order of `ravel_pytree`."""
-    x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
-    if model.layers is None:
-        return jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
-    inputs, errors = inputs_and_errors(model, params, x, y)
-
-    def place(path: Any, leaf: Array) -> Array:
-        *parents, last = (part.key for part in path)
-        name = "/".join(parents)
-        if last == "bias":
-            return errors[name]
-        return (inputs[name][:, :, None] * errors[name][:, None]).reshape(len(x), -1)
-
-    return jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(place, params)), 1)
-
-
 def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products of all candidates' gradients `[records * K, records * K]`, and their products with any tree like the
     parameters `[records * K]`. No gradient is formed where the model names its dense layers."""
     if model.layers is None:
-        every = written_gradients(model, params, x, y)
-        return every @ every.T, lambda target: every @ ravel_pytree(target)[0]
+        return mean_gradients(model, jax.tree.map(lambda a: a[None], params), x, y)
     x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     layers = model.layers
     inputs, errors = inputs_and_errors(model, params, x, y)
@@ -91,6 +73,52 @@ def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[
         return total
 
     return gram, project
+
+
+def mean_gradients(model: Model, models: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
+    """As `candidate_gradients`, of gradients averaged over `models`, parameters with a leading axis `[models]`.
+
+    Where the model names its dense layers, gradients are written out but for the first: its inputs are the same in all
+    models, so that only its errors need averaging.
+    """
+    x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
+    layers = model.layers
+    if layers is None:
+        every = _mean(lambda params: jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y), models)
+        return every @ every.T, lambda target: every @ ravel_pytree(target)[0]
+    first, *later = layers.names
+
+    def factors(params: Any) -> tuple[Array, Array, list[dict[str, Array]]]:
+        inputs, errors = inputs_and_errors(model, params, x, y)
+        written = [
+            {
+                part: inputs[name][:, :, None] * errors[name][:, None] if part == "kernel" else errors[name]
+                for part in layers.parameters(params, name)
+            }
+            for name in later
+        ]
+        return inputs[first], errors[first], written
+
+    inputs, errors, written = _mean(factors, models)
+    rows = [part.reshape(len(x), -1) for part in jax.tree.leaves(written)]
+    gram = (inputs @ inputs.T + ("bias" in layers.parameters(models, first))) * (errors @ errors.T)
+    gram += sum(row @ row.T for row in rows)
+
+    def project(target: Any) -> Array:
+        at = layers.parameters(target, first)
+        parts = jax.tree.leaves([layers.parameters(target, name) for name in later])
+        own = ((inputs @ at["kernel"] + at.get("bias", 0)) * errors).sum(1)
+        return own + sum(row @ part.reshape(-1) for row, part in zip(rows, parts, strict=True))
+
+    return gram, project
+
+
+def _mean(function: Callable[[Any], Any], models: Any) -> Any:
+    """Over the first axis of `models`, one at a time."""
+    count = len(jax.tree.leaves(models)[0])
+    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function, jax.tree.map(lambda a: a[0], models)))
+    total, _ = jax.lax.scan(lambda total, one: (jax.tree.map(jnp.add, total, function(one)), None), zero, models)
+    return jax.tree.map(lambda a: a / count, total)
 
 
 def _gradient(model: Model, params: Any, x: Array, y: Array) -> Array:

@@ -31,12 +31,13 @@ from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_kn
 from attacks.candidate_decoding.candidates import (
     candidate_gradients,
     candidate_records,
+    mean_gradients,
     prior_weights,
-    written_gradients,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
 from jaxfl import LocalTraining, Messages, Model, _check, local_update
 from jaxfl.clients import ClientData
+from jaxfl.federated import Strategy, map_clients
 
 Array = jax.Array
 
@@ -51,8 +52,8 @@ class GLS:
       orders: simulated runs M per round, for mean and noise (static). Many small batches make noise in about N directions; what
         M runs miss of them is taken for signal. Clients with few steps need few.
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
-        where a random part of the records has been seen: better for many small batches, at the price of writing all
-        gradients out, records x K x parameters (static).
+        where a random part of the records has been seen: better for many small batches, at the price of writing gradients
+        out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what the linearisation misses.
       floor: sigma^2 relative to the other noise's variance per record.
@@ -233,8 +234,9 @@ def _simulated(model: Model, received: Any, data: ClientData, key: Array, settin
         returned = local_update(model, received, data, k, training)
         return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0] / training.learning_rate
 
-    # At once on every backend: products of small batches leave a core idle unless several runs share it.
-    updates = jax.vmap(run)(jax.random.split(key, settings.orders))
+    # Products of small batches leave a core idle unless several runs share it, whose models should fit its cache.
+    together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
+    updates = map_clients(run, jax.random.split(key, settings.orders), together)
     mean = updates.mean(0)
     return mean, (updates - mean) / settings.orders**0.5
 
@@ -252,8 +254,7 @@ def _products(
         centre = jax.tree.map(lambda w, u: w - (steps - 1) / (2 * steps) * u, received, update)
         gram, project = candidate_gradients(model, centre, x, y)
     else:
-        every = _path_gradients(model, received, data, x, y, key, settings)
-        gram, project = every @ every.T, lambda target: every @ ravel_pytree(target)[0]
+        gram, project = mean_gradients(model, _path(model, received, data, key, settings), x, y)
     if training.privacy is not None:
         norm = jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny))
         factor = jnp.minimum(1, training.privacy.clip / norm)
@@ -261,29 +262,24 @@ def _products(
     return gram.reshape(*shape, *shape), project
 
 
-def _path_gradients(model: Model, received: Any, data: ClientData, x: Array, y: Array, key: Array, settings: GLS) -> Array:
-    """Candidates' gradients averaged over points of a simulated path: in every epoch after a random part of the records."""
-    records = len(x)
+def _path(model: Model, received: Any, data: ClientData, key: Array, settings: GLS) -> Any:
+    """Models `[epochs * points, ...]` on a simulated path: in every epoch after a random part of the records."""
+    records = len(data.x)
     one_epoch = dataclasses.replace(settings.training, epochs=1)
+    fractions = (jnp.arange(settings.points) + 0.5) / settings.points
 
     def after(params: Any, fraction: Array, key: Array) -> Any:
         part_key, order_key = jax.random.split(key)
         ranks = jax.random.uniform(part_key, (records,)).argsort().argsort()
         return local_update(model, params, dataclasses.replace(data, mask=ranks < fraction * records), order_key, one_epoch)
 
-    def epoch(params: Any, key: Array) -> tuple[Any, Array]:
+    def epoch(params: Any, key: Array) -> tuple[Any, Any]:
         point_key, epoch_key = jax.random.split(key)
-        fractions = (jnp.arange(settings.points) + 0.5) / settings.points
+        points = jax.vmap(functools.partial(after, params))(fractions, jax.random.split(point_key, settings.points))
+        return after(params, jnp.ones(()), epoch_key), points
 
-        def add(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
-            return total + written_gradients(model, after(params, *point), x, y), None
-
-        zero = jnp.zeros((x.shape[0] * x.shape[1], ravel_pytree(params)[0].size), x.dtype)
-        total, _ = jax.lax.scan(add, zero, (fractions, jax.random.split(point_key, settings.points)))
-        return after(params, jnp.ones(()), epoch_key), total
-
-    _, totals = jax.lax.scan(epoch, received, jax.random.split(key, settings.training.epochs))
-    return totals.mean(0) / settings.points
+    _, models = jax.lax.scan(epoch, received, jax.random.split(key, settings.training.epochs))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)
 
 
 def _towards_average(model: Model, y: Array) -> Model:
