@@ -43,10 +43,8 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         unknowns = 4 * unknowns
     gram = 2.0 * records * min(records, 2 * features) * widths[1]
     drawn = sum(min(len(rounds_of(name, cell["rounds"])), cell["unrolled_rounds"]) for name in names)
-    if cell["gls_points"] > 1:  # gradients behind the first layer are written out
-        inner = sum(widths[:2]) + behind
-    else:
-        inner = 2 * sum(widths)
+    # Gradients behind the first layer are written out, unless they are taken at one point.
+    inner = sum(widths[:2]) + behind if cell["gls_points"] > 1 else 2 * sum(widths)
     projected = 2.0 * (unknowns * 2) ** 2 * inner + 4.0 * unknowns * weights * cell["gls_orders"]
     work = {
         "random": 0.0,
