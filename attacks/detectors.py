@@ -20,9 +20,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 
+from attacks.directions import discriminant, logistic, record_gradients
 from attacks.disaggregation import Observations
 from jaxfl import Aggregates, Behavior, ClientData, LocalTraining, Model, _check, behave, mean_loss
 from jaxfl.federated import map_clients
@@ -212,7 +212,14 @@ def _train_detectors(
                 centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
                 detector = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
             else:
-                detector = _logistic(trained, held_out, fit_keys[-1], settings)
+                detector = logistic(
+                    trained,
+                    held_out,
+                    fit_keys[-1],
+                    epochs=settings.epochs,
+                    batch_size=settings.batch_size,
+                    learning_rate=settings.learning_rate,
+                )
             direction, offset = detector
             features = [side @ direction + offset for side in held_out]
             mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
@@ -298,16 +305,6 @@ def shadow_updates(
     return map_clients(one, (rows, jax.random.split(key, len(rows))), strategy)
 
 
-def record_gradients(model: Model, params: Any, x: Array, y: Array, key: Array, batch: int = 100) -> Array:
-    """Gradients of single records `[records, parameters]`, dropout on."""
-
-    def one(arguments: tuple[Array, Array, Array]) -> Array:
-        x, y, key = arguments
-        return ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params))[0]
-
-    return jax.lax.map(one, (x, y, jax.random.split(key, len(x))), batch_size=min(batch, len(x)))
-
-
 def first_order_change(model: Model, params: Any, mean: Array, prop: Property, records: int, key: Array, masks: int) -> Array:
     """What a property adds to an update, up to scale, to first order `[parameters]`.
 
@@ -321,26 +318,6 @@ def first_order_change(model: Model, params: Any, mean: Array, prop: Property, r
     return prop.behavior.gradient * prop.behavior.update * pulled - mean
 
 
-def discriminant(centred: Array, change: Array, shrinkage: float | Array) -> Array:
-    """Fisher's direction `(S + shrinkage tr(S) I)^-1 change` in standardised coordinates, `S = centred' centred / n`.
-
-    Solved through the n x n Gram matrix. Coordinates that hardly vary are standardised by 1 % of the mean variance.
-
-    Args:
-      centred: deviations from the class means `[n, parameters]`.
-      change: difference of the class means `[parameters]`.
-      shrinkage: relative to the trace.
-    """
-    variance = (centred**2).mean(0)
-    deviation = jnp.sqrt(variance + 0.01 * variance.mean() + jnp.finfo(variance.dtype).tiny)
-    z, change = centred / deviation, change / deviation
-    gram = z @ z.T / len(z)
-    ridge = shrinkage * jnp.trace(gram)
-    factor = jax.scipy.linalg.cho_factor(gram + ridge * jnp.eye(len(z), dtype=z.dtype), lower=True)
-    inside = z.T @ jax.scipy.linalg.cho_solve(factor, z @ change) / len(z)
-    return (change - inside) / ridge / deviation
-
-
 def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
     """A direction scaled, and an offset, such that the feature's class means on held-out shadows are -1 and 1 (nearer, or
     reversed, where they cannot be told apart)."""
@@ -348,37 +325,6 @@ def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
     deviation = jnp.sqrt((low.var() + high.var()) / 2)
     apart = jnp.maximum(high.mean() - low.mean(), LEAST_SEPARATION * deviation + jnp.finfo(deviation.dtype).tiny)
     return direction * 2 / apart, -(high.mean() + low.mean()) / apart
-
-
-def _logistic(trained: Sequence[Array], held_out: Sequence[Array], key: Array, settings: Training) -> tuple[Array, Array]:
-    """Logistic regression by SGD on standardised updates; the epoch that is best on the held-out ones."""
-    x = jnp.concatenate(trained)
-    centre, deviation = x.mean(0), x.std(0) + 1e-7
-    x = (x - centre) / deviation
-    y = (jnp.arange(len(x)) >= len(trained[0])).astype(x.dtype)
-    test = (jnp.concatenate(held_out) - centre) / deviation
-    truth = jnp.arange(len(test)) >= len(held_out[0])
-    batch = min(settings.batch_size, len(x))
-    start_key, key = jax.random.split(key)
-    bound = x.shape[1] ** -0.5
-    start = jax.random.uniform(start_key, (x.shape[1] + 1,), x.dtype, -bound, bound)
-
-    def step(weights: Array, rows: Array) -> tuple[Array, None]:
-        def loss(w: Array) -> Array:
-            return optax.sigmoid_binary_cross_entropy(x[rows] @ w[:-1] + w[-1], y[rows]).mean()
-
-        return weights - settings.learning_rate * jax.grad(loss)(weights), None
-
-    def epoch(carry: tuple[Array, Array, Array], key: Array) -> tuple[tuple[Array, Array, Array], None]:
-        weights, best, most = carry
-        order = jax.random.permutation(key, len(x))[: len(x) // batch * batch]
-        weights, _ = jax.lax.scan(step, weights, order.reshape(-1, batch))
-        right = ((test @ weights[:-1] + weights[-1] > 0) == truth).mean()
-        return (weights, jnp.where(right > most, weights, best), jnp.maximum(right, most)), None
-
-    (_, best, _), _ = jax.lax.scan(epoch, (start, start, jnp.zeros(())), jax.random.split(key, settings.epochs))
-    direction = best[:-1] / deviation
-    return direction, best[-1] - direction @ centre
 
 
 def repeat_correlation(features: Array) -> Array:

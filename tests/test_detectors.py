@@ -11,14 +11,13 @@ from jax.flatten_util import ravel_pytree
 from attacks.detectors import (
     Property,
     Training,
-    discriminant,
     observe,
     overlap,
-    record_gradients,
     repeat_correlation,
     shadow_updates,
     train_detectors,
 )
+from attacks.directions import discriminant, record_gradients
 from attacks.disaggregation import ridge
 from attacks.metrics import ranking
 from attacks.property_inference import gibbs

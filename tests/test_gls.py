@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, binary_column
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
+from attacks.candidate_decoding.candidates import mean_gradients
 from attacks.candidate_decoding.gls import batch_weights
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import DPSGD, LocalTraining, Model, cross_entropy, mlp
@@ -59,6 +62,22 @@ def test_gls_averages_gradients_along_the_path_if_asked():
     along, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
     assert (np.asarray(along.values[0]) == truth).mean() > 0.9
     assert np.allclose(along.scores[0], plain.scores[0], atol=0.02)
+
+
+def test_mean_gradients_are_those_of_every_model_averaged():
+    model = mlp(D, (16, 8), 3)
+    models = jax.vmap(model.init)(jax.random.split(KEY, 3))
+    x, y = jax.random.normal(KEY, (5, 2, D)), jnp.asarray([[0, 1], [2, 0], [1, 1], [0, 2], [2, 2]])
+
+    def one(params, x, y):
+        return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None])[0])(params))[0]
+
+    target = model.init(jax.random.key(1))
+    for m in (model, explicit(model)):
+        each = jax.vmap(jax.vmap(one, (None, 0, 0)), (0, None, None))(models, x.reshape(10, D), y.reshape(10)).mean(0)
+        gram, project = mean_gradients(m, models, x, y)
+        np.testing.assert_allclose(gram, each @ each.T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(project(target), each @ ravel_pytree(target)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_gls_knows_to_which_norm_gradients_were_clipped():

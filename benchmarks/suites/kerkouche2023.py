@@ -11,6 +11,7 @@ not at hand.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 from benchmarks import property_experiment
@@ -85,10 +86,11 @@ def _cost(job: Job) -> Cost:
     cell, each = job.cell, {"mnist": 1.0, "fashion_mnist": 1.0}.get(job.cell.dataset, 2.0)
     flops = 2.5e7 * each  # of a record's gradient
     update = cell["epochs"] * cell["records"] * flops
-    pairs = cell["rounds"] * (2 * cell["pairs"] + 20) * update
     parameters = 21_840 if each == 1 else 62_006
-    grams = cell["rounds"] * 2.0 * cell["gradients"] ** 2 * parameters
-    shared = cell["rounds"] * (cell["per_round"] * update + cell["gradients"] * flops) + pairs + grams
+    detector = (2 * cell["pairs"] + 20) * update + cell["gradients"] * flops + 2.0 * cell["gradients"] ** 2 * parameters
+    if cell["detector"] == "logistic":
+        detector += 50 * 2 * cell["pairs"] * 12.0 * parameters
+    shared = cell["rounds"] * cell["per_round"] * update + math.ceil(cell["rounds"] / cell["every"]) * detector
     measured = property_experiment.measured(cell)
     decoding = {"prolin": 3e11, "prolin_paper": 3e11, "gibbs": 5e10}.get(job.method, 1e9)
     operations = {(measured, job.seed): shared, (measured, job.seed, job.method): decoding}
