@@ -38,9 +38,9 @@ def logistic(
     held_out: Sequence[Array],
     key: Array,
     *,
-    epochs: int = 50,
-    batch_size: int = 16,
-    learning_rate: float | Array = 0.01,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float | Array,
 ) -> tuple[Array, Array]:
     """Logistic regression by SGD on standardised updates; the epoch that is best on held-out ones (authors' code).
 
