@@ -212,7 +212,9 @@ class PseudoRecords:
       messages_per_step: drawn at random for each step (static).
       virtual: "gradient", at the centre of the client's local path; or "unrolled", through as many simulated full-batch steps
         as the client takes (static).
-      finish: full-batch steps of the client's own rate on the made-up records, from the last returned model (static).
+      finish: full-batch steps of the client's own rate on the made-up records (static).
+      start: where they begin: at the "first" model the client received, or the "last" it returned. If round 0 is seen, the
+        first is what the client's training alone would have begun with, and models of many layers remember it (static).
       held_out: fraction of the messages, the last ones, that judge the fit: there the search begins (static).
       most_unexplained: the last returned model is kept if the fit misses more than this part of those updates' energy, as it
         does where they are mostly the noise of small batches.
@@ -226,6 +228,7 @@ class PseudoRecords:
     messages_per_step: int = dataclasses.field(default=4, metadata={"static": True})
     virtual: Literal["gradient", "unrolled"] = dataclasses.field(default="gradient", metadata={"static": True})
     finish: int = dataclasses.field(default=1500, metadata={"static": True})
+    start: Literal["first", "last"] = dataclasses.field(default="first", metadata={"static": True})
     held_out: float = dataclasses.field(default=0.1, metadata={"static": True})
     most_unexplained: float | Array = 0.5
 
@@ -251,6 +254,7 @@ def pseudo_records(
     for name in ("local_records", "records", "steps", "messages_per_step", "finish"):
         _check.positive_integer(**{name: getattr(settings, name)})
     _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
+    _check.one_of(("first", "last"), start=settings.start)
     _check.fraction(held_out=settings.held_out)
     settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
     return _pseudo_records(model, messages, key, settings, tuple(record_shape))
@@ -264,7 +268,8 @@ def _pseudo_records(
     data, unexplained = _fit_records(model, messages, fit_key, settings, record_shape)
     finishing = dataclasses.replace(settings.training, epochs=settings.finish, batch_size=None)
     last = last_returned(messages)
-    params = local_update(model, last, data, finish_key, finishing)
+    start = last if settings.start == "last" else jax.tree.map(lambda a: a[0], messages.received)
+    params = local_update(model, start, data, finish_key, finishing)
     finite = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(params)]).all()
     kept = ~(unexplained <= settings.most_unexplained) | ~finite
     return LocalModel(jax.tree.map(functools.partial(jnp.where, kept), last, params), unexplained, kept)

@@ -62,13 +62,19 @@ class _MLP(nn.Module):
         return _dense(self.widths[-1], x.shape[-1])(x)
 
 
+def _pooled(x: Array) -> Array:
+    """The largest of every 2x2 pixels. As a maximum over axes its derivative is faster on CPUs than a window's."""
+    batch, height, width, channels = x.shape
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max((2, 4))
+
+
 class _LeNetMNIST(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool = False) -> Array:
-        x = nn.relu(nn.max_pool(_Convolution(10, 5)(x), (2, 2), (2, 2)))
+        x = nn.relu(_pooled(_Convolution(10, 5)(x)))
         x = _Convolution(20, 5)(x)
         x = nn.Dropout(0.5, broadcast_dims=(1, 2), deterministic=not train)(x)  # whole channels, as PyTorch's Dropout2d
-        x = nn.relu(nn.max_pool(x, (2, 2), (2, 2))).reshape(x.shape[0], -1)
+        x = nn.relu(_pooled(x)).reshape(x.shape[0], -1)
         x = nn.Dropout(0.5, deterministic=not train)(nn.relu(_dense(50, x.shape[-1])(x)))
         return _dense(10, 50)(x)
 
@@ -76,8 +82,8 @@ class _LeNetMNIST(nn.Module):
 class _LeNetCIFAR(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = nn.max_pool(nn.relu(_Convolution(6, 5)(x)), (2, 2), (2, 2))
-        x = nn.max_pool(nn.relu(_Convolution(16, 5)(x)), (2, 2), (2, 2)).reshape(x.shape[0], -1)
+        x = _pooled(nn.relu(_Convolution(6, 5)(x)))
+        x = _pooled(nn.relu(_Convolution(16, 5)(x))).reshape(x.shape[0], -1)
         for width in (120, 84):
             x = nn.relu(_dense(width, x.shape[-1])(x))
         return _dense(10, 84)(x)
