@@ -22,8 +22,9 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from attacks.gradient_matching import Virtual, matching_objective, minimize_adam, squared_distance
-from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp
+from jaxfl import LocalTraining, Messages, Model, _check, mlp
 from jaxfl.clients import ClientData
+from jaxfl.training import batch_gradient
 
 Array = jax.Array
 
@@ -212,12 +213,8 @@ class PseudoRecords:
       messages_per_step: drawn at random for each step (static).
       virtual: "gradient", at the centre of the client's local path; or "unrolled", through as many simulated full-batch steps
         as the client takes (static).
-      finish: full-batch steps of the client's own rate on the made-up records (static).
-      start: where they begin: at the "first" model the client received, or the "last" it returned. If round 0 is seen, the
-        first is what the client's training alone would have begun with, and models of many layers remember it (static).
+      finish: at most so many full-batch steps of the client's own rate on the made-up records, from the last returned model.
       held_out: fraction of the messages, the last ones, that judge the fit: there the search begins (static).
-      most_unexplained: the last returned model is kept if the fit misses more than this part of those updates' energy, as it
-        does where they are mostly the noise of small batches.
     """
 
     training: LocalTraining = LocalTraining()
@@ -227,16 +224,18 @@ class PseudoRecords:
     learning_rate: float | Array = 0.05
     messages_per_step: int = dataclasses.field(default=4, metadata={"static": True})
     virtual: Literal["gradient", "unrolled"] = dataclasses.field(default="gradient", metadata={"static": True})
-    finish: int = dataclasses.field(default=1500, metadata={"static": True})
-    start: Literal["first", "last"] = dataclasses.field(default="first", metadata={"static": True})
+    finish: int | Array = 4000
     held_out: float = dataclasses.field(default=0.1, metadata={"static": True})
-    most_unexplained: float | Array = 0.5
 
 
 def pseudo_records(
     model: Model, messages: Messages, key: Array, record_shape: tuple[int, ...], *, settings: PseudoRecords | None = None
 ) -> LocalModel:
     """Fit made-up records whose gradient is the client's at all observed models, then train on them. Beyond paper 004.
+
+    Training stops where nothing is left to follow but the fit's error (the discrepancy principle, Morozov 1966): of held-out
+    updates' energy the fit misses a part e, so that a gradient whose square is below e / (1 - e) of that at the last returned
+    model may be error alone. With e of one half or more, as from small batches' noise, the last returned model is the answer.
 
     Args:
       model: the model (static).
@@ -254,7 +253,6 @@ def pseudo_records(
     for name in ("local_records", "records", "steps", "messages_per_step", "finish"):
         _check.positive_integer(**{name: getattr(settings, name)})
     _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
-    _check.one_of(("first", "last"), start=settings.start)
     _check.fraction(held_out=settings.held_out)
     settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
     return _pseudo_records(model, messages, key, settings, tuple(record_shape))
@@ -266,13 +264,38 @@ def _pseudo_records(
 ) -> LocalModel:
     fit_key, finish_key = jax.random.split(key)
     data, unexplained = _fit_records(model, messages, fit_key, settings, record_shape)
-    finishing = dataclasses.replace(settings.training, epochs=settings.finish, batch_size=None)
     last = last_returned(messages)
-    start = last if settings.start == "last" else jax.tree.map(lambda a: a[0], messages.received)
-    params = local_update(model, start, data, finish_key, finishing)
+    params, steps = _descend(model, last, data, finish_key, settings, unexplained)
     finite = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(params)]).all()
-    kept = ~(unexplained <= settings.most_unexplained) | ~finite
+    kept = (steps == 0) | ~finite
     return LocalModel(jax.tree.map(functools.partial(jnp.where, kept), last, params), unexplained, kept)
+
+
+def _descend(
+    model: Model, start: Any, data: ClientData, key: Array, settings: PseudoRecords, unexplained: Array
+) -> tuple[Any, Array]:
+    """Steps on the made-up records until their gradient may be the fit's error alone, and how many were taken."""
+    optimizer = settings.training.optimizer(settings.training.learning_rate)
+
+    def gradient(params: Any, step: Array) -> Any:
+        step_key = jax.random.fold_in(key, step)
+        return batch_gradient(model, params, data.x, data.y, data.mask, step_key, settings.training)
+
+    first = gradient(start, jnp.asarray(0))
+    least = unexplained / jnp.maximum(1 - unexplained, jnp.finfo(unexplained.dtype).tiny) * optax.tree.norm(first, squared=True)
+
+    def more(carry: tuple[Any, Any, Any, Array]) -> Array:
+        _, _, slope, step = carry
+        return (step < settings.finish) & (optax.tree.norm(slope, squared=True) > least)
+
+    def one(carry: tuple[Any, Any, Any, Array]) -> tuple[Any, Any, Any, Array]:
+        params, state, slope, step = carry
+        updates, state = optimizer.update(slope, state, params)
+        params = optax.apply_updates(params, updates)
+        return params, state, gradient(params, step + 1), step + 1
+
+    params, _, _, steps = jax.lax.while_loop(more, one, (start, optimizer.init(start), first, jnp.asarray(0)))
+    return params, steps
 
 
 def _fit_records(

@@ -99,7 +99,7 @@ class Federation:
 def source(cell: Cell, data_dir: str | None) -> Dataset:
     """A cell's data; a planted attribute in LEAF's, faces at the cell's size and flat."""
     if cell.dataset.startswith("leaf"):
-        milder = {"spread": 0.3, "noise": 1.0} if cell.dataset == "leaf_milder" else {}
+        milder = {"spread": 0.1, "noise": 1.0} if cell.dataset == "leaf_milder" else {}
         records = cell["records"] or 2000
         return _load(
             "leaf_synthetic", None, tuple({"clients": cell["clients"], "records": records, "attribute": True, **milder}.items())

@@ -71,6 +71,17 @@ def test_pseudo_records_come_nearer_to_the_client_than_its_last_model(heterogene
         assert loss(model, found.params, own) < 0.8 * loss(model, last_returned(seen), own)
 
 
+def test_training_on_made_up_records_ends_where_their_gradient_may_be_error(heterogeneous):
+    model, _, messages = heterogeneous
+    settings = PseudoRecords(TRAINING, local_records=60, records=32, steps=300)
+    few, many, more = (
+        pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, finish=finish)).params
+        for finish in (5, 20_000, 40_000)
+    )
+    assert largest_difference(many, more) == 0
+    assert largest_difference(few, many) > 0.01
+
+
 def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous):
     model, _, messages = heterogeneous
     noise = jax.tree.map(lambda a: a + jax.random.normal(KEY, a.shape), messages[0].received)
@@ -109,7 +120,7 @@ def test_a_network_without_hidden_layers_is_the_affine_map():
 
 def test_defences_of_the_recipe_are_not_those_of_made_up_records(heterogeneous):
     model, _, messages = heterogeneous
-    settings = PseudoRecords(TRAINING, local_records=60, records=16, steps=50, finish=50, most_unexplained=2.0)
+    settings = PseudoRecords(TRAINING, local_records=60, records=16, steps=50, finish=50)
     defended = dataclasses.replace(TRAINING, privacy=DPSGD(0.1, 5.0), mixup=True)
     plain = pseudo_records(model, messages[0], KEY, (6,), settings=settings)
     same = pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, training=defended))

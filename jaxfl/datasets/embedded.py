@@ -70,7 +70,7 @@ def leaf_synthetic(
       seed: of the generator.
       attribute: plant a binary attribute, which paper 004 leaves open: x_0 becomes 1 where it exceeds its client's median,
         before labels are drawn, so that it matters and is balanced.
-      spread: scales v. By LEAF's recipe (1) many clients hold nearly one class; 0.3 with `noise=1` is milder.
+      spread: scales v. By LEAF's recipe (1) many clients hold nearly one class; with 0.1 and `noise=1` none does.
       noise: deviation of the noise on the logits, 0.1 in LEAF.
     """
     rng = np.random.default_rng(seed)
