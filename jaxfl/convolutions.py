@@ -23,8 +23,10 @@ def convolve(x: Array, kernel: Array, stride: int = 1, padding: Literal["VALID",
     margins = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
     x = jnp.pad(x, ((0, 0), *margins, (0, 0)))
     height, width = ((length - size) // stride * stride + 1 for length in x.shape[1:3])
-    shifts = [x[:, i : i + height : stride, j : j + width : stride] for i in range(size) for j in range(size)]
-    return jnp.concatenate(shifts, -1) @ kernel.reshape(-1, kernel.shape[-1])
+    # Columns, then rows: 2 * size pieces, which compile and run faster than size * size.
+    x = jnp.concatenate([x[:, :, j : j + width : stride] for j in range(size)], -1)
+    x = jnp.concatenate([x[:, i : i + height : stride] for i in range(size)], -1)
+    return x @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def convolve_transposed(x: Array, kernel: Array, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID") -> Array:
