@@ -5,7 +5,7 @@ Settings beyond those of `benchmarks.federations`:
   decoded, orders, passes: messages that `gls` uses, from the first, its simulated orders and repetitions.
   matched, cos_steps: messages and Adam iterations of `cos`.
   fit_steps, search_steps: of the mapping network (Eq. 7 and 8).
-  pseudo, pseudo_steps, finish: made-up records, steps of their fit, steps of training on them.
+  pseudo, pseudo_steps, finish: made-up records, steps of their fit, most steps of training on them.
   zest_records, zest_masks: reference records of a client, and masks for each.
   targets: records per client whose source is asked for; 0 for all.
   source_messages: messages that `ridge` uses.

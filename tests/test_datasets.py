@@ -290,7 +290,7 @@ def test_flight_fares_by_airline(data_dir):
 
 
 def test_a_planted_attribute_is_balanced_and_matters():
-    data = load("leaf_synthetic", records=400, attribute=True, spread=0.3, noise=1.0)
+    data = load("leaf_synthetic", records=400, attribute=True, spread=0.1, noise=1.0)
     values = data.values_of("x0")
     assert all(values[data.group == g].mean() == 0.5 for g in range(10))
     gaps = []
@@ -299,6 +299,15 @@ def test_a_planted_attribute_is_balanced_and_matters():
         shares = [np.bincount(y[own == v], minlength=5) / 200 for v in (0, 1)]
         gaps.append(np.abs(shares[0] - shares[1]).sum() / 2)
     assert np.mean(gaps) > 0.1
+
+
+def test_the_milder_variant_has_no_client_of_a_single_class():
+    def majorities(**options):
+        data = load("leaf_synthetic", records=400, **options)
+        return np.asarray([np.bincount(data.y[data.group == g]).max() / 400 for g in range(10)])
+
+    assert (majorities() > 0.97).sum() >= 7
+    assert majorities(spread=0.1, noise=1.0).max() < 0.9
 
 
 def test_csv(tmp_path):
