@@ -250,8 +250,10 @@ def pseudo_records(
     settings = settings or PseudoRecords()
     if len(messages) < 10:
         raise ValueError(f"messages holds {len(messages)} rounds; fitting and checking records needs at least 10")
-    for name in ("local_records", "records", "steps", "messages_per_step", "finish"):
+    for name in ("local_records", "records", "steps", "messages_per_step"):
         _check.positive_integer(**{name: getattr(settings, name)})
+    if not _check.is_traced(settings.finish):
+        _check.positive_integer(finish=settings.finish)
     _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
     _check.fraction(held_out=settings.held_out)
     settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))

@@ -80,6 +80,10 @@ def test_training_on_made_up_records_ends_where_their_gradient_may_be_error(hete
     )
     assert largest_difference(many, more) == 0
     assert largest_difference(few, many) > 0.01
+    outside = jax.jit(lambda s: pseudo_records(model, messages[0], KEY, (6,), settings=s).params)
+    assert largest_difference(outside(dataclasses.replace(settings, finish=5)), few) < 1e-5
+    with pytest.raises(ValueError, match="finish=0"):
+        pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, finish=0))
 
 
 def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous):
@@ -124,6 +128,7 @@ def test_defences_of_the_recipe_are_not_those_of_made_up_records(heterogeneous):
     defended = dataclasses.replace(TRAINING, privacy=DPSGD(0.1, 5.0), mixup=True)
     plain = pseudo_records(model, messages[0], KEY, (6,), settings=settings)
     same = pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, training=defended))
+    assert not plain.kept_last  # else nothing would be compared
     assert largest_difference(plain.params, same.params) == 0
 
 
