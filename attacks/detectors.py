@@ -108,6 +108,7 @@ class Detectors:
       correlation: of one client's features between rounds.
       calibrated_on: held-out pairs.
       rate: fraction of clients that the adversary takes to have the property.
+      number: of the detector that a round uses `[rounds]`; several may share one, and the error of its calibration.
     """
 
     direction: Array
@@ -117,6 +118,7 @@ class Detectors:
     correlation: Array
     calibrated_on: Array
     rate: Array
+    number: Array
 
 
 def train_detectors(
@@ -238,7 +240,8 @@ def _train_detectors(
     *found, again = jax.lax.map(one, (models, keys, directions))
     direction, offset, mean, variance = (a[nearest] for a in found)
     rate = jnp.asarray(prop.rate, mean.dtype)
-    return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held), rate)
+    number = jnp.asarray(nearest)
+    return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held), rate, number)
 
 
 def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
@@ -370,4 +373,7 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         cross,
         detectors.offset,
         detectors.rate,
+        detectors.number,
+        aggregates.rounds,
+        aggregates.cohort,
     )

@@ -29,6 +29,9 @@ class Observations:
       cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
       offset: of the detectors `[rounds]`.
       rate: fraction of clients that the adversary takes to have the property.
+      detector: number of the detector that a round's feature is by; several rounds may share one `[rounds]`.
+      rounds: 0-based round numbers `[rounds]`.
+      cohort: participants per round, None for any number (static).
     """
 
     features: Array
@@ -40,6 +43,9 @@ class Observations:
     cross: Array
     offset: Array
     rate: Array
+    detector: Array
+    rounds: Array
+    cohort: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def prefix(rounds: int, seen: Array) -> Array:

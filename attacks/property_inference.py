@@ -2,13 +2,17 @@
 
 Threat model: as in `attacks.detectors`. `prolin` is the paper's relaxed maximum likelihood. It looks for everyone's feature in
 every round; but given who has the property, a sum of normal features is normal, so features need not be found. `box` and
-`gibbs` start from that: with D_tk = A_tk (mu1_t - mu0_t),
+`gibbs` start from that: with D_tk = A_tk (mu1_t - mu0_t), m participants and M = diag(m sqrt(v0_t)),
 
-    b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = diag((1 - rho) v_t + e_t) + rho S A A' S
+    b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = (1 - rho) diag(v_t) + rho S A A' S + M (E + q^2 T) M
 
-where v_t adds the participants' variances, e_t is the error of calibration, S = diag(sqrt(v_t / m)), and rho S A A' S says that
-a client's features in different rounds are alike (its records are the same). `box` is weighted least squares over p in [0, 1];
-`gibbs` samples p in {0, 1} with the assumed rate as prior. All functions answer for several numbers of observed rounds at once.
+where v_t adds the participants' variances and S = diag(sqrt(v_t / m)). rho S A A' S says that a client's features in different
+rounds are alike (its records are the same); E = 1/n between rounds of one detector, that the mean it was calibrated to is one of
+n shadows; T = min(t, t'), that clients' features drift from the shadows' as the model learns their records and not the
+adversary's. The drift's rate q is what explains the sums best, with p at its prior mean and variance.
+
+`box` is weighted least squares over p in [0, 1]; `gibbs` samples p in {0, 1} with the assumed rate as prior. All functions answer
+for several numbers of observed rounds at once.
 """
 
 import dataclasses
@@ -25,6 +29,8 @@ from jaxfl import _check
 Array = jax.Array
 PASSES = 3
 """How often variances are computed anew from the decoded p: one pass takes them most of the way."""
+DRIFTS = (0.0, *(0.4 * 2.0**-k for k in range(8)))
+"""Of a client's feature in a round, in its deviations: the values of q that are compared."""
 
 
 class Quadratic(NamedTuple):
@@ -37,24 +43,59 @@ class Quadratic(NamedTuple):
     vector: Array
 
 
-def likelihood(observations: Observations, seen: Array, p: Array) -> Quadratic:
-    """The likelihood of p, features integrated out, its variances those of an expected `p [clients]`."""
+class _Sums(NamedTuple):
+    """Of the rounds seen, zero or one elsewhere: `design [rounds, clients]` D, `found [rounds]` b - m mu0, `covariance [rounds,
+    rounds]` C without drift, and what q^2 is multiplied by, `drift`."""
+
+    design: Array
+    found: Array
+    covariance: Array
+    drift: Array
+
+
+def _sums(observations: Observations, seen: Array, p: Array) -> _Sums:
     a, b, rho = observations.participation, observations.features, observations.correlation
     (mean0, mean1), (var0, var1) = observations.mean.T, observations.variance.T
     inside = prefix(len(b), seen)
     members = a.sum(1)
     positives = a @ p
     total = (members - positives) * var0 + positives * var1
-    each = total / jnp.maximum(members, 1)
-    calibration = members**2 * var0 / observations.calibrated_on
-    spread = jnp.sqrt(each) * inside
+    spread = jnp.sqrt(total / jnp.maximum(members, 1)) * inside
+    together = rho * spread[:, None] * (a @ a.T) * spread
+    common = members * jnp.sqrt(var0) * inside
+    common = common[:, None] * common
+    calibration = common * (observations.detector[:, None] == observations.detector) / observations.calibrated_on
+    own = jnp.diag(jnp.where(inside, (1 - rho) * total, 1))
+    passed = 1.0 + observations.rounds
+    drift = common * jnp.minimum(passed[:, None], passed)
+    design = (mean1 - mean0)[:, None] * a * inside[:, None]
+    return _Sums(design, (b - members * mean0) * inside, own + together + calibration, drift)
+
+
+def likelihood(observations: Observations, seen: Array, p: Array, drift: float | Array = 0.0) -> Quadratic:
+    """The likelihood of p, features integrated out, its variances those of an expected `p [clients]`; `drift` is q."""
     with jax.default_matmul_precision("highest"):
-        together = rho * spread[:, None] * (a @ a.T) * spread
-        covariance = together + jnp.diag(jnp.where(inside, (1 - rho) * total + calibration, 1))
-        root = jnp.linalg.cholesky(covariance)
-        design = jax.scipy.linalg.solve_triangular(root, (mean1 - mean0)[:, None] * a * inside[:, None], lower=True)
-        found = jax.scipy.linalg.solve_triangular(root, (b - members * mean0) * inside, lower=True)
+        sums = _sums(observations, seen, p)
+        root = jnp.linalg.cholesky(sums.covariance + drift**2 * sums.drift)
+        design, found = (jax.scipy.linalg.solve_triangular(root, each, lower=True) for each in (sums.design, sums.found))
         return Quadratic(design.T @ design, design.T @ found)
+
+
+def estimate_drift(observations: Observations, seen: Array) -> Array:
+    """q of the largest evidence among `DRIFTS`: the density of the sums, where p has its prior mean and variance."""
+    rate = observations.rate
+    with jax.default_matmul_precision("highest"):
+        sums = _sums(observations, seen, jnp.full(observations.participation.shape[1], rate))
+        unknown = sums.covariance + rate * (1 - rate) * sums.design @ sums.design.T
+        unexplained = sums.found - rate * sums.design.sum(1)
+
+        def evidence(q: Array) -> Array:
+            root = jnp.linalg.cholesky(unknown + q**2 * sums.drift)
+            white = jax.scipy.linalg.solve_triangular(root, unexplained, lower=True)
+            return -(white @ white) / 2 - jnp.log(jnp.diag(root)).sum()
+
+        drifts = jnp.asarray(DRIFTS, unexplained.dtype)
+        return drifts[jnp.argmax(jax.lax.map(evidence, drifts))]
 
 
 @functools.partial(jax.jit, static_argnames="iterations")
@@ -73,9 +114,10 @@ def box(observations: Observations, seen: Array, iterations: int = 500) -> Array
 def _box(observations: Observations, seen: Array, iterations: int) -> tuple[Array, Quadratic]:
     rate = observations.rate
     start = jnp.full(observations.participation.shape[1], rate, observations.features.dtype)
+    drift = estimate_drift(observations, seen)
 
     def again(p: Array, _: None) -> tuple[Array, None]:
-        quadratic = likelihood(observations, seen, p)
+        quadratic = likelihood(observations, seen, p, drift)
         # What no round tells keeps the assumed rate.
         faint = 1e-4 * jnp.trace(quadratic.matrix) / len(p)
         matrix = quadratic.matrix + faint * jnp.eye(len(p), dtype=p.dtype)
@@ -85,7 +127,7 @@ def _box(observations: Observations, seen: Array, iterations: int) -> tuple[Arra
         return minimize_quadratic(slope, p, lambda q: jnp.clip(q, 0, 1), largest, iterations), None
 
     p, _ = jax.lax.scan(again, start, length=PASSES)
-    return p, likelihood(observations, seen, p)
+    return p, likelihood(observations, seen, p, drift)
 
 
 @jax.tree_util.register_dataclass
@@ -198,39 +240,53 @@ def prolin(observations: Observations, seen: Array, weights: Array, key: Array, 
 def _prolin(observations: Observations, seen: Array, weights: Array, key: Array, settings: Prolin) -> ProlinAnswer:
     a, b = observations.participation, observations.features
     targets = ridge(observations, seen, weights, settings.penalty)
+    # Features of those who did not take part appear in no loss.
+    there, who = jax.lax.top_k(a, observations.cohort or a.shape[1])
 
     def density(x: Array, law: int) -> Array:
         deviation = jnp.sqrt(observations.variance[:, law, None])
         return jax.scipy.stats.norm.logpdf(x, observations.mean[:, law, None], deviation)
 
-    def losses(free: tuple[Array, Array], inside: Array, means: Array) -> Array:
-        x, p = free
-        there = a * inside[:, None]
+    def by_client(features: Array) -> Array:
+        return jnp.zeros(a.shape[1], b.dtype).at[who].add(features)
+
+    def likelihood_loss(x: Array, p: Array, there: Array) -> Array:
         without, with_ = density(x, 0), density(x, 1)
         if settings.objective == "code":
-            first = -jnp.log1p(there * (p * jnp.exp(with_) + (1 - p) * jnp.exp(without))).sum()
-        else:
-            mixed = [jnp.log(q + 1e-12) + (there * law).sum(0) for q, law in ((p, with_), (1 - p, without))]
-            first = -jnp.logaddexp(*mixed).sum()
-        second = (weights * inside * (b - (there * x).sum(1)) ** 2).sum()
-        third = (((there * x).sum(0) - there.sum(0) * means) ** 2).sum()
-        return jnp.stack([first, second, third])
+            return -jnp.log1p(there * (p[who] * jnp.exp(with_) + (1 - p[who]) * jnp.exp(without))).sum()
+        mixed = [jnp.log(q + 1e-12) + by_client(there * law) for q, law in ((p, with_), (1 - p, without))]
+        return -jnp.logaddexp(*mixed).sum()
+
+    def sum_loss(x: Array, there: Array, inside: Array) -> Array:
+        return (weights * inside * (b - (there * x).sum(1)) ** 2).sum()
+
+    def mean_loss(x: Array, there: Array, means: Array) -> Array:
+        return ((by_client(there * x) - by_client(there) * means) ** 2).sum()
 
     def one(arguments: tuple[Array, Array, Array]) -> ProlinAnswer:
         t, means, key = arguments
         inside = prefix(len(b), t).astype(b.dtype)
+        seen_there = there * inside[:, None]
         keys = jax.random.split(key)
-        free = jax.random.uniform(keys[0], a.shape, b.dtype), jax.random.uniform(keys[1], (a.shape[1],), b.dtype)
-        value = functools.partial(losses, inside=inside, means=means)
+        x = jnp.take_along_axis(jax.random.uniform(keys[0], a.shape, b.dtype), who, 1)
+        free = x, jax.random.uniform(keys[1], (a.shape[1],), b.dtype)
+
+        def losses(free: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            """The three losses `[3]`, and their gradients `[3, ...]` for features and p; the last two have none for p."""
+            x, p = free
+            first, (x_first, p_first) = jax.value_and_grad(likelihood_loss, (0, 1))(x, p, seen_there)
+            second, x_second = jax.value_and_grad(sum_loss)(x, seen_there, inside)
+            third, x_third = jax.value_and_grad(mean_loss)(x, seen_there, means)
+            slopes = jnp.stack([x_first, x_second, x_third]), jnp.stack([p_first, 0 * p, 0 * p])
+            return jnp.stack([first, second, third]), slopes
 
         def go_on(state: dict[str, Any]) -> Array:
             return (state["step"] < settings.iterations) & (state["idle"] < settings.patience)
 
         def step(state: dict[str, Any]) -> dict[str, Any]:
-            now, pull = jax.vjp(value, state["free"])
+            now, slopes = losses(state["free"])
             total = now.sum()
             better = total < state["least"] - 1e-5
-            slopes = jax.vmap(pull)(jnp.eye(3, dtype=now.dtype))[0]
             # A loss that is not finite yet (features far from both laws) pulls nowhere.
             slopes = jax.tree.map(lambda g: jnp.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0), slopes)
             moved = [

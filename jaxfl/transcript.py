@@ -117,12 +117,14 @@ class Aggregates:
       pseudo_gradient: sum over the round's participants of `received - returned`, leaves `[rounds, ...]`.
       participation: who took part `[rounds, clients]`, boolean.
       rounds: 0-based round numbers `[rounds]`.
+      cohort: participants per round, None if all took part or for any number (static).
     """
 
     received: Any
     pseudo_gradient: Any
     participation: Array
     rounds: Array
+    cohort: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -225,7 +227,7 @@ class Transcript:
             self._need_everyone("aggregates")
             sums = jax.tree.map(lambda u: u.sum(1), self.pseudo_gradient)
         rows = jnp.asarray(self.rounds)
-        return Aggregates(self.received, sums, self.participation[rows], rows)
+        return Aggregates(self.received, sums, self.participation[rows], rows, self.cohort)
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, of all but `private`."""
