@@ -7,12 +7,12 @@ every round; but given who has the property, a sum of normal features is normal,
     b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = (1 - rho) diag(v_t) + rho S A A' S + M (E + q^2 T) M
 
 where v_t adds the participants' variances and S = diag(sqrt(v_t / m)). rho S A A' S says that a client's features in different
-rounds are alike (its records are the same); E = 1/n between rounds of one detector, that the mean it was calibrated to is one of
-n shadows; T = min(t, t'), that clients' features drift from the shadows' as the model learns their records and not the
+rounds are alike (its records are the same); E = 1/n between rounds of one detector, that the mean it was calibrated to is one
+of n shadows; T = min(t, t'), that clients' features drift from the shadows' as the model learns their records and not the
 adversary's. The drift's rate q is what explains the sums best, with p at its prior mean and variance.
 
-`box` is weighted least squares over p in [0, 1]; `gibbs` samples p in {0, 1} with the assumed rate as prior. All functions answer
-for several numbers of observed rounds at once.
+`box` is weighted least squares over p in [0, 1]; `gibbs` samples p in {0, 1} with the assumed rate as prior. All functions
+answer for several numbers of observed rounds at once.
 """
 
 import dataclasses
