@@ -95,6 +95,7 @@ def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     pairs = 200 if kind == "logistic" else 40  # of which a fifth calibrate
     detectors = detectors_of(federation, run, auxiliary, prop, kind, pairs=pairs)
     observations = observe(run.aggregates(), detectors)
+    assert observations.cohort == PER_ROUND
     found = np.asarray(gibbs(observations, jnp.asarray([ROUNDS]), KEY))[0]
     assert ranking(found, POSITIVES, 0.5).auc == 1
     assert ranking(found, POSITIVES, 0.5).f1 == 1
@@ -114,6 +115,7 @@ def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
     assert shared.direction.shape == each.direction.shape
     assert (np.asarray(shared.direction[4:8]) == np.asarray(each.direction[6])).all()
     assert len(np.unique(np.asarray(shared.direction), axis=0)) == -(-ROUNDS // 4)
+    assert shared.number.tolist() == [t // 4 for t in range(ROUNDS)]
     unit = lambda a: np.asarray(a) / np.linalg.norm(a, axis=1, keepdims=True)  # noqa: E731
     assert unit(mean.direction) == pytest.approx(unit(mean.direction)[:1].repeat(ROUNDS, 0), abs=1e-5)
     for detectors in (shared, mean):
