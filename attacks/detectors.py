@@ -108,7 +108,7 @@ class Detectors:
       correlation: of one client's features between rounds.
       calibrated_on: held-out pairs.
       rate: fraction of clients that the adversary takes to have the property.
-      number: of the detector that a round uses `[rounds]`; several may share one, and the error of its calibration.
+      detector_number: which detector a round uses `[rounds]`; several may share one, and the error of its calibration.
     """
 
     direction: Array
@@ -118,7 +118,7 @@ class Detectors:
     correlation: Array
     calibrated_on: Array
     rate: Array
-    number: Array
+    detector_number: Array
 
 
 def train_detectors(
@@ -239,9 +239,16 @@ def _train_detectors(
             directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ jax.lax.map(from_gradients, (models, keys))
     *found, again = jax.lax.map(one, (models, keys, directions))
     direction, offset, mean, variance = (a[nearest] for a in found)
-    rate = jnp.asarray(prop.rate, mean.dtype)
-    number = jnp.asarray(nearest)
-    return Detectors(direction, offset, mean, variance, repeat_correlation(again), jnp.asarray(held), rate, number)
+    return Detectors(
+        direction=direction,
+        offset=offset,
+        mean=mean,
+        variance=variance,
+        correlation=repeat_correlation(again),
+        calibrated_on=jnp.asarray(held),
+        rate=jnp.asarray(prop.rate, mean.dtype),
+        detector_number=jnp.asarray(nearest),
+    )
 
 
 def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
@@ -364,16 +371,16 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         # What every round's detector makes of every round's aggregate, without offsets: for gradient disaggregation.
         cross = sums @ detectors.direction.T
     return Observations(
-        features,
-        participation,
-        detectors.mean,
-        detectors.variance,
-        detectors.correlation,
-        detectors.calibrated_on,
-        cross,
-        detectors.offset,
-        detectors.rate,
-        detectors.number,
-        aggregates.rounds,
-        aggregates.cohort,
+        features=features,
+        participation=participation,
+        mean=detectors.mean,
+        variance=detectors.variance,
+        correlation=detectors.correlation,
+        calibrated_on=detectors.calibrated_on,
+        cross=cross,
+        offset=detectors.offset,
+        rate=detectors.rate,
+        detector_number=detectors.detector_number,
+        rounds=aggregates.rounds,
+        cohort=aggregates.cohort,
     )

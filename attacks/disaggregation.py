@@ -21,7 +21,7 @@ class Observations:
 
     Attributes:
       features: sum of the participants' features `[rounds]`, the paper's b.
-      participation: 1 for who took part `[rounds, clients]`, the paper's A.
+      participation: 1 (or True) for who took part `[rounds, clients]`, the paper's A.
       mean: of one client's feature, without and with the property `[rounds, 2]`.
       variance: likewise.
       correlation: of one client's features between rounds.
@@ -29,9 +29,9 @@ class Observations:
       cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
       offset: of the detectors `[rounds]`.
       rate: fraction of clients that the adversary takes to have the property.
-      detector: number of the detector that a round's feature is by; several rounds may share one `[rounds]`.
+      detector_number: which detector a round's feature is by; several rounds may share one `[rounds]`.
       rounds: 0-based round numbers `[rounds]`.
-      cohort: participants per round, None for any number (static).
+      cohort: no round has more participants; None if that is not known (static).
     """
 
     features: Array
@@ -43,14 +43,29 @@ class Observations:
     cross: Array
     offset: Array
     rate: Array
-    detector: Array
+    detector_number: Array
     rounds: Array
     cohort: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
-def prefix(rounds: int, seen: Array) -> Array:
-    """Which of the rounds are before `seen`."""
-    return jnp.arange(rounds) < seen
+def until(observations: Observations, seen: Array) -> Observations:
+    """The rounds before `seen []`; in the others nobody takes part, and whatever was observed there (NaN too) is gone."""
+    rounds = len(observations.features)
+    inside = jnp.arange(rounds) < seen
+
+    def kept(values: Array, otherwise: float = 0.0) -> Array:
+        mask = inside.reshape(-1, *[1] * (jnp.ndim(values) - 1))
+        return jnp.where(mask, jnp.asarray(values, observations.features.dtype), otherwise)
+
+    return dataclasses.replace(
+        observations,
+        features=kept(observations.features),
+        participation=kept(observations.participation),
+        mean=kept(observations.mean),
+        variance=kept(observations.variance, 1.0),
+        cross=kept(kept(observations.cross).T).T,
+        offset=kept(observations.offset),
+    )
 
 
 @jax.jit
@@ -61,15 +76,13 @@ def least_squares(observations: Observations, seen: Array) -> Array:
       observations: see there.
       seen: how many rounds are used `[prefixes]`.
     """
-    a, b = observations.participation, observations.features
+
+    def one(t: Array) -> Array:
+        known = until(observations, t)
+        return jnp.linalg.pinv(known.participation) @ known.features
+
     with jax.default_matmul_precision("highest"):
-        return jax.vmap(lambda t: _pseudo_inverse(a, t) @ b)(jnp.asarray(seen))
-
-
-def _pseudo_inverse(participation: Array, seen: Array) -> Array:
-    """`A^+ [clients, rounds]` of the rounds seen; columns of the others are zero."""
-    inside = prefix(len(participation), seen)[:, None]
-    return jnp.linalg.pinv(participation * inside)
+        return jax.vmap(one)(jnp.asarray(seen))
 
 
 @jax.jit
@@ -82,12 +95,12 @@ def ridge(observations: Observations, seen: Array, weights: Array, penalty: floa
       weights: of the rounds `[rounds]`; the paper's are 1 - OVL.
       penalty: the paper's lambda.
     """
-    a, b = observations.participation, observations.features
 
     def one(t: Array) -> Array:
-        w = weights * prefix(len(a), t)
+        known = until(observations, t)
+        a, w = known.participation, jnp.where(jnp.arange(len(weights)) < t, weights, 0)
         normal = (a.T * w) @ a + penalty * jnp.eye(a.shape[1], dtype=a.dtype)
-        return jax.scipy.linalg.solve(normal, (a.T * w) @ b, assume_a="pos")
+        return jax.scipy.linalg.solve(normal, (a.T * w) @ known.features, assume_a="pos")
 
     with jax.default_matmul_precision("highest"):
         return jax.vmap(one)(jnp.asarray(seen))
@@ -100,11 +113,11 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
 
     Gradients are never written out: detectors are affine, so features of the aggregates are enough.
     """
-    a = observations.participation
 
     def one(t: Array) -> Array:
-        inside = prefix(len(a), t)
-        features = _pseudo_inverse(a, t) @ observations.cross + observations.offset
+        known = until(observations, t)
+        inside = jnp.arange(len(known.features)) < t
+        features = jnp.linalg.pinv(known.participation) @ known.cross + known.offset
         return ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
 
     with jax.default_matmul_precision("highest"):
@@ -132,9 +145,9 @@ def identifiability(participation: Array, seen: Array, tolerance: float | Array 
     participation = jnp.asarray(participation, jnp.result_type(float))
 
     def one(t: Array) -> tuple[Array, Array, Array]:
-        inverse = _pseudo_inverse(participation, t)
-        inside = prefix(len(participation), t)[:, None]
-        own = jnp.diag(inverse @ (participation * inside))
+        inside = participation * (jnp.arange(len(participation)) < t)[:, None]
+        inverse = jnp.linalg.pinv(inside)
+        own = jnp.diag(inverse @ inside)
         resolved = own > 1 - tolerance
         variance = jnp.where(resolved, (inverse**2).sum(1), jnp.inf)
         return jnp.round(own.sum()).astype(int), resolved, variance

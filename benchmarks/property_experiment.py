@@ -30,7 +30,8 @@ import numpy as np
 from attacks.detectors import Detectors, Property, Training, observe, overlap, train_detectors
 from attacks.disaggregation import Observations, gradient_votes, least_squares, ridge
 from attacks.metrics import ranking
-from attacks.property_inference import Prolin, box, gibbs, prolin
+from attacks.prolin import Prolin, prolin
+from attacks.property_inference import box, gibbs
 from benchmarks.engines import Compiled, once, run_members
 from benchmarks.jobs import Cell, Job, Outcome
 from jaxfl import (

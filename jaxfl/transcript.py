@@ -117,7 +117,7 @@ class Aggregates:
       pseudo_gradient: sum over the round's participants of `received - returned`, leaves `[rounds, ...]`.
       participation: who took part `[rounds, clients]`, boolean.
       rounds: 0-based round numbers `[rounds]`.
-      cohort: participants per round, None if all took part or for any number (static).
+      cohort: participants per round, None if all took part (static).
     """
 
     received: Any

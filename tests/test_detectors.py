@@ -115,7 +115,7 @@ def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
     assert shared.direction.shape == each.direction.shape
     assert (np.asarray(shared.direction[4:8]) == np.asarray(each.direction[6])).all()
     assert len(np.unique(np.asarray(shared.direction), axis=0)) == -(-ROUNDS // 4)
-    assert shared.number.tolist() == [t // 4 for t in range(ROUNDS)]
+    assert shared.detector_number.tolist() == [t // 4 for t in range(ROUNDS)]
     unit = lambda a: np.asarray(a) / np.linalg.norm(a, axis=1, keepdims=True)  # noqa: E731
     assert unit(mean.direction) == pytest.approx(unit(mean.direction)[:1].repeat(ROUNDS, 0), abs=1e-5)
     for detectors in (shared, mean):

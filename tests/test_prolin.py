@@ -1,0 +1,66 @@
+"""PROLIN: its constraints, its optimiser, and where it must fail."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks.metrics import ranking
+from attacks.prolin import Prolin, _mtadam, prolin
+from tests.test_property_inference import KEY, PER_ROUND, ROUNDS, observed
+
+
+@pytest.mark.parametrize("objective", ["code", "paper"])
+def test_prolin_agrees_with_its_constraints(objective):
+    observations, truth = observed(separation=6.0)
+    weights = jnp.ones(ROUNDS)
+    settings = Prolin(objective, learning_rate=1e-2, iterations=20_000)
+    answer = prolin(observations, jnp.asarray([40, ROUNDS]), weights, KEY, settings)
+    unmet = float((observations.features**2).sum())
+    assert np.asarray(answer.losses)[:, 1].max() < 0.05 * unmet
+    assert (np.asarray(answer.iterations) < 20_000).all()
+    if objective == "paper":  # mixtures of whole clients: p is drawn to 0 or 1 before the features have found their place
+        return
+    assert ranking(np.asarray(answer.p)[1], truth, 0.5).f1 >= 0.8
+    blind = dataclasses.replace(observations, participation=observations.participation[::-1])
+    other = prolin(blind, jnp.asarray([ROUNDS]), weights, KEY, settings)
+    assert ranking(np.asarray(other.p)[0], truth, 0.5).f1 < 0.7
+
+
+def test_prolin_knows_that_only_participants_count():
+    observations, _ = observed()
+    fewer = observations.participation.at[::3].multiply(jnp.arange(observations.participation.shape[1]) % 2)
+    observations = dataclasses.replace(observations, participation=fewer)
+    known = dataclasses.replace(observations, cohort=PER_ROUND)
+    for objective in ("code", "paper"):
+        settings = Prolin(objective, learning_rate=1e-2, iterations=200)
+        answers = [prolin(each, [30, ROUNDS], jnp.ones(ROUNDS), KEY, settings) for each in (observations, known)]
+        assert answers[1].losses == pytest.approx(np.asarray(answers[0].losses), rel=1e-3)
+        assert answers[1].p == pytest.approx(np.asarray(answers[0].p), abs=1e-3)
+        assert float(jnp.ptp(answers[0].p)) > 0.05
+    with pytest.raises(ValueError, match="cohort=4 must lie between the 5 who took part in one round and the 20 clients"):
+        prolin(dataclasses.replace(observations, cohort=4), [30], jnp.ones(ROUNDS), KEY)
+    with pytest.raises(ValueError, match="cohort=21 must lie"):
+        prolin(dataclasses.replace(observations, cohort=21), [30], jnp.ones(ROUNDS), KEY)
+
+
+def test_losses_that_are_never_finite_have_no_answer():
+    observations, _ = observed()
+    lost = dataclasses.replace(observations, features=observations.features.at[0].set(jnp.nan))
+    assert np.isnan(np.asarray(prolin(lost, [ROUNDS], jnp.ones(ROUNDS), KEY, Prolin(iterations=300)).p)).all()
+
+
+def test_mtadam_is_adam_for_one_loss_and_balances_several():
+    start, zero = jnp.asarray([1.0, -2.0]), (jnp.zeros(3), jnp.zeros((3, 2)), jnp.zeros((3, 2)))
+    one = jnp.asarray([[0.5, -1.0], [0, 0], [0, 0]])
+    moved, _ = _mtadam(start, one, zero, jnp.asarray(1), 1e-3)
+    assert moved == pytest.approx(np.asarray([1 - 1e-3, -2 + 1e-3]), abs=1e-6)
+    scaled = jnp.asarray([[1.0, 0], [0, 1000.0], [0, 0]])
+    moved, _ = _mtadam(start, scaled, zero, jnp.asarray(1), 1e-3)
+    assert moved == pytest.approx(np.asarray([1 - 1e-3, -2 - 1e-3]), abs=1e-6)
+
+
+def test_bad_objective_is_named():
+    with pytest.raises(ValueError, match="objective='other' is unknown"):
+        prolin(observed()[0], jnp.asarray([3]), jnp.ones(ROUNDS), KEY, Prolin("other"))  # type: ignore[arg-type]
