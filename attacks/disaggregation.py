@@ -23,12 +23,12 @@ class Observations:
       features: sum of the participants' features `[rounds]`, the paper's b.
       participation: 1 (or True) for who took part `[rounds, clients]`, the paper's A.
       mean: of one client's feature, without and with the property `[rounds, 2]`.
-      variance: likewise.
-      correlation: of one client's features between rounds.
-      calibrated_on: shadow pairs behind `mean` and `variance`.
+      variance: likewise `[rounds, 2]`.
+      correlation: of one client's features between rounds `[]`.
+      calibrated_on: shadow pairs behind `mean` and `variance` `[]`.
       cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
       offset: of the detectors `[rounds]`.
-      rate: fraction of clients that the adversary takes to have the property.
+      rate: fraction of clients that the adversary takes to have the property `[]`.
       detector_number: which detector a round's feature is by; several rounds may share one `[rounds]`.
       rounds: 0-based round numbers `[rounds]`.
       cohort: no round has more participants; None if that is not known (static).
@@ -49,7 +49,13 @@ class Observations:
 
 
 def until(observations: Observations, seen: Array) -> Observations:
-    """The rounds before `seen []`; in the others nobody takes part, and whatever was observed there (NaN too) is gone."""
+    """The first rounds alone: in the others nobody takes part, and what was observed there, be it NaN, is gone. What is known
+    of all rounds together (`correlation`, `rate`) stays. Participation gets the dtype of the features.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are kept `[]`.
+    """
     rounds = len(observations.features)
     inside = jnp.arange(rounds) < seen
 
@@ -112,6 +118,10 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
     the seen rounds' detectors that find the property in its gradient `[prefixes, clients]`.
 
     Gradients are never written out: detectors are affine, so features of the aggregates are enough.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
     """
 
     def one(t: Array) -> Array:

@@ -5,7 +5,7 @@ that he has the property. Features of those who did not take part appear in no l
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,8 @@ class Prolin:
 
 class ProlinAnswer(NamedTuple):
     """Attributes:
-    p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite.
+    p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite, or more clients took part in a
+      round than `Observations.cohort`.
     iterations: used `[prefixes]`.
     losses: L1, L2, L3 at the answer `[prefixes, 3]`.
     """
@@ -58,17 +59,18 @@ def prolin(observations: Observations, seen: Array, weights: Array, key: Array, 
     mean feature is the ridge estimate's. MTAdam (Malkiel, Wolf 2021) scales their gradients to a common norm.
 
     Args:
-      observations: see there. Time goes with its `cohort`, or with the number of clients if that is None.
+      observations: see there. Time and memory grow with its `cohort`, or with the number of clients if that is None.
       seen: how many rounds are used `[prefixes]`.
       weights: of the rounds `[rounds]`, 1 - OVL.
       key: where x and p start, uniform in [0, 1].
       settings: see `Prolin`.
 
     Raises:
-      ValueError: if the objective is unknown, or more clients took part in a round than `observations.cohort`.
+      ValueError: if the objective is unknown, or more clients took part in a round than `observations.cohort` (where
+        participation is traced, p is NaN instead).
     """
     settings = settings or Prolin()
-    _check.one_of(("paper", "code"), objective=settings.objective)
+    _check.one_of(get_args(Objective), objective=settings.objective)
     _check_cohort(observations)
     return _prolin(observations, jnp.asarray(seen), weights, key, settings)
 
@@ -96,6 +98,7 @@ def _prolin(observations: Observations, seen: Array, weights: Array, key: Array,
         rounds = _Rounds(who, there, known.features, known.mean, known.variance, counted, targets)
         x_key, p_key = jax.random.split(key)
         x = jax.random.uniform(x_key, participation.shape, known.features.dtype)
+        x = jnp.where((there.sum(1) == known.participation.sum(1)).all(), x, jnp.nan)
         p = jax.random.uniform(p_key, participation.shape[1:], known.features.dtype)
         return _descend(rounds, (jnp.take_along_axis(x, who, 1), p), settings)
 

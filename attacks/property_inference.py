@@ -7,10 +7,10 @@ participants and M = diag(m sqrt(v0_t)),
     b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = (1 - rho) diag(v_t) + rho S A A' S + M (E + q^2 T) M
 
 where v_t adds the participants' variances and S = diag(sqrt(v_t / m)). rho S A A' S says that a client's features in different
-rounds are alike (its records are the same); E = 1/n between rounds of one detector, that the mean it was calibrated to is one
-of n shadows; T = min(t, t'), that all clients' features drift from the shadows', by a random walk, as the model learns their
-records and not the adversary's. The walk's step q is the value that explains the sums best, with p at its prior mean and
-variance.
+rounds are alike (its records are the same). E is 1/n between rounds of one detector and 0 between others: mu0 is a mean over
+n shadows, whose error these rounds share. T = min(t, t'), with rounds t from 0: all clients' features drift from the shadows',
+by a random walk, as the model learns their records and not the adversary's. The walk's step q is the value that explains the
+sums best, with p at its prior mean and variance.
 
 `box` is weighted least squares over p in [0, 1]; `gibbs` samples p in {0, 1} with the assumed rate as prior. Both answer for
 several numbers of observed rounds at once.
@@ -30,7 +30,7 @@ Array = jax.Array
 PASSES = 3
 """How often variances are computed anew from the decoded p: one pass takes them most of the way."""
 DRIFTS = (0.0, *(0.4 * 2.0**-k for k in range(8)))
-"""Values of q that are compared: standard deviation of the drift's step in a round, in those of a client's feature."""
+"""Values of q that are compared: the walk's standard deviation per round, in units of sqrt(v0_t)."""
 
 
 class Quadratic(NamedTuple):
@@ -60,7 +60,8 @@ class _Sums(NamedTuple):
 
 
 def _sums(observations: Observations, p: Array) -> _Sums:
-    a, b, rho = observations.participation, observations.features, observations.correlation
+    b, rho = observations.features, observations.correlation
+    a = jnp.asarray(observations.participation, b.dtype)
     (mean0, mean1), (var0, var1) = observations.mean.T, observations.variance.T
     members, positives = a.sum(1), a @ p
     total = (members - positives) * var0 + positives * var1
@@ -77,12 +78,12 @@ def _sums(observations: Observations, p: Array) -> _Sums:
 
 
 def likelihood(observations: Observations, p: Array, drift: float | Array = 0.0) -> Quadratic:
-    """The likelihood of p, features integrated out.
+    """The likelihood of p, features integrated out, for the variances that an expected p has.
 
     Args:
       observations: see there; all its rounds count (see `disaggregation.until`).
-      p: expected, gives the variances `[clients]`.
-      drift: q, standard deviation of a round's step, in those of a feature without the property.
+      p: the expected p `[clients]`.
+      drift: q, the walk's standard deviation per round, in units of sqrt(v0_t) `[]`.
     """
     with jax.default_matmul_precision("highest"):
         sums = _sums(observations, p)
@@ -91,7 +92,7 @@ def likelihood(observations: Observations, p: Array, drift: float | Array = 0.0)
 
 
 def drift_evidence(observations: Observations, drifts: Array) -> Array:
-    """Log density of the sums by q, with p at its prior mean and variance `[drifts]`, up to a constant.
+    """Log density of the sums for each q, with p at its prior mean and variance `[drifts]`, up to a constant.
 
     Args:
       observations: see there; all its rounds count.
@@ -166,8 +167,8 @@ class Gibbs:
 
 @jax.jit
 def gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs | None = None) -> Array:
-    """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs sampling. The prior is the rate that
-    the adversary assumes (`observations.rate`).
+    """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs sampling, given the estimated drift
+    and the variances at the p of `box`. The prior is the rate that the adversary assumes (`observations.rate`).
 
     Args:
       observations: see there.

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,9 +39,12 @@ def test_prolin_knows_that_only_participants_count():
         answers = [prolin(each, [30, ROUNDS], jnp.ones(ROUNDS), KEY, settings) for each in (observations, known)]
         assert answers[1].losses == pytest.approx(np.asarray(answers[0].losses), rel=1e-3)
         assert answers[1].p == pytest.approx(np.asarray(answers[0].p), abs=1e-3)
-        assert float(jnp.ptp(answers[0].p)) > 0.05
+        start = prolin(known, [30, ROUNDS], jnp.ones(ROUNDS), KEY, Prolin(objective, learning_rate=1e-2, iterations=1)).p
+        assert float(abs(answers[1].p - start).max()) > 0.05
     with pytest.raises(ValueError, match="cohort=4 must lie between the 5 who took part in one round and the 20 clients"):
         prolin(dataclasses.replace(observations, cohort=4), [30], jnp.ones(ROUNDS), KEY)
+    few = jax.jit(lambda o: prolin(dataclasses.replace(o, cohort=4), [30], jnp.ones(ROUNDS), KEY).p)
+    assert np.isnan(np.asarray(few(observations))).all()
     with pytest.raises(ValueError, match="cohort=21 must lie"):
         prolin(dataclasses.replace(observations, cohort=21), [30], jnp.ones(ROUNDS), KEY)
 

@@ -127,7 +127,7 @@ def test_likelihood_is_that_of_the_features_sum():
     observations, truth = observed(correlation=0.0)
     observations = dataclasses.replace(observations, calibrated_on=jnp.asarray(jnp.inf))
     p = jnp.asarray(truth, jnp.float32)
-    matrix, vector = likelihood(observations, p)
+    matrix, vector = likelihood(dataclasses.replace(observations, participation=observations.participation.astype(bool)), p)
     a = np.asarray(observations.participation, float)
     (m0, m1), (v0, v1) = np.asarray(observations.mean.T, float), np.asarray(observations.variance.T, float)
     variance = (a * np.where(truth, v1[:, None], v0[:, None])).sum(1)
@@ -215,6 +215,13 @@ def test_drift_is_estimated_and_does_not_hide_who_has_the_property():
     assert max(still) < min(drifting)
 
 
+def with_votes():
+    """Observations whose aggregates every round's detector has looked at."""
+    rng = np.random.default_rng(2)
+    cross, offset = rng.normal(size=(ROUNDS, ROUNDS)), rng.normal(size=ROUNDS)
+    return dataclasses.replace(observed()[0], cross=jnp.asarray(cross, jnp.float32), offset=jnp.asarray(offset, jnp.float32))
+
+
 DECODERS = {
     "ols": lambda o, seen: least_squares(o, seen),
     "ridge": lambda o, seen: ridge(o, seen, jnp.full(len(o.features), 0.7)),
@@ -226,24 +233,32 @@ DECODERS = {
 
 
 @pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
-def test_rounds_that_are_not_seen_may_hold_anything_and_rounds_without_participants_say_nothing(decode):
-    observations, _ = observed()
-    lost = {
-        name: getattr(observations, name).at[40].set(jnp.nan) for name in ("features", "mean", "variance", "cross", "offset")
-    }
-    lost["cross"] = lost["cross"].at[:, 40].set(jnp.nan)
+def test_rounds_that_are_not_seen_may_hold_anything(decode):
+    observations = with_votes()
     seen = jnp.asarray([15, 40])
     expected = np.asarray(decode(observations, seen))
     assert np.isfinite(expected).all()
-    assert np.asarray(decode(dataclasses.replace(observations, **lost), seen)) == pytest.approx(expected, abs=1e-5)
+    assert (np.ptp(expected, 1) > 0).all()
+    for value in (jnp.nan, 1e4):
+        lost = {
+            name: getattr(observations, name).at[40:].set(value) for name in ("features", "mean", "variance", "cross", "offset")
+        }
+        lost["cross"] = lost["cross"].at[:, 40:].set(value)
+        assert np.asarray(decode(dataclasses.replace(observations, **lost), seen)) == pytest.approx(expected, abs=1e-5)
     told = dataclasses.replace(observations, participation=observations.participation.astype(bool))
     assert np.asarray(decode(told, seen)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name != "baseline"])  # whose detectors vote in empty rounds too
+def test_rounds_without_participants_say_nothing(name):
+    observations, decode = observed()[0], DECODERS[name]
     empty = dataclasses.replace(
         observations,
         participation=observations.participation.at[40].set(0),
         features=observations.features.at[40].set(0),
     )
-    assert np.isfinite(np.asarray(decode(empty, jnp.asarray([45])))).all()
+    expected = np.asarray(decode(observations, jnp.asarray([40])))
+    assert np.asarray(decode(empty, jnp.asarray([41]))) == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_assumed_rate_is_the_prior():
