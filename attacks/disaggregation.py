@@ -48,6 +48,11 @@ class Observations:
     cohort: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
+def prefix(rounds: int, seen: Array) -> Array:
+    """Which of the rounds are before `seen []`: `[rounds]`."""
+    return jnp.arange(rounds) < seen
+
+
 def until(observations: Observations, seen: Array) -> Observations:
     """The first rounds alone: in the others nobody takes part, and what was observed there, be it NaN, is gone. What is known
     of all rounds together (`correlation`, `rate`) stays. Participation gets the dtype of the features.
@@ -56,8 +61,7 @@ def until(observations: Observations, seen: Array) -> Observations:
       observations: see there.
       seen: how many rounds are kept `[]`.
     """
-    rounds = len(observations.features)
-    inside = jnp.arange(rounds) < seen
+    inside = prefix(len(observations.features), seen)
 
     def kept(values: Array, otherwise: float = 0.0) -> Array:
         mask = inside.reshape(-1, *[1] * (jnp.ndim(values) - 1))
@@ -104,7 +108,7 @@ def ridge(observations: Observations, seen: Array, weights: Array, penalty: floa
 
     def one(t: Array) -> Array:
         known = until(observations, t)
-        a, w = known.participation, jnp.where(jnp.arange(len(weights)) < t, weights, 0)
+        a, w = known.participation, jnp.where(prefix(len(weights), t), weights, 0)
         normal = (a.T * w) @ a + penalty * jnp.eye(a.shape[1], dtype=a.dtype)
         return jax.scipy.linalg.solve(normal, (a.T * w) @ known.features, assume_a="pos")
 
@@ -126,7 +130,7 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
 
     def one(t: Array) -> Array:
         known = until(observations, t)
-        inside = jnp.arange(len(known.features)) < t
+        inside = prefix(len(known.features), t)
         features = jnp.linalg.pinv(known.participation) @ known.cross + known.offset
         return ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
 
@@ -155,7 +159,7 @@ def identifiability(participation: Array, seen: Array, tolerance: float | Array 
     participation = jnp.asarray(participation, jnp.result_type(float))
 
     def one(t: Array) -> tuple[Array, Array, Array]:
-        inside = participation * (jnp.arange(len(participation)) < t)[:, None]
+        inside = participation * prefix(len(participation), t)[:, None]
         inverse = jnp.linalg.pinv(inside)
         own = jnp.diag(inverse @ inside)
         resolved = own > 1 - tolerance

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.disaggregation import Observations, ridge, until
+from attacks.disaggregation import Observations, prefix, ridge, until
 from jaxfl import _check
 
 Array = jax.Array
@@ -66,8 +66,8 @@ def prolin(observations: Observations, seen: Array, weights: Array, key: Array, 
       settings: see `Prolin`.
 
     Raises:
-      ValueError: if the objective is unknown, or more clients took part in a round than `observations.cohort` (where
-        participation is traced, p is NaN instead).
+      ValueError: if the objective is unknown, `observations.cohort` exceeds the clients, or more clients than that took part in
+        a round (where participation is traced, p is NaN instead).
     """
     settings = settings or Prolin()
     _check.one_of(get_args(Objective), objective=settings.objective)
@@ -94,7 +94,7 @@ def _prolin(observations: Observations, seen: Array, weights: Array, key: Array,
         t, targets, key = arguments
         known = until(observations, t)
         there, who = jax.lax.top_k(known.participation, observations.cohort or participation.shape[1])
-        counted = jnp.where(jnp.arange(len(weights)) < t, weights, 0)
+        counted = jnp.where(prefix(len(weights), t), weights, 0)
         rounds = _Rounds(who, there, known.features, known.mean, known.variance, counted, targets)
         x_key, p_key = jax.random.split(key)
         x = jax.random.uniform(x_key, participation.shape, known.features.dtype)

@@ -95,7 +95,7 @@ def _cost(job: Job) -> Cost:
         detector += 50 * 2 * cell["pairs"] * 12.0 * parameters
     shared = cell["rounds"] * cell["per_round"] * update + math.ceil(cell["rounds"] / cell["every"]) * detector
     measured = property_experiment.measured(cell)
-    decoding = {"prolin": 2e7, "prolin_paper": 2e7, "gibbs": 2e7}.get(job.method, 4e5) * cell["rounds"] * cell["per_round"]
+    decoding = {"prolin": 1e8, "prolin_paper": 6e6, "gibbs": 8e5}.get(job.method, 3e5) * cell["rounds"] * cell["per_round"]
     operations = {(measured, job.seed): shared, (measured, job.seed, job.method): decoding}
     compiling = {(cell.dataset, cell["records"], cell["property"]): 15.0, job.method: 3.0}
     return Cost(operations, compiling, 4.0 * parameters * (3 * cell["rounds"] + 4 * cell["gradients"]))
