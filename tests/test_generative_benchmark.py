@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import generative_experiment
+from benchmarks import generative_experiment, generative_worlds, judges
 from benchmarks.jobs import Job
 from jaxfl.datasets import Dataset
 from tests.users import TINY_GAME, pictures, tiny
@@ -13,7 +13,7 @@ from tests.users import TINY_GAME, pictures, tiny
 def images(monkeypatch):
     data = pictures()
     monkeypatch.setattr(generative_experiment, "load_images", lambda name, data_dir, side: data)
-    monkeypatch.setattr(generative_experiment, "JUDGES_EPOCHS", 1)
+    monkeypatch.setattr(judges, "STEPS", 10)
     monkeypatch.setattr(generative_experiment, "SAMPLES", 24)
 
 
@@ -32,14 +32,14 @@ def test_every_generator_is_judged(images):
 
 def test_turned_digits_and_worn_glasses_make_the_victim(images):
     data = generative_experiment.load_images("mnist", None, "28,28")
-    plain = generative_experiment.digits(data, tiny("table4", TINY_GAME), 0)
-    world = generative_experiment.digits(data, tiny("fig7", TINY_GAME), 0)
-    assert np.allclose(world.parts[0][0], generative_experiment.turned(plain.parts[0][0]))
+    plain = generative_worlds.digits(data, tiny("table4", TINY_GAME), 0)
+    world = generative_worlds.digits(data, tiny("fig7", TINY_GAME), 0)
+    assert np.allclose(world.parts[0][0], generative_worlds.turned(plain.parts[0][0]))
     assert np.array_equal(world.parts[1][0], plain.parts[1][0])
     assert 0.45 < world.judges[2].mean() < 0.55
     rng = np.random.default_rng(1)
     people = Dataset("faces", rng.random((400, 64, 64, 1), np.float32), np.repeat(np.arange(40), 10).astype(np.int32), (), 40)
-    faces = generative_experiment.faces(people, tiny("fig8", {}), 0)
+    faces = generative_worlds.faces(people, tiny("fig8", {}), 0)
     assert sorted(np.bincount(faces.parts[0][1])[[3, 18]].tolist()) == [5, 5]
     assert len(faces.parts[0][1]) == 10
     assert not np.isin(faces.judges[1], [3, 18]).any()

@@ -1,0 +1,84 @@
+"""Who holds which pictures where a generator is to learn one client's (paper 003, sections VII-C to VII-E)."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import ndimage
+
+from benchmarks.jobs import Cell
+from jaxfl.datasets import Dataset
+
+VICTIM, ANGLE = 0, 30.0
+GLASSES = {
+    **dict.fromkeys((2, 6, 14, 27, 28, 31, 34, 37), range(1, 11)),
+    **{4: (1, 2, 3, 8, 9), 7: (4, 5, 10), 13: (1, 2, 5, 6, 7, 8, 9, 10), 17: (1, 2, 5, 6, 7, 8, 9, 10)},
+    **{19: (1, 2, 3, 6, 10), 20: (1, 2, 3, 5, 7, 8, 9, 10), 36: (9, 10)},
+}
+"""Pictures with glasses, by person, both counted from 1 as the files are."""
+WEARERS = (4, 19)
+
+
+class World(NamedTuple):
+    """Who has what.
+
+    Attributes:
+      parts: images and labels of each client, the victim first.
+      auxiliary: the adversary's.
+      test: on which the shared model is judged.
+      judges: images, labels and whether they are like the victim's, of nobody: for the independent classifiers.
+      classes: number of classes.
+    """
+
+    parts: list[tuple[np.ndarray, np.ndarray]]
+    auxiliary: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    judges: tuple[np.ndarray, np.ndarray, np.ndarray]
+    classes: int
+
+
+def turned(images: np.ndarray) -> np.ndarray:
+    """Images `[images, height, width, channels]` in [-1, 1], turned about their middle."""
+    return ndimage.rotate(images, ANGLE, axes=(2, 1), reshape=False, order=1, cval=-1.0).clip(-1, 1)
+
+
+def digits(data: Dataset, cell: Cell, seed: int) -> World:
+    """Clients with random classes each; the first one's digits are turned, if that is the property."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(data))
+    held, each = cell["classes_held"], cell["records"]
+    auxiliary, order = np.split(order, [cell["auxiliary"]])
+    test, order = np.split(order, [1000])
+    judges, order = np.split(order, [min(6000, len(order) // 3)])
+    free = np.ones(len(order), bool)
+    parts = []
+    for _ in range(cell["clients"]):
+        classes = rng.permutation(data.classes or 0)[:held]
+        rows = np.concatenate([np.flatnonzero(free & (data.y[order] == c))[: each // held] for c in classes])
+        free[rows] = False
+        parts.append((data.x[order[rows]], data.y[order[rows]]))
+    x, y = data.x[judges], data.y[judges]
+    if cell["property"] == "rotated":
+        parts[VICTIM] = turned(parts[VICTIM][0]), parts[VICTIM][1]
+        like = np.arange(len(x)) % 2 == 0
+        x = np.where(like[:, None, None, None], turned(x), x)
+    else:
+        like = np.isin(y, parts[VICTIM][1])
+    return World(parts, (data.x[auxiliary], data.y[auxiliary]), (data.x[test], data.y[test]), (x, y, like), data.classes or 0)
+
+
+def faces(data: Dataset, cell: Cell, seed: int) -> World:
+    """The first client has the pictures with glasses of `WEARERS`, the others all else but two pictures of each person, which
+    are the adversary's, and four of each but the wearers, which are the judges'."""
+    rng = np.random.default_rng(seed)
+    number = np.tile(np.arange(1, 11), 40)
+    glasses = np.asarray([n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)])
+    wearer = np.isin(data.y + 1, WEARERS)
+    mine = np.flatnonzero(wearer & glasses)
+    rest = np.flatnonzero(~(wearer & glasses))
+    drawn = [rng.permutation(rest[data.y[rest] == person]) for person in range(40)]
+    auxiliary = np.concatenate([rows[:2] for rows in drawn])
+    judges = np.concatenate([rows[2:6] for person, rows in enumerate(drawn) if person + 1 not in WEARERS])
+    others = np.array_split(rng.permutation(np.setdiff1d(rest, np.concatenate([auxiliary, judges]))), cell["clients"] - 1)
+    parts = [(data.x[rows], data.y[rows]) for rows in (mine, *others)]
+    known = (data.x[judges], data.y[judges], glasses[judges])
+    return World(parts, (data.x[auxiliary], data.y[auxiliary]), known[:2], known, 40)
