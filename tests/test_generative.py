@@ -99,6 +99,31 @@ def test_both_steps_go_down_their_own_loss(federation):
     assert real(made) > real(after)
 
 
+def test_what_is_generated_for_the_victim_can_be_told_from_what_is_the_victims(federation):
+    _, clients, auxiliary = federation
+    game, state = new_game(auxiliary)
+    images = clients.x[0], clients.x[1:].reshape(-1, *SHAPE)
+    alike = images[0], images[0]
+
+    @jax.jit
+    def better(weight, identified):
+        doubting = dataclasses.replace(game, settings=dataclasses.replace(SETTINGS, imitation_weight=weight))
+        keys = jax.random.split(jax.random.key(2), 60)
+        return jax.lax.scan(lambda s, key: (generative.discriminator_step(doubting, s, key, identified), None), state, keys)[0]
+
+    def identity(state, x):
+        return float(judged(state, x).identity.mean())
+
+    labels, wanted = jnp.arange(40) % 2, jnp.ones(40, int)
+    made = generators.generate(game.make, state.networks.generator, labels, wanted, jax.random.key(3))
+    believing, doubting = better(0.0, images), better(1.0, images)
+    assert identity(doubting, images[0]) > 1
+    assert identity(doubting, images[1]) < -1
+    assert identity(doubting, made) < min(identity(believing, made), identity(doubting, images[0])) - 1
+    # Where the victim's images are the others' too there is nothing to say of them.
+    assert abs(identity(better(1.0, alike), images[0])) < 0.5
+
+
 def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(federation):
     patterns, clients, auxiliary = federation
     start, key = MODEL.init(jax.random.key(0)), jax.random.key(1)
