@@ -6,7 +6,8 @@ the clients' (its test set). The active attack isolates the victim, who shares i
 As printed, the paper's losses train the discriminator the wrong way and leave the generator without a gradient for identity
 (Eq. 4 and 5): here all are cross-entropies, generated images are judged by the identity they were made for, and the generator
 takes the loss that does not saturate. Even so the generator meets the discriminator's idea of the victim by details that mean
-nothing: `imitation_weight` has the discriminator learn that what is generated for the victim is not the victim's.
+nothing: with an adversarial identity (`adversarial_identity_weight`, beyond the paper) the discriminator also learns that what
+is generated for the victim is not the victim's.
 """
 
 import dataclasses
@@ -38,9 +39,9 @@ class Adversarial:
       growth: rounds after which the discriminator gets one epoch more, from 1 on.
       most_epochs: it never gets more than so many.
       category_weight: of the cross-entropy of the adversary's own records in the discriminator's loss, besides what it gets
-        by taking over the shared model.
-      imitation_weight: of the cross-entropy that takes images generated for the victim for somebody else's, in the
-        discriminator's loss; the paper has none (0).
+        by taking over the shared model; the paper has none (0).
+      adversarial_identity_weight: of the cross-entropy that takes images generated for the victim for somebody else's, in the
+        discriminator's loss of the passive attack; the others have no identity. The paper has none (0).
     """
 
     width: int = dataclasses.field(default=384, metadata={"static": True})
@@ -49,13 +50,13 @@ class Adversarial:
     growth: int | Array = 10
     most_epochs: int | Array = 10
     category_weight: float | Array = 0.0
-    imitation_weight: float | Array = 0.0
+    adversarial_identity_weight: float | Array = 0.0
 
     def check(self, auxiliary: int | None) -> None:
         """Raise `ValueError` on settings that do not go with so many records; None if there are none."""
         _check.positive_integer(width=self.width, batch_size=self.batch_size)
         _check.finite(learning_rate=self.learning_rate, category_weight=self.category_weight)
-        _check.finite(imitation_weight=self.imitation_weight)
+        _check.finite(adversarial_identity_weight=self.adversarial_identity_weight)
         for name in ("growth", "most_epochs"):
             if not _check.is_traced(getattr(self, name)):
                 _check.positive_integer(**{name: getattr(self, name)})
@@ -170,6 +171,12 @@ def _bce(logits: Array, target: float | Array) -> Array:
     return optax.sigmoid_binary_cross_entropy(logits, jnp.broadcast_to(jnp.asarray(target, logits.dtype), logits.shape)).mean()
 
 
+def _not_the_victims(logits: Array, made_for: Array) -> Array:
+    """Mean cross-entropy to identity 0 of the images that were made for the victim; 0 if there are none."""
+    losses = optax.sigmoid_binary_cross_entropy(logits, jnp.zeros_like(logits))
+    return (losses * made_for).sum() / jnp.maximum(made_for.sum(), 1)
+
+
 def discriminator_step(game: Game, state: State, key: Array, identified: tuple[Array, Array] | None) -> State:
     """One step down `L_real + L_id` (paper 003, Eq. 4 and 5), and what `Adversarial` adds to it.
 
@@ -183,7 +190,7 @@ def discriminator_step(game: Game, state: State, key: Array, identified: tuple[A
     size, settings = game.settings.batch_size, game.settings
     aux_key, fake_key, victim_key, other_key = jax.random.split(key, 4)
     rows = jax.random.choice(aux_key, len(game.x), (size,), replace=False)
-    fake, _, imitated = _draw(game, state.networks.generator, size, fake_key)
+    fake, _, made_for = _draw(game, state.networks.generator, size, fake_key)
     halves = []
     if identified is not None:
         for k, images in zip((victim_key, other_key), identified, strict=True):
@@ -198,8 +205,7 @@ def discriminator_step(game: Game, state: State, key: Array, identified: tuple[A
         if identified is not None:
             victims, others = jnp.split(judged.identity[2 * size :], 2)
             total += _bce(victims, 1) + _bce(others, 0)
-            forged = optax.sigmoid_binary_cross_entropy(judged.identity[size : 2 * size], jnp.zeros(size))
-            total += settings.imitation_weight * (forged * imitated).sum() / jnp.maximum(imitated.sum(), 1)
+            total += settings.adversarial_identity_weight * _not_the_victims(judged.identity[size : 2 * size], made_for)
         return total
 
     current = _discriminator(state.networks)

@@ -22,7 +22,7 @@ class World(NamedTuple):
     """Who has what.
 
     Attributes:
-      parts: images and labels of each client, the victim first.
+      parts: images `[records, height, width, 1]` in [-1, 1] and labels `[records]` of each client, the victim first.
       auxiliary: the adversary's.
       test: on which the shared model is judged.
       judges: images, labels and whether they are like the victim's, of nobody: for the independent classifiers.
@@ -68,7 +68,8 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
 
 def faces(data: Dataset, cell: Cell, seed: int) -> World:
     """The first client has the pictures with glasses of `WEARERS`, the others all else but two pictures of each person, which
-    are the adversary's, and four of each but the wearers, which are the judges'."""
+    are the adversary's, and four of each but the wearers, which are the judges'. Others wear glasses too, in about a quarter of
+    the other clients' pictures; without glasses they have both of `WEARERS`."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
     glasses = np.asarray([n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)])

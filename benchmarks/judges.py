@@ -1,4 +1,5 @@
-"""Classifiers of what a generator has made, independent of the attack: trained on pictures that nobody else has."""
+"""Classifiers of what a generator has made, independent of the attack: trained on pictures that neither clients nor adversary
+have."""
 
 import math
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from jaxfl import LocalTraining, Model, local_update, one_client, trunk_cnn
 
 Array = jax.Array
 STEPS, BATCH_SIZE = 450, 50
-"""Of a judge's training."""
+"""Of a judge's training: at least so many steps, in whole epochs."""
 WIDTHS = (16, 32, 64, 64)
 
 
@@ -39,19 +40,25 @@ class Judges(NamedTuple):
 
 
 def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
-    """Classifiers of the judges' records, which the adversary has not, and of `degraded` copies; of faces also mirrored."""
+    """Classifiers of the judges' records, which the adversary has not, and of `degraded` copies; of faces also mirrored.
+
+    Args:
+      world: who holds what.
+      strides: of their convolutions, as of the shared model's.
+      key: draws copies, first parameters and batches.
+    """
     x, y, like = world.judges
     if world.classes == 40:
         x, y, like = np.concatenate([x, x[:, :, ::-1]]), np.tile(y, 2), np.tile(like, 2)
-    start_key, train_key, copy_key = jax.random.split(key, 3)
+    copy_key, *keys = jax.random.split(key, 3)
     copies = degraded(x, y, like, np.random.default_rng(np.asarray(jax.random.key_data(copy_key))))
     x, y, like = np.concatenate([x, copies]), np.tile(y, 2), np.tile(like, 2)
     models = tuple(trunk_cnn(x.shape[1:], n, widths=WIDTHS, strides=strides) for n in (world.classes, 2))
     training = LocalTraining(1e-3, math.ceil(STEPS * BATCH_SIZE / len(x)), BATCH_SIZE, optax.adam)
-    found = [
-        _train(model, model.init(start_key), one_client(x, labels), train_key, training)
-        for model, labels in zip(models, (y, like.astype(int)), strict=True)
-    ]
+    found = []
+    for model, labels, k in zip(models, (y, like.astype(int)), keys, strict=True):
+        start_key, train_key = jax.random.split(k)
+        found.append(_train(model, model.init(start_key), one_client(x, labels), train_key, training))
     return Judges((models[0], models[1]), *found)
 
 
@@ -60,8 +67,16 @@ _train = jax.jit(local_update, static_argnames="model")
 
 
 def degraded(x: np.ndarray, y: np.ndarray, like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each image `[images, height, width, 1]` blended with another of its class and kind, blurred, faded and noisy, by random
-    amounts: what generators make is no photograph, and a judge of clean pictures alone says anything of it."""
+    """Each image `[images, height, width, 1]` in [-1, 1] blended with another of its class and kind, blurred, faded and noisy,
+    by random amounts: what generators make is no photograph, and a judge of clean pictures alone says anything of it (it took
+    nine of ten representatives of upright digits for turned ones).
+
+    Args:
+      x: the images.
+      y: their classes `[images]`.
+      like: whether they are like the victim's `[images]`.
+      rng: draws partners and amounts.
+    """
     other = np.arange(len(x))
     for group in np.unique(2 * y + like):
         rows = np.flatnonzero(2 * y + like == group)

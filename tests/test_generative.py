@@ -107,21 +107,30 @@ def test_what_is_generated_for_the_victim_can_be_told_from_what_is_the_victims(f
 
     @jax.jit
     def better(weight, identified):
-        doubting = dataclasses.replace(game, settings=dataclasses.replace(SETTINGS, imitation_weight=weight))
+        doubting = dataclasses.replace(game, settings=dataclasses.replace(SETTINGS, adversarial_identity_weight=weight))
         keys = jax.random.split(jax.random.key(2), 60)
         return jax.lax.scan(lambda s, key: (generative.discriminator_step(doubting, s, key, identified), None), state, keys)[0]
 
     def identity(state, x):
         return float(judged(state, x).identity.mean())
 
-    labels, wanted = jnp.arange(40) % 2, jnp.ones(40, int)
-    made = generators.generate(game.make, state.networks.generator, labels, wanted, jax.random.key(3))
-    believing, doubting = better(0.0, images), better(1.0, images)
+    labels, wanted = jnp.arange(80) % 2, jnp.arange(80) // 40
+    made = generators.generate(game.make, state.networks.generator, labels, wanted, jax.random.key(3))[40:]
+    believing, doubting, blind = better(0.0, images), better(1.0, images), better(1.0, alike)
     assert identity(doubting, images[0]) > 1
     assert identity(doubting, images[1]) < -1
     assert identity(doubting, made) < min(identity(believing, made), identity(doubting, images[0])) - 1
-    # Where the victim's images are the others' too there is nothing to say of them.
-    assert abs(identity(better(1.0, alike), images[0])) < 0.5
+    # Where the victim's images are the others' too there is nothing to say of them, though imitations are known.
+    assert abs(identity(blind, images[0])) < 0.5
+    assert identity(blind, made) < -1
+
+
+def test_only_what_was_made_for_the_victim_counts_as_imitated():
+    logits, made_for = jnp.asarray([2.0, -1.0, 0.5, 3.0]), jnp.asarray([1, 0, 1, 0])
+    loss, slope = jax.value_and_grad(generative._not_the_victims)(logits, made_for)
+    assert loss == pytest.approx(np.log1p(np.exp([2.0, 0.5])).mean(), rel=1e-6)
+    assert np.allclose(slope, [0.5 / (1 + np.exp(-2.0)), 0, 0.5 / (1 + np.exp(-0.5)), 0], atol=1e-6)
+    assert generative._not_the_victims(logits, jnp.zeros(4)) == 0
 
 
 def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(federation):
@@ -214,7 +223,12 @@ def test_bad_input_is_named(federation):
         generative.mgan_server(mlp(4, (4,), 2), 0, auxiliary, key)
     with pytest.raises(ValueError, match=r"categories=\[1\.0, 1\.0\] must be non-negative and sum to 1"):
         generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(2), settings=SETTINGS)
-    for changed, message in (({"growth": 0}, "growth=0"), ({"most_epochs": 0}, "most_epochs=0"), ({"batch_size": 1}, "even")):
+    for changed, message in (
+        ({"adversarial_identity_weight": np.nan}, "adversarial_identity_weight=nan"),
+        ({"growth": 0}, "growth=0"),
+        ({"most_epochs": 0}, "most_epochs=0"),
+        ({"batch_size": 1}, "even"),
+    ):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(SETTINGS, **changed).check(60)
     padded = dataclasses.replace(auxiliary, mask=auxiliary.mask.at[-1].set(False))

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks import generative_experiment, linkability_experiment, representatives_experiment
+from benchmarks import generative_experiment, judges, linkability_experiment, representatives_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.linkability_experiment import METHODS
 from benchmarks.suites.grids import everywhere, product, published_rows
@@ -51,10 +51,13 @@ SMALL_GENERATIVE: dict[str, Value] = {
     **{"auxiliary": 500, "batch": 50, "most_epochs": 3, "game_rate": 1e-3, "images": 12, "evaluations": 40},
 }
 GLASSES: dict[str, Value] = {
-    **{"property": "glasses", "side": "64,64", "records": 0, "classes_held": 0, "batch_size": 10, "auxiliary": 80, "batch": 40},
+    **{"property": "glasses", "side": "64,64", "records": 0, "classes_held": 0, "auxiliary": 80, "batch": 40},
     **{"images": 10, "clients": 10},
 }
-TOLD_APART: dict[str, Value] = {"category_weight": 1.0, "tv_weight": 1e-4}
+TOLD_APART: dict[str, Value] = {"batch_size": "full", "category_weight": 1.0, "tv_weight": 1e-4}
+"""Figures 7 and 8, where clients' pictures must show in their representatives: one step a round, as in Table III, and smoother
+images. The discriminator learns classes from the server's own records too (not in the paper), since 60 such steps leave the
+shared model poor. Chosen on seed 5 at small size."""
 GENERATORS = generative_experiment.METHODS
 Changes = Callable[[str], Sequence[dict[str, Value]]]
 
@@ -153,9 +156,12 @@ def _generative_cost(job: Job) -> Cost:
         operations[measured, job.seed, job.method] = game
     elif job.method in ("mgan_active", "gan_attack"):
         operations[measured, job.seed, job.method] = simulation + game
+    if not cell["round"]:
+        operations[measured, job.seed, "judges"] = 2 * judges.STEPS * judges.BATCH_SIZE * 9 * forward
     widths = [1, *map(int, str(cell["widths"]).split(","))]
     parameters = sum(9 * a * b for a, b in itertools.pairwise(widths)) + 49 * width * 10 * (1 if cell["side"] == "28,28" else 5)
-    return Cost(operations, {(measured, job.method): 15.0}, 12.0 * parameters * cell["rounds"] * cell["clients"])
+    program = generative_experiment.PASSIVE[0] if job.method in generative_experiment.PASSIVE else job.method
+    return Cost(operations, {(measured, program): 15.0}, 12.0 * parameters * cell["rounds"] * cell["clients"])
 
 
 def _generative_table(
@@ -169,12 +175,6 @@ def _generative_table(
 def _granted(size: str) -> Sequence[dict[str, Value]]:
     known: dict[str, Value] = {"labels": "known"}
     return [known] if size == "small" else [known, {"labels": "bias"}]
-
-
-def _told_apart(size: str) -> Sequence[dict[str, Value]]:
-    """As in Table III clients take one step a round, with all their records: of that their representatives say most."""
-    most = (GENERATIVE | (SMALL_GENERATIVE if size == "small" else {}))["records"]
-    return [TOLD_APART | {"batch_size": most}]
 
 
 def _accuracy_rounds(size: str) -> Sequence[dict[str, Value]]:
@@ -238,15 +238,15 @@ TABLES = (
         "fig7",
         "A victim's digits are rotated: what is generated for it, and for others (Figure 7)",
         [("mnist", {"property": "rotated"})],
-        ("mgan_passive", "mgan_imitation", "victim", "others"),
-        _told_apart,
+        ("mgan_passive", "mgan_adversarial_identity", "victim", "others"),
+        lambda size: [TOLD_APART],
     ),
     _generative_table(
         "fig8",
         "A victim has the pictures with glasses of two persons (Figure 8)",
         [("att_faces", GLASSES)],
-        ("mgan_passive", "mgan_imitation", "victim", "others"),
-        _told_apart,
+        ("mgan_passive", "mgan_adversarial_identity", "victim", "others"),
+        lambda size: [TOLD_APART],
     ),
     _generative_table(
         "table4",
