@@ -224,7 +224,7 @@ def test_bad_input_is_named(federation):
     with pytest.raises(ValueError, match=r"categories=\[1\.0, 1\.0\] must be non-negative and sum to 1"):
         generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(2), settings=SETTINGS)
     for changed, message in (
-        ({"adversarial_identity_weight": np.nan}, "adversarial_identity_weight=nan"),
+        ({"adversarial_identity_weight": np.nan}, "adversarial_identity_weight holds 1 values"),
         ({"growth": 0}, "growth=0"),
         ({"most_epochs": 0}, "most_epochs=0"),
         ({"batch_size": 1}, "even"),

@@ -28,6 +28,9 @@ def test_every_generator_is_judged(images):
         assert 0 <= found[method, "victim_like"].value <= 1
     assert found["mgan_passive", "victim_like"].images["for others"].shape == (3 * 28, 8 * 28)
     assert found["mgan_active", "shared_accuracy"].value is not None
+    passive, adversarial = (found[m, "victim_like"].images["for the victim"] for m in generative_experiment.PASSIVE)
+    assert not np.array_equal(passive, adversarial)
+    assert {m for m, metric in found if metric == "degraded_like"} == {"victim", "others"}
 
 
 def test_turned_digits_and_worn_glasses_make_the_victim(images):
@@ -46,6 +49,32 @@ def test_turned_digits_and_worn_glasses_make_the_victim(images):
     # Clients, adversary and judges share no picture; of the wearers the judges have none.
     held = np.concatenate([x.reshape(len(x), -1)[:, 0] for x, _ in (*faces.parts, faces.auxiliary, faces.judges[:2])])
     assert len(np.unique(held)) == len(held) == 400
+
+
+def test_degraded_copies_blend_only_what_is_alike():
+    y, like = np.repeat([0, 1, 1], 40), np.repeat([False, False, True], 40)
+    # Of each group one colour; blending, blurring and noise without fading leave each group's mean where it is.
+    x = np.broadcast_to(np.repeat([-0.9, 0.0, 0.9], 40)[:, None, None, None], (120, 8, 8, 1)).astype(np.float32)
+    before = x.copy()
+    copies = judges.degraded(x, y, like, np.random.default_rng(0))
+    assert np.array_equal(x, before)
+    assert copies.dtype == x.dtype
+    assert abs(copies).max() <= 1
+    assert np.array_equal(copies, judges.degraded(x, y, like, np.random.default_rng(0)))
+    assert not np.array_equal(copies, judges.degraded(x, y, like, np.random.default_rng(1)))
+    bright = copies.mean((1, 2, 3))
+    assert bright[80:].min() > bright[40:80].min() > bright[:40].min()
+    assert bright[:40].max() < -0.2  # the darkest group stays dark: it was blended with nothing else
+    # Every image has a partner of its own group: with two colours in a group, some copies lie between them.
+    mixed = np.where(np.arange(120)[:, None, None, None] % 2, x, -x)
+    between = judges.degraded(mixed, y, like, np.random.default_rng(0)).mean((1, 2, 3))
+    assert ((between[80:] > -0.2) & (between[80:] < 0.2)).any()
+
+
+def test_a_full_batch_is_one_step(images):
+    attack = generative_experiment.Attack(tiny("fig7", TINY_GAME, batch_size="full"), None, 0)
+    assert attack.training.steps(12) == 1
+    assert generative_experiment.Attack(tiny("fig7", TINY_GAME), None, 0).training.steps(12) == 2
 
 
 def test_the_attacking_client_has_not_the_class_it_wants(images):
