@@ -6,8 +6,9 @@ last bias link updates without any training. `hard` has clients that differ less
 
 At `small` size the shared model has a quarter of the channels, a client 60 records and a larger rate, rounds 30 to 40 are
 linked (the paper's model has converged by round 150), and a client has 12 representatives after 40 evaluations. Generators have
-a quarter of the channels there too, five clients, and 60 rounds. Table IV's classifier is not named in
-the paper: scores by another one, ours, can be compared in order only.
+a quarter of the channels there too, five clients (of digits), and 60 rounds. Table IV's classifier is not named in the paper:
+scores by another one, ours, can be compared in order only. In Figures 7 and 8 clients take one step a round; beside the paper's
+losses stands an adversarial identity, ours.
 """
 
 import itertools
