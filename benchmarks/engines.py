@@ -19,9 +19,9 @@ from jaxfl.federated import Strategy, map_clients
 ACCELERATOR_CHUNK = 16
 """Members that run at once on each accelerator; more would only take memory."""
 
-MOST_PROGRAMS = 96
-"""Compiled programs kept at a time. On CPU each holds hundreds of memory mappings, of which Linux grants 65,530 to a process
-by default; beyond, the compiler dies ("Cannot allocate memory")."""
+MOST_MAPPINGS = 30_000
+"""Memory mappings of this process beyond which compiled programs are dropped. On CPU each holds hundreds, some more than a
+thousand, of the 65,530 that Linux grants a process by default; beyond, the compiler dies ("Cannot allocate memory")."""
 
 
 class Compiled(NamedTuple):
@@ -63,6 +63,7 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
     placed = jax.device_put(padded, _sharding(devices))
     leaves, structure = jax.tree.flatten(placed)
     start = time.perf_counter()
+    _drop_programs()
     with jax.enable_x64(x64):
         program = _compile(function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), x64)
         compiled = time.perf_counter()
@@ -78,7 +79,19 @@ def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec("members"))
 
 
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _drop_programs() -> None:
+    """Forget compiled programs, ours and JAX's, where they hold too many memory mappings."""
+    try:
+        with open("/proc/self/maps", "rb") as mappings:
+            held = sum(1 for _ in mappings)
+    except OSError:  # no Linux: not known, and no such limit
+        return
+    if held > MOST_MAPPINGS:
+        _compile.cache_clear()
+        jax.clear_caches()
+
+
+@functools.cache
 def _compile(
     function: Callable[[Any], Any], devices: tuple[jax.Device, ...], structure: Any, signature: tuple[Any, ...], x64: bool
 ) -> Any:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks import attribute_experiment, engines
@@ -128,3 +130,17 @@ def test_unused_settings_do_not_compile_again():
     for cell in cells:
         list(attribute_experiment.run([Job(cell, "cos", 0)], None))
     assert engines._compile.cache_info().misses == 4  # three trainings, one attack
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="counts memory mappings as Linux shows them")
+def test_programs_are_dropped_where_they_hold_too_many_mappings(monkeypatch):
+    members = jnp.arange(4.0)
+    engines._compile.cache_clear()
+    first = engines.run_members(jnp.sin, members)
+    assert engines.run_members(jnp.sin, members).compile_s < first.compile_s
+    assert engines._compile.cache_info().currsize == 1
+    monkeypatch.setattr(engines, "MOST_MAPPINGS", 0)
+    for function in (jnp.cos, jnp.tan, jnp.sin):
+        again = engines.run_members(function, members)
+        assert engines._compile.cache_info().currsize == 1  # only the one that was needed
+    assert np.array_equal(again.results, first.results)
