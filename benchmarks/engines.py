@@ -19,9 +19,10 @@ from jaxfl.federated import Strategy, map_clients
 ACCELERATOR_CHUNK = 16
 """Members that run at once on each accelerator; more would only take memory."""
 
-MOST_MAPPINGS = 30_000
-"""Memory mappings of this process beyond which compiled programs are dropped. On CPU each holds hundreds, some more than a
-thousand, of the 65,530 that Linux grants a process by default; beyond, the compiler dies ("Cannot allocate memory")."""
+MOST_PROGRAMS, MOST_MAPPINGS = 96, 30_000
+"""Compiled programs kept at a time, and memory mappings of this process beyond which none is kept on CPU. There a program holds
+hundreds, some a thousand, of the 65,530 that Linux grants a process by default; beyond, the compiler dies ("Cannot allocate
+memory")."""
 
 
 class Compiled(NamedTuple):
@@ -62,8 +63,8 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
     padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], surplus, 0)]), members)
     placed = jax.device_put(padded, _sharding(devices))
     leaves, structure = jax.tree.flatten(placed)
-    start = time.perf_counter()
     _drop_programs()
+    start = time.perf_counter()
     with jax.enable_x64(x64):
         program = _compile(function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), x64)
         compiled = time.perf_counter()
@@ -80,7 +81,9 @@ def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:
 
 
 def _drop_programs() -> None:
-    """Forget compiled programs, ours and JAX's, where they hold too many memory mappings."""
+    """Forget compiled programs, ours and JAX's, where a CPU's hold too many memory mappings."""
+    if jax.default_backend() != "cpu":
+        return
     try:
         with open("/proc/self/maps", "rb") as mappings:
             held = sum(1 for _ in mappings)
@@ -91,7 +94,7 @@ def _drop_programs() -> None:
         jax.clear_caches()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compile(
     function: Callable[[Any], Any], devices: tuple[jax.Device, ...], structure: Any, signature: tuple[Any, ...], x64: bool
 ) -> Any:

@@ -53,7 +53,7 @@ def test_turned_digits_and_worn_glasses_make_the_victim(images):
 
 def test_degraded_copies_blend_only_what_is_alike():
     y, like = np.repeat([0, 1, 1], 40), np.repeat([False, False, True], 40)
-    # Of each group one colour; blending, blurring and noise without fading leave each group's mean where it is.
+    # Of each group one colour, which blending within the group and blurring leave as it is.
     x = np.broadcast_to(np.repeat([-0.9, 0.0, 0.9], 40)[:, None, None, None], (120, 8, 8, 1)).astype(np.float32)
     before = x.copy()
     copies = judges.degraded(x, y, like, np.random.default_rng(0))
