@@ -1,9 +1,12 @@
-"""How fast are the attacks here: `python -m benchmarks.throughput [--beside "COMMAND"]`.
+"""How fast are attacks and simulation here: `python -m benchmarks.throughput attacks|rounds|messages [--beside "COMMAND"]`.
 
-Times warm attacks on random data (MLP features-hidden-classes, five rounds), compile time apart: `cos` in milliseconds
-per iteration, `closed_form` as a whole. `--beside` names another program that times one iteration of the same attack and
-prints one line of JSON with "ms_min" and "ms_median"; it runs in turn with ours and the ratio of the minima is printed,
-for `closed_form` against `--iterations` of the other's. Fix the number of cores from outside (`taskset -c 1`).
+Warm, on random data, compile time apart:
+  attacks: `cos` in milliseconds per iteration, `closed_form` as a whole (MLP features-hidden-classes).
+  rounds: a FedAvg round of `simulate`.
+  messages: `gls`, per message that it reads.
+`--beside` names another program that times the same and prints one line of JSON with "ms_min" and "ms_median", or "s_min" and
+"s_median" in seconds; it runs in turn with ours and the ratio of the minima is printed, for `closed_form` against
+`--iterations` of the other's. Fix the number of cores from outside (`taskset -c 1`).
 """
 
 import dataclasses
@@ -22,20 +25,29 @@ from rich.console import Console
 from rich.table import Table
 
 from attacks.attribute_reconstruction import CosMatching, Knowledge, binary_column, cos_matching
-from attacks.candidate_decoding import ClosedForm, closed_form
-from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
+from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Time attack iterations on this machine."""
+class Timing:
+    """Milliseconds, and seconds to compile."""
+
+    best: float
+    median: float
+    compile_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Attacks:
+    """Time iterations of `cos`, and `closed_form` as a whole."""
 
     records: tuple[int, ...] = (100, 1000)
     """Sizes of the victim."""
     features: int = 600
     """Inputs of the model."""
-    hidden: int = 128
-    """Width of its hidden layer."""
+    hidden: tuple[int, ...] = (128,)
+    """Widths of its hidden layers."""
     classes: int = 100
     """Its classes."""
     rounds: int = 5
@@ -49,46 +61,113 @@ class Arguments:
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
 
+    def time(self, records: int) -> dict[str, Timing]:
+        """Both attacks on a victim of random binary records, one step a round."""
+        key = jax.random.key(0)
+        x = jax.random.bernoulli(key, 0.2, (records, self.features)).astype(jnp.float32)
+        y = jax.random.randint(key, (records,), 0, self.classes)
+        model = mlp(self.features, self.hidden, self.classes)
+        federated = Federated(rounds=self.rounds, training=LocalTraining(0.1))
+        messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
+        knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
+        settings = CosMatching(steps=self.steps)
+        return {
+            "cos, an iteration": _time(
+                lambda: cos_matching(model, messages, knowledge, key, settings=settings).values, self.repeats, self.steps
+            ),
+            "closed_form, whole": _time(
+                lambda: closed_form(model, messages, knowledge, settings=ClosedForm(0.1)).reconstruction.values, self.repeats, 1
+            ),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
-    """Milliseconds per iteration, and seconds to compile."""
+class Rounds:
+    """Time a round of federated averaging."""
 
-    best: float
-    median: float
-    compile_s: float
+    records: tuple[int, ...] = (2000,)
+    """Records of a client."""
+    clients: int = 10
+    """Clients."""
+    features: int = 100
+    """Inputs of the model."""
+    hidden: tuple[int, ...] = (256, 256, 256)
+    """Widths of its hidden layers."""
+    classes: int = 5
+    """Its classes."""
+    batch_size: int = 512
+    """Records per step; a round is one epoch."""
+    rounds: int = 10
+    """Rounds per timed run."""
+    repeats: int = 6
+    """Timed runs."""
+    beside: str | None = None
+    """Another program's command; {records} is replaced by the size."""
+
+    def time(self, records: int) -> dict[str, Timing]:
+        """Rounds of clients with random records."""
+        keys = jax.random.split(jax.random.key(0), self.clients)
+        x = jax.vmap(lambda k: jax.random.normal(k, (records, self.features)))(keys)
+        y = jax.vmap(lambda k: jax.random.randint(k, (records,), 0, self.classes))(keys)
+        model = mlp(self.features, self.hidden, self.classes)
+        clients, params = stack_clients(list(zip(x, y, strict=True))), model.init(keys[0])
+        training = LocalTraining(0.01, batch_size=self.batch_size)
+        federated = Federated(rounds=self.rounds, training=training, record=Record(clients=()))
+        return {
+            "simulate, a round": _time(
+                lambda: simulate(model, params, clients, keys[0], federated).params, self.repeats, self.rounds
+            )
+        }
 
 
-def time_attacks(arguments: Arguments, records: int) -> dict[str, Timing]:
-    """Time the attacks on a victim of random binary records."""
-    key = jax.random.key(0)
-    x = jax.random.bernoulli(key, 0.2, (records, arguments.features)).astype(jnp.float32)
-    y = jax.random.randint(key, (records,), 0, arguments.classes)
-    model = mlp(arguments.features, (arguments.hidden,), arguments.classes)
-    federated = Federated(rounds=arguments.rounds, training=LocalTraining(0.1))
-    messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
-    knowledge = Knowledge(x, y, (binary_column(arguments.features // 5, 0.2),))
-    settings = CosMatching(steps=arguments.steps)
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """Time `gls`, per message it reads."""
 
-    def cos() -> object:
-        return cos_matching(model, messages, knowledge, key, settings=settings).values
+    records: tuple[int, ...] = (1646,)
+    """Sizes of the victim."""
+    features: int = 53
+    """Inputs of the model."""
+    hidden: tuple[int, ...] = (256, 256, 256)
+    """Widths of its hidden layers."""
+    classes: int = 2
+    """Its classes."""
+    batch_size: int = 512
+    """Records per local step; a round is one epoch."""
+    rounds: int = 10
+    """Messages read at once."""
+    orders: int = 8
+    """Simulated batch orders per message."""
+    repeats: int = 3
+    """Timed attacks."""
+    beside: str | None = None
+    """Another program's command; {records} is replaced by the size."""
 
-    def decoding() -> object:
-        return closed_form(model, messages, knowledge, settings=ClosedForm(0.1)).reconstruction.values
+    def time(self, records: int) -> dict[str, Timing]:
+        """Decoding a random binary column of random records."""
+        key = jax.random.key(0)
+        x = jax.random.normal(key, (records, self.features)).at[:, 0].set(jax.random.bernoulli(key, 0.5, (records,)))
+        y = jax.random.randint(key, (records,), 0, self.classes)
+        model = mlp(self.features, self.hidden, self.classes)
+        training = LocalTraining(0.01, batch_size=self.batch_size)
+        run = simulate(model, model.init(key), stack_clients([(x, y)]), key, Federated(rounds=self.rounds, training=training))
+        messages, knowledge = run.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
+        settings = GLS(training, orders=self.orders)
+        return {
+            "gls, a message": _time(
+                lambda: gls(model, messages, knowledge, key, settings=settings).values, self.repeats, self.rounds
+            )
+        }
 
-    return {
-        "cos, an iteration": _time(cos, arguments.repeats, arguments.steps),
-        "closed_form, whole": _time(decoding, arguments.repeats, 1),
-    }
 
-
-def _time(attack: Callable[[], object], repeats: int, steps: int) -> Timing:
+def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
+    """A part of what is done; the first time is taken for compiling."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        jax.block_until_ready(attack())
+        jax.block_until_ready(work())
         times.append(time.perf_counter() - start)
-    warm = 1e3 * np.asarray(times[1:]) / steps
+    warm = 1e3 * np.asarray(times[1:]) / parts
     return Timing(float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:])))
 
 
@@ -101,32 +180,42 @@ def time_other(command: str, records: int) -> Timing:
         raise ValueError(f"--beside {command!r} cannot be run ({error})") from error
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])
-        return Timing(float(found["ms_min"]), float(found["ms_median"]), 0.0)
-    except (IndexError, KeyError, ValueError) as error:
+        unit, scale = ("s", 1e3) if "s_min" in found else ("ms", 1.0)
+        return Timing(scale * float(found[f"{unit}_min"]), scale * float(found[f"{unit}_median"]))
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         why = done.stderr.strip().splitlines()[-1:] or [repr(error)]
         raise ValueError(f"--beside {command!r} printed no JSON line with ms_min and ms_median ({why[0]})") from error
 
 
+def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str]]:
+    """The table's lines for one size. Raises `ValueError` as `time_other`."""
+    ours = arguments.time(records)
+    other = time_other(arguments.beside, records) if arguments.beside else None
+    if other:  # ours on both sides of theirs, in case the machine's speed drifts
+        again = arguments.time(records)
+        ours = {name: dataclasses.replace(t, best=min(t.best, again[name].best)) for name, t in ours.items()}
+    return [_line(arguments, name, records, t, other) for name, t in ours.items()]
+
+
+def _line(arguments: Attacks | Rounds | Messages, name: str, records: int, ours: Timing, other: Timing | None) -> list[str]:
+    cells = [name, str(records), f"{ours.best:.2f}", f"{ours.median:.2f}", f"{ours.compile_s:.1f}"]
+    if other is None:
+        return cells
+    times = arguments.iterations if isinstance(arguments, Attacks) and name.endswith("whole") else 1
+    return cells + [f"{times * value:.2f}" for value in (other.best, other.median)] + [f"{times * other.best / ours.best:.1f}"]
+
+
 def main() -> int:
     """The command line. Returns the exit code."""
-    arguments = tyro.cli(Arguments, prog="python -m benchmarks.throughput")
+    arguments = tyro.cli(Attacks | Rounds | Messages, default=Attacks(), prog="python -m benchmarks.throughput")
     title = f"milliseconds, {arguments.rounds} rounds, {jax.devices()[0].device_kind}, jax {jax.__version__}"
     table = Table(title=title)
-    for name in ("attack", "records", "min", "median", "compile s", "beside: min", "median", "ratio of minima"):
-        table.add_column(name, justify="left" if name == "attack" else "right", no_wrap=True)
+    for name in ("what", "records", "min", "median", "compile s", "beside: min", "median", "ratio of minima"):
+        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     try:
         for records in arguments.records:
-            ours = time_attacks(arguments, records)
-            other = time_other(arguments.beside, records) if arguments.beside else None
-            if other:  # ours on both sides of theirs, in case the machine's speed drifts
-                again = time_attacks(arguments, records)
-                ours = {name: dataclasses.replace(t, best=min(t.best, again[name].best)) for name, t in ours.items()}
-            for name, t in ours.items():
-                cells = [name, str(records), f"{t.best:.2f}", f"{t.median:.2f}", f"{t.compile_s:.1f}"]
-                if other:
-                    times = arguments.iterations if name.endswith("whole") else 1
-                    cells += [f"{times * v:.2f}" for v in (other.best, other.median)] + [f"{times * other.best / t.best:.1f}"]
-                table.add_row(*cells)
+            for line in lines(arguments, records):
+                table.add_row(*line)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,84 @@
+"""The throughput program: what it times, and what it makes of another program's answer."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import throughput
+from benchmarks.throughput import Attacks, Messages, Rounds, Timing, lines, time_other
+
+SMALL = {"features": 6, "hidden": (4,), "classes": 2, "rounds": 2, "repeats": 1}
+
+
+@pytest.fixture
+def printing(tmp_path):
+    """A command that prints what it is given."""
+
+    def command(found: object) -> str:
+        script = tmp_path / "other.py"
+        script.write_text(f"print('starting')\nprint({json.dumps(found)!r})\n")
+        return f"{sys.executable} {script} {{records}}"
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (Attacks(**SMALL, steps=2), ["cos, an iteration", "closed_form, whole"]),
+        (Rounds(**SMALL, clients=2, batch_size=5), ["simulate, a round"]),
+        (Messages(**SMALL, batch_size=5, orders=2), ["gls, a message"]),
+    ],
+)
+def test_every_kind_is_timed(arguments, names):
+    found = arguments.time(12)
+    assert list(found) == names
+    assert all(0 < timing.best <= timing.median for timing in found.values())
+
+
+@pytest.mark.parametrize("unit", ["ms", "s"])
+def test_ratios_are_of_minima_in_one_unit(monkeypatch, printing, unit):
+    times = iter(
+        [
+            {"a part": Timing(2.0, 3.0), "b, whole": Timing(50.0, 60.0)},
+            {"a part": Timing(4.0, 5.0), "b, whole": Timing(40.0, 60.0)},
+        ]
+    )
+    monkeypatch.setattr(Attacks, "time", lambda self, records: next(times))
+    scale = {"ms": 1.0, "s": 1e-3}[unit]
+    other = printing({f"{unit}_min": 8.0 * scale, f"{unit}_median": 9.0 * scale})
+    part, whole = lines(Attacks(iterations=10, beside=other), 5)
+    assert part == ["a part", "5", "2.00", "3.00", "0.0", "8.00", "9.00", "4.0"]
+    assert whole == ["b, whole", "5", "40.00", "60.00", "0.0", "80.00", "90.00", "2.0"]
+
+
+@pytest.mark.parametrize("found", [{"ms_min": 1.0}, [1.0], "slow"])
+def test_an_answer_without_times_is_shown(printing, found):
+    with pytest.raises(ValueError, match=r"--beside .* printed no JSON line with ms_min"):
+        time_other(printing(found), 3)
+
+
+def test_a_program_that_is_missing_ends_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "throughput",
+            "rounds",
+            "--records",
+            "12",
+            "--clients",
+            "2",
+            "--features",
+            "3",
+            "--hidden",
+            "2",
+            "--batch-size",
+            "5",
+            "--beside",
+            "/no/such/program",
+        ],
+    )
+    assert throughput.main() == 2
+    assert "--beside '/no/such/program' cannot be run" in capsys.readouterr().err
