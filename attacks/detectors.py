@@ -24,8 +24,8 @@ from jax.flatten_util import ravel_pytree
 
 from attacks.directions import discriminant, logistic, record_gradients
 from attacks.disaggregation import Observations
-from jaxfl import Aggregates, Behavior, ClientData, LocalTraining, Model, _check, behave, mean_loss
-from jaxfl.federated import map_clients
+from attacks.shadows import Property, first_order_updates, shadow_updates, slope, target_loss
+from jaxfl import Aggregates, Behavior, LocalTraining, Model, _check
 from jaxfl.models import check_records
 
 Array = jax.Array
@@ -39,22 +39,6 @@ LEAST_VARIANCE = 1e-6
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Property:
-    """What sets some clients apart.
-
-    Attributes:
-      behavior: what they do: honest training, but for misbehaving clients.
-      target: the record `(x [...], y [])` that they hold, or None.
-      rate: fraction of clients that the adversary takes to have the property.
-    """
-
-    behavior: Behavior = Behavior()
-    target: tuple[Array, Array] | None = None
-    rate: float | Array = 0.1
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Training:
     """How detectors are trained.
 
@@ -63,7 +47,7 @@ class Training:
       pairs: shadow updates with, and as many without the property, per round (static). `logistic` and `lda` train on all but
         `held_out` of them, which calibrate; for `first_order` all calibrate. The paper has 6,000 (MNIST).
       held_out: that fraction (static).
-      gradients: auxiliary records whose gradients `first_order` uses, all if there are fewer (static).
+      gradients: auxiliary records whose gradients `first_order` uses, half of all if that is fewer (static).
       masks: dropout masks over which it averages the target's gradient (static).
       averaged: neighbouring trained rounds whose directions it averages, each of unit deviation; odd (static). Models of nearby
         rounds are alike, the errors of their directions are not.
@@ -73,6 +57,7 @@ class Training:
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
         rounds is estimated (static).
       every: a detector is trained for every so-manieth round, and used in the rounds nearest to it (static).
+      followed: auxiliary records whose loss tells, to first order, how the class means move between those rounds (static).
       strategy: how shadows run, as in `Federated` (static).
     """
 
@@ -88,6 +73,7 @@ class Training:
     learning_rate: float | Array = 0.01
     repeated: int = dataclasses.field(default=20, metadata={"static": True})
     every: int = dataclasses.field(default=1, metadata={"static": True})
+    followed: int = dataclasses.field(default=1000, metadata={"static": True})
     strategy: Any = dataclasses.field(default=None, metadata={"static": True})
 
     def calibrating(self) -> int:
@@ -103,8 +89,9 @@ class Detectors:
     Attributes:
       direction: `[rounds, parameters]`.
       offset: `[rounds]`.
-      mean: of the feature without and with the property, on held-out shadows `[rounds, 2]`.
-      variance: likewise.
+      mean: of the feature without and with the property, on held-out shadows `[rounds, 2]`, and moved from the round that the
+        detector is trained for to the round that uses it.
+      variance: on held-out shadows `[rounds, 2]`.
       correlation: of one client's features between rounds.
       calibrated_on: held-out pairs.
       rate: fraction of clients that the adversary takes to have the property.
@@ -138,10 +125,10 @@ def train_detectors(
     Args:
       model: the model (static).
       received: the model of each round, leaves `[rounds, ...]`.
-      x: auxiliary records `[auxiliary, ...]`.
+      x: auxiliary records `[auxiliary, ...]`; half of them make directions, the others calibrate.
       y: their labels `[auxiliary]`.
       prop: the property.
-      key: draws shadow clients.
+      key: draws the halves and shadow clients.
       training: the clients' recipe.
       records: records per client (static).
       settings: see `Training`.
@@ -159,10 +146,10 @@ def train_detectors(
     if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
         raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
     _check.one_of(("first_order", "lda", "logistic"), kind=settings.kind)
-    counts = ("pairs", "gradients", "masks", "averaged", "epochs", "batch_size", "repeated", "every")
+    counts = ("pairs", "gradients", "masks", "averaged", "epochs", "batch_size", "repeated", "every", "followed")
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
-    if records > len(x):
-        raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least as many")
+    if records > len(x) // 2:
+        raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many")
     if settings.averaged % 2 == 0:
         raise ValueError(f"averaged={settings.averaged} must be odd: a round and as many before it as after it")
     if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
@@ -184,26 +171,32 @@ def _train_detectors(
     records: int,
     settings: Training,
 ) -> Detectors:
-    repeated_key, key = jax.random.split(key)
-    repeated = _draw(repeated_key, len(x), records, settings.repeated)
+    half_key, follow_key, repeated_key, key = jax.random.split(key, 4)
+    fitted, calibrating = halves(half_key, len(x))
+    repeated = _draw(repeated_key, calibrating, records, settings.repeated)
     shadows = functools.partial(shadow_updates, model, x=x, y=y, training=training, strategy=settings.strategy)
     held = settings.calibrating()
+
+    def draw_pairs(key: Array) -> Array:
+        calibrate_key, train_key = jax.random.split(key)
+        own = _draw(calibrate_key, calibrating, records, held)
+        return jnp.concatenate([own, _draw(train_key, fitted, records, settings.pairs - held)])
 
     def from_gradients(arguments: tuple[Any, Array]) -> Array:
         params, key = arguments
         with jax.default_matmul_precision("highest"):
-            return _first_order(model, params, x, y, prop, records, list(jax.random.split(key, 7)[4:]), settings)
+            return _first_order(model, params, x[fitted], y[fitted], prop, records, key, settings)
 
     def one(arguments: tuple[Any, Array, Array]) -> tuple[Array, ...]:
         params, key, own_direction = arguments
-        draw_key, other_key, pairs_key, again_key, *fit_keys = jax.random.split(key, 7)
-        rows = _draw(draw_key, len(x), records, settings.pairs)
+        draw_key, other_key, pairs_key, again_key, fit_key = jax.random.split(key, 5)
+        rows = draw_pairs(draw_key)
         # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
         paired = settings.kind != "logistic"
         other = rows, pairs_key
         if not paired:
             set_key, other_key = jax.random.split(other_key)
-            other = _draw(set_key, len(x), records, settings.pairs), other_key
+            other = draw_pairs(set_key), other_key
         sides = shadows(params, rows, pairs_key, Property()), shadows(params, *other, prop)
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
@@ -217,7 +210,7 @@ def _train_detectors(
                 detector = logistic(
                     trained,
                     held_out,
-                    fit_keys[-1],
+                    fit_key,
                     epochs=settings.epochs,
                     batch_size=settings.batch_size,
                     learning_rate=settings.learning_rate,
@@ -227,7 +220,8 @@ def _train_detectors(
             mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
             variance = jnp.maximum(variance, LEAST_VARIANCE * variance.max())  # a free-rider's feature is a constant
             again = shadows(params, repeated, again_key, Property()) @ direction + offset
-        return direction, offset, mean, variance, (again - mean[0]) / jnp.sqrt(variance[0])
+            step = _step(model, params, held_out[0].mean(0), x[rows[:held].ravel()], y[rows[:held].ravel()], key)
+        return direction, offset, mean, variance, step, (again - mean[0]) / jnp.sqrt(variance[0])
 
     rounds = len(jax.tree.leaves(received)[0])
     trained_for, nearest = _trained_rounds(rounds, settings.every)
@@ -238,7 +232,20 @@ def _train_detectors(
         with jax.default_matmul_precision("highest"):
             directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ jax.lax.map(from_gradients, (models, keys))
     *found, again = jax.lax.map(one, (models, keys, directions))
-    direction, offset, mean, variance = (a[nearest] for a in found)
+    direction, offset, mean, variance, step = (a[nearest] for a in found)
+    if settings.every > 1:
+
+        def expected(arguments: tuple[Any, Array, Array]) -> Array:
+            params, direction, number = arguments
+            # Rounds of one detector share records and dropout, so that what these do to its means cancels.
+            own_key = jax.random.fold_in(follow_key, number)
+            with jax.default_matmul_precision("highest"):
+                return _expected(model, params, direction, x[calibrating], y[calibrating], prop, records, own_key, settings)
+
+        means = jax.lax.map(expected, (received, direction, jnp.asarray(nearest)))
+        moved = step[:, None] * (means - means[trained_for][nearest])
+        # The threshold moves with the means' middle.
+        mean, offset = mean + moved - moved.mean(1, keepdims=True), offset - moved.mean(1)
     return Detectors(
         direction=direction,
         offset=offset,
@@ -251,6 +258,13 @@ def _train_detectors(
     )
 
 
+def halves(key: Array, count: int) -> tuple[Array, Array]:
+    """Rows that make directions, and rows that calibrate them: a direction suits the records that it is made of better than the
+    clients'."""
+    fitted, calibrating = jnp.split(jax.random.permutation(key, count), [count // 2])
+    return fitted, calibrating
+
+
 def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
     """Rounds for which detectors are trained, each amid those that use it; and for every round the place of its detector."""
     trained_for = np.minimum(np.arange(every // 2, rounds + every // 2, every), rounds - 1)
@@ -258,74 +272,54 @@ def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first_order(
-    model: Model, params: Any, x: Array, y: Array, prop: Property, records: int, keys: Sequence[Array], settings: Training
+    model: Model, params: Any, x: Array, y: Array, prop: Property, records: int, key: Array, settings: Training
 ) -> Array:
-    """Fisher's direction from gradients of records, of unit deviation on them; `keys` draw the records, their dropout, and the
-    target's."""
-    order_key, mask_key, target_key = keys
+    """Fisher's direction from gradients of records, of unit deviation on them."""
+    order_key, mask_key, target_key = jax.random.split(key, 3)
     chosen = jax.random.permutation(order_key, len(x))[: settings.gradients]
     gradients = record_gradients(model, params, x[chosen], y[chosen], mask_key)
     mean = gradients.mean(0)
-    change = first_order_change(model, params, mean, prop, records, target_key, settings.masks)
-    direction = discriminant(gradients - mean, change, settings.shrinkage)
+    target = None
+    if prop.target is not None:
+        loss = functools.partial(target_loss, model, target=prop.target, key=target_key, masks=settings.masks)
+        target = ravel_pytree(jax.grad(loss)(params))[0]
+    without, with_ = first_order_updates(mean, target, prop, records)
+    direction = discriminant(gradients - mean, with_ - without, settings.shrinkage)
     return direction / ((gradients - mean) @ direction).std()
 
 
-def _draw(key: Array, count: int, size: int, sets: int) -> Array:
-    """Row numbers `[sets, size]` of sets of records, without repetition in a set."""
-    keys = jax.random.split(key, sets)
-    return jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, (count,)), size)[1], keys)
+def _step(model: Model, params: Any, update: Array, x: Array, y: Array, key: Array) -> Array:
+    """The multiple of their mean gradient that clients' mean `update` is `[]`, judged along it, on the same records."""
+    along = slope(model, params, update, x, y, key)
+    return jnp.where(along > 0, update @ update / along, 0)
 
 
-def shadow_updates(
+def _expected(
     model: Model,
     params: Any,
-    rows: Array,
-    key: Array,
-    prop: Property,
-    *,
+    direction: Array,
     x: Array,
     y: Array,
-    training: LocalTraining,
-    strategy: Any = None,
+    prop: Property,
+    records: int,
+    key: Array,
+    settings: Training,
 ) -> Array:
-    """Pseudo-gradients `[shadows, parameters]` of clients that have a property.
-
-    Args:
-      model: the model (static).
-      params: the model they receive.
-      rows: the auxiliary records of each `[shadows, records]`; a target takes the place of the first.
-      key: draws what clients draw.
-      prop: the property; `Property()` is none.
-      x: auxiliary records.
-      y: their labels.
-      training: the clients' recipe.
-      strategy: how they run, as in `Federated` (static).
-    """
-
-    def one(arguments: tuple[Array, Array]) -> Array:
-        rows, key = arguments
-        own_x, own_y = x[rows], y[rows]
-        if prop.target is not None:
-            own_x, own_y = own_x.at[0].set(prop.target[0]), own_y.at[0].set(prop.target[1])
-        data = ClientData(own_x, own_y, jnp.ones(len(rows), bool), jnp.asarray(0))
-        returned = behave(model, params, data, key, training, prop.behavior)
-        return ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
-
-    return map_clients(one, (rows, jax.random.split(key, len(rows))), strategy)
-
-
-def first_order_change(model: Model, params: Any, mean: Array, prop: Property, records: int, key: Array, masks: int) -> Array:
-    """What a property adds to an update, up to scale, to first order `[parameters]`.
-
-    Without it an update is along the records' `mean` gradient; with it along `factor * (mean + (target - mean) / records)`.
-    """
-    pulled = mean
+    """Means without and with the property of the feature of an update along its mean gradient, to first order `[2]`."""
+    order_key, mask_key, target_key = jax.random.split(key, 3)
+    chosen = jax.random.permutation(order_key, len(x))[: settings.followed]
+    mean, target = slope(model, params, direction, x[chosen], y[chosen], mask_key), None
     if prop.target is not None:
-        x, y = (jnp.broadcast_to(a, (masks, *jnp.shape(a))) for a in prop.target)
-        target = ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x, y, key=key))(params))[0]
-        pulled = mean + (target - mean) / records
-    return prop.behavior.gradient * prop.behavior.update * pulled - mean
+        tangent = ravel_pytree(params)[1](direction)
+        loss = functools.partial(target_loss, model, target=prop.target, key=target_key, masks=settings.masks)
+        target = jax.jvp(loss, (params,), (tangent,))[1]
+    return jnp.stack(first_order_updates(mean, target, prop, records))
+
+
+def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
+    """Sets of rows `[sets, size]`, without repetition in a set."""
+    keys = jax.random.split(key, sets)
+    return rows[jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape), size)[1], keys)]
 
 
 def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:

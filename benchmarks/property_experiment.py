@@ -27,11 +27,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.detectors import Detectors, Property, Training, observe, overlap, train_detectors
+from attacks.detectors import Detectors, Training, observe, overlap, train_detectors
 from attacks.disaggregation import Observations, gradient_votes, least_squares, ridge
 from attacks.metrics import ranking
 from attacks.prolin import Prolin, prolin
 from attacks.property_inference import box, gibbs
+from attacks.shadows import Property
 from benchmarks.engines import Compiled, once, run_members
 from benchmarks.jobs import Cell, Job, Outcome
 from jaxfl import (
