@@ -13,9 +13,9 @@ aggregate is the sum of its participants' features. Three ways to train one:
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -173,89 +173,150 @@ def _train_detectors(
 ) -> Detectors:
     half_key, follow_key, repeated_key, key = jax.random.split(key, 4)
     fitted, calibrating = halves(half_key, len(x))
+    trainer = _Trainer(model, x, y, fitted, calibrating, prop, training, records, settings)
     repeated = _draw(repeated_key, calibrating, records, settings.repeated)
-    shadows = functools.partial(shadow_updates, model, x=x, y=y, training=training, strategy=settings.strategy)
-    held = settings.calibrating()
-
-    def draw_pairs(key: Array) -> Array:
-        calibrate_key, train_key = jax.random.split(key)
-        own = _draw(calibrate_key, calibrating, records, held)
-        return jnp.concatenate([own, _draw(train_key, fitted, records, settings.pairs - held)])
-
-    def from_gradients(arguments: tuple[Any, Array]) -> Array:
-        params, key = arguments
-        with jax.default_matmul_precision("highest"):
-            return _first_order(model, params, x[fitted], y[fitted], prop, records, key, settings)
-
-    def one(arguments: tuple[Any, Array, Array]) -> tuple[Array, ...]:
-        params, key, own_direction = arguments
-        draw_key, other_key, pairs_key, again_key, fit_key = jax.random.split(key, 5)
-        rows = draw_pairs(draw_key)
-        # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
-        paired = settings.kind != "logistic"
-        other = rows, pairs_key
-        if not paired:
-            set_key, other_key = jax.random.split(other_key)
-            other = draw_pairs(set_key), other_key
-        sides = shadows(params, rows, pairs_key, Property()), shadows(params, *other, prop)
-        trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
-        with jax.default_matmul_precision("highest"):
-            if settings.kind == "first_order":
-                detector = _unit(own_direction, held_out)
-            elif settings.kind == "lda":
-                means = [side.mean(0) for side in trained]
-                centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
-                detector = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
-            else:
-                detector = logistic(
-                    trained,
-                    held_out,
-                    fit_key,
-                    epochs=settings.epochs,
-                    batch_size=settings.batch_size,
-                    learning_rate=settings.learning_rate,
-                )
-            direction, offset = detector
-            features = [side @ direction + offset for side in held_out]
-            mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
-            variance = jnp.maximum(variance, LEAST_VARIANCE * variance.max())  # a free-rider's feature is a constant
-            again = shadows(params, repeated, again_key, Property()) @ direction + offset
-            step = _step(model, params, held_out[0].mean(0), x[rows[:held].ravel()], y[rows[:held].ravel()], key)
-        return direction, offset, mean, variance, step, (again - mean[0]) / jnp.sqrt(variance[0])
-
     rounds = len(jax.tree.leaves(received)[0])
     trained_for, nearest = _trained_rounds(rounds, settings.every)
     models, keys = jax.tree.map(lambda a: a[trained_for], (received, jax.random.split(key, rounds)))
-    directions = jnp.zeros((len(trained_for), 0))
-    if settings.kind == "first_order":
-        near = abs(np.subtract.outer(np.arange(len(trained_for)), np.arange(len(trained_for)))) <= settings.averaged // 2
-        with jax.default_matmul_precision("highest"):
-            directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ jax.lax.map(from_gradients, (models, keys))
-    *found, again = jax.lax.map(one, (models, keys, directions))
-    direction, offset, mean, variance, step = (a[nearest] for a in found)
-    if settings.every > 1:
-
-        def expected(arguments: tuple[Any, Array, Array]) -> Array:
-            params, direction, number = arguments
+    with jax.default_matmul_precision("highest"):
+        directions = None
+        if settings.kind == "first_order":
+            near = abs(np.subtract.outer(np.arange(len(trained_for)), np.arange(len(trained_for)))) <= settings.averaged // 2
+            each = jax.lax.map(lambda a: trainer.first_order(*a), (models, keys))
+            directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ each
+        found = jax.lax.map(lambda a: trainer.detector(a[0], a[1], a[2], repeated), (models, keys, directions))
+        direction, offset, mean, variance, step = (a[nearest] for a in found[:5])
+        if settings.every > 1:
             # Rounds of one detector share records and dropout, so that what these do to its means cancels.
-            own_key = jax.random.fold_in(follow_key, number)
-            with jax.default_matmul_precision("highest"):
-                return _expected(model, params, direction, x[calibrating], y[calibrating], prop, records, own_key, settings)
-
-        means = jax.lax.map(expected, (received, direction, jnp.asarray(nearest)))
-        moved = step[:, None] * (means - means[trained_for][nearest])
-        # The threshold moves with the means' middle.
-        mean, offset = mean + moved - moved.mean(1, keepdims=True), offset - moved.mean(1)
+            of_round = received, direction, jax.vmap(jax.random.fold_in, (None, 0))(follow_key, nearest)
+            means = jax.lax.map(lambda a: trainer.expected(*a), of_round)
+            moved = step[:, None] * (means - means[trained_for][nearest])
+            # The threshold moves with the means' middle.
+            mean, offset = mean + moved - moved.mean(1, keepdims=True), offset - moved.mean(1)
     return Detectors(
         direction=direction,
         offset=offset,
         mean=mean,
         variance=variance,
-        correlation=repeat_correlation(again),
-        calibrated_on=jnp.asarray(held),
+        correlation=repeat_correlation(found.again),
+        calibrated_on=jnp.asarray(settings.calibrating()),
         rate=jnp.asarray(prop.rate, mean.dtype),
         detector_number=jnp.asarray(nearest),
     )
+
+
+class _Found(NamedTuple):
+    """A detector, its feature's law on held-out shadows, the `step` that updates are of their mean gradient, and the repeated
+    shadows' features, standardised."""
+
+    direction: Array
+    offset: Array
+    mean: Array
+    variance: Array
+    step: Array
+    again: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trainer:
+    """What detectors of all rounds are made of: see `train_detectors` and `halves`."""
+
+    model: Model
+    x: Array
+    y: Array
+    fitted: Array
+    calibrating: Array
+    prop: Property
+    training: LocalTraining
+    records: int
+    settings: Training
+
+    def first_order(self, params: Any, key: Array) -> Array:
+        """Fisher's direction from gradients of records, of unit deviation on them."""
+        order_key, mask_key, target_key = jax.random.split(key, 3)
+        chosen = jax.random.permutation(order_key, self.fitted)[: self.settings.gradients]
+        gradients = record_gradients(self.model, params, self.x[chosen], self.y[chosen], mask_key)
+        mean, loss = gradients.mean(0), self._target_loss(target_key)
+        target = loss and ravel_pytree(jax.grad(loss)(params))[0]
+        without, with_ = first_order_updates(mean, target, self.prop, self.records)
+        direction = discriminant(gradients - mean, with_ - without, self.settings.shrinkage)
+        return direction / ((gradients - mean) @ direction).std()
+
+    def detector(self, params: Any, key: Array, first_order: Array | None, repeated: Array) -> _Found:
+        """One round's, from the direction that gradients gave or else from shadows, calibrated."""
+        settings, held = self.settings, self.settings.calibrating()
+        draw_key, other_key, pairs_key, again_key, fit_key = jax.random.split(key, 5)
+        rows = self._rows(draw_key)
+        other = rows, pairs_key
+        # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
+        if settings.kind == "logistic":
+            set_key, other_key = jax.random.split(other_key)
+            other = self._rows(set_key), other_key
+        sides = self._shadows(params, rows, pairs_key, Property()), self._shadows(params, *other, self.prop)
+        trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
+        if first_order is not None:
+            direction, offset = _unit(first_order, held_out)
+        elif settings.kind == "lda":
+            means = [side.mean(0) for side in trained]
+            centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
+            direction, offset = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
+        else:
+            direction, offset = logistic(
+                trained,
+                held_out,
+                fit_key,
+                epochs=settings.epochs,
+                batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate,
+            )
+        features = [side @ direction + offset for side in held_out]
+        mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
+        variance = jnp.maximum(variance, LEAST_VARIANCE * variance.max())  # a free-rider's feature is a constant
+        again = self._shadows(params, repeated, again_key, Property()) @ direction + offset
+        step = self._step(params, held_out[0].mean(0), rows[:held].ravel(), key)
+        return _Found(direction, offset, mean, variance, step, (again - mean[0]) / jnp.sqrt(variance[0]))
+
+    def expected(self, params: Any, direction: Array, key: Array) -> Array:
+        """Means without and with the property of the feature of an update along its mean gradient, to first order `[2]`."""
+        order_key, mask_key, target_key = jax.random.split(key, 3)
+        chosen = jax.random.permutation(order_key, self.calibrating)[: self.settings.followed]
+        mean, loss = (
+            slope(self.model, params, direction, self.x[chosen], self.y[chosen], mask_key),
+            self._target_loss(target_key),
+        )
+        target = loss and jax.jvp(loss, (params,), (ravel_pytree(params)[1](direction),))[1]
+        return jnp.stack(first_order_updates(mean, target, self.prop, self.records))
+
+    def _rows(self, key: Array) -> Array:
+        """Records of shadow clients `[pairs, records]`: first those that calibrate."""
+        calibrate_key, train_key = jax.random.split(key)
+        held = self.settings.calibrating()
+        calibrating = _draw(calibrate_key, self.calibrating, self.records, held)
+        return jnp.concatenate([calibrating, _draw(train_key, self.fitted, self.records, self.settings.pairs - held)])
+
+    def _shadows(self, params: Any, rows: Array, key: Array, prop: Property) -> Array:
+        with jax.default_matmul_precision(None):  # as clients train
+            return shadow_updates(
+                self.model,
+                params,
+                rows,
+                key,
+                prop,
+                x=self.x,
+                y=self.y,
+                training=self.training,
+                strategy=self.settings.strategy,
+            )
+
+    def _step(self, params: Any, update: Array, rows: Array, key: Array) -> Array:
+        """The multiple of their mean gradient that clients' mean `update` is `[]`, judged along it, on the same records."""
+        along = slope(self.model, params, update, self.x[rows], self.y[rows], key)
+        return jnp.where(along > 0, update @ update / along, 0)
+
+    def _target_loss(self, key: Array) -> Callable[[Any], Array] | None:
+        if self.prop.target is None:
+            return None
+        return functools.partial(target_loss, self.model, target=self.prop.target, key=key, masks=self.settings.masks)
 
 
 def halves(key: Array, count: int) -> tuple[Array, Array]:
@@ -269,51 +330,6 @@ def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
     """Rounds for which detectors are trained, each amid those that use it; and for every round the place of its detector."""
     trained_for = np.minimum(np.arange(every // 2, rounds + every // 2, every), rounds - 1)
     return trained_for, np.arange(rounds) // every
-
-
-def _first_order(
-    model: Model, params: Any, x: Array, y: Array, prop: Property, records: int, key: Array, settings: Training
-) -> Array:
-    """Fisher's direction from gradients of records, of unit deviation on them."""
-    order_key, mask_key, target_key = jax.random.split(key, 3)
-    chosen = jax.random.permutation(order_key, len(x))[: settings.gradients]
-    gradients = record_gradients(model, params, x[chosen], y[chosen], mask_key)
-    mean = gradients.mean(0)
-    target = None
-    if prop.target is not None:
-        loss = functools.partial(target_loss, model, target=prop.target, key=target_key, masks=settings.masks)
-        target = ravel_pytree(jax.grad(loss)(params))[0]
-    without, with_ = first_order_updates(mean, target, prop, records)
-    direction = discriminant(gradients - mean, with_ - without, settings.shrinkage)
-    return direction / ((gradients - mean) @ direction).std()
-
-
-def _step(model: Model, params: Any, update: Array, x: Array, y: Array, key: Array) -> Array:
-    """The multiple of their mean gradient that clients' mean `update` is `[]`, judged along it, on the same records."""
-    along = slope(model, params, update, x, y, key)
-    return jnp.where(along > 0, update @ update / along, 0)
-
-
-def _expected(
-    model: Model,
-    params: Any,
-    direction: Array,
-    x: Array,
-    y: Array,
-    prop: Property,
-    records: int,
-    key: Array,
-    settings: Training,
-) -> Array:
-    """Means without and with the property of the feature of an update along its mean gradient, to first order `[2]`."""
-    order_key, mask_key, target_key = jax.random.split(key, 3)
-    chosen = jax.random.permutation(order_key, len(x))[: settings.followed]
-    mean, target = slope(model, params, direction, x[chosen], y[chosen], mask_key), None
-    if prop.target is not None:
-        tangent = ravel_pytree(params)[1](direction)
-        loss = functools.partial(target_loss, model, target=prop.target, key=target_key, masks=settings.masks)
-        target = jax.jvp(loss, (params,), (tangent,))[1]
-    return jnp.stack(first_order_updates(mean, target, prop, records))
 
 
 def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
