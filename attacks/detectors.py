@@ -49,14 +49,14 @@ class Training:
       held_out: that fraction (static).
       gradients: auxiliary records whose gradients `first_order` uses, half of all if that is fewer (static).
       masks: dropout masks over which it averages the target's gradient (static).
-      averaged: neighbouring trained rounds whose directions it averages, each of unit deviation; odd (static). Models of nearby
+      averaged: trained rounds, up to its own, whose directions it averages, each of unit deviation (static). Models of nearby
         rounds are alike, the errors of their directions are not.
       shrinkage: of the covariance in closed form, relative to its trace.
       epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
       learning_rate: of `logistic`.
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
         rounds is estimated (static).
-      every: a detector is trained for every so-manieth round, and used in the rounds nearest to it (static).
+      every: a detector is trained for every so-manieth round, and used until the next (static). No detector looks ahead.
       followed: auxiliary records whose loss tells, to first order, how the class means move between those rounds (static).
       strategy: how shadows run, as in `Federated` (static).
     """
@@ -94,6 +94,7 @@ class Detectors:
       variance: on held-out shadows `[rounds, 2]`.
       correlation: of one client's features between rounds.
       calibrated_on: held-out pairs.
+      pool: how many clients the records make from which these are drawn, in all rounds the same.
       rate: fraction of clients that the adversary takes to have the property.
       detector_number: which detector a round uses `[rounds]`; several may share one, and the error of its calibration.
     """
@@ -104,6 +105,7 @@ class Detectors:
     variance: Array
     correlation: Array
     calibrated_on: Array
+    pool: Array
     rate: Array
     detector_number: Array
 
@@ -134,7 +136,7 @@ def train_detectors(
       settings: see `Training`.
 
     Raises:
-      ValueError: if the records do not fit the model, there are fewer of them than a client has, the property is none, or a
+      ValueError: if the records do not fit the model, half of them are fewer than a client has, the property is none, or a
         setting is out of range.
     """
     settings = settings or Training()
@@ -150,8 +152,6 @@ def train_detectors(
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
     if records > len(x) // 2:
         raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many")
-    if settings.averaged % 2 == 0:
-        raise ValueError(f"averaged={settings.averaged} must be odd: a round and as many before it as after it")
     if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
         raise ValueError(f"held_out={settings.held_out} of pairs={settings.pairs} leaves none to train or none to calibrate on")
     if settings.strategy is None:
@@ -171,28 +171,30 @@ def _train_detectors(
     records: int,
     settings: Training,
 ) -> Detectors:
-    half_key, follow_key, repeated_key, key = jax.random.split(key, 4)
+    half_key, repeated_key, fit_key, round_key, follow_key = jax.random.split(key, 5)
     fitted, calibrating = halves(half_key, len(x))
-    trainer = _Trainer(model, x, y, fitted, calibrating, prop, training, records, settings)
     repeated = _draw(repeated_key, calibrating, records, settings.repeated)
-    rounds = len(jax.tree.leaves(received)[0])
-    trained_for, nearest = _trained_rounds(rounds, settings.every)
-    models, keys = jax.tree.map(lambda a: a[trained_for], (received, jax.random.split(key, rounds)))
-    with jax.default_matmul_precision("highest"):
-        directions = None
-        if settings.kind == "first_order":
-            near = abs(np.subtract.outer(np.arange(len(trained_for)), np.arange(len(trained_for)))) <= settings.averaged // 2
-            each = jax.lax.map(lambda a: trainer.first_order(*a), (models, keys))
+    trainer = _Trainer(model, x, y, fitted, calibrating, repeated, prop, training, records, settings)
+    rounds = np.arange(len(jax.tree.leaves(received)[0]))
+    trained_for, number = rounds[:: settings.every], rounds // settings.every
+    models = jax.tree.map(lambda a: a[trained_for], received)
+    directions = None
+    if settings.kind == "first_order":
+        each = jax.lax.map(lambda a: trainer.first_order(*a), (models, jax.random.split(fit_key, len(trained_for))))
+        back = np.subtract.outer(np.arange(len(trained_for)), np.arange(len(trained_for)))
+        near = (back >= 0) & (back < settings.averaged)
+        with jax.default_matmul_precision("highest"):
             directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ each
-        found = jax.lax.map(lambda a: trainer.detector(a[0], a[1], a[2], repeated), (models, keys, directions))
-        direction, offset, mean, variance, step = (a[nearest] for a in found[:5])
-        if settings.every > 1:
-            # Rounds of one detector share records and dropout, so that what these do to its means cancels.
-            of_round = received, direction, jax.vmap(jax.random.fold_in, (None, 0))(follow_key, nearest)
-            means = jax.lax.map(lambda a: trainer.expected(*a), of_round)
-            moved = step[:, None] * (means - means[trained_for][nearest])
-            # The threshold moves with the means' middle.
-            mean, offset = mean + moved - moved.mean(1, keepdims=True), offset - moved.mean(1)
+    of_trained = models, jax.random.split(round_key, len(trained_for)), directions
+    found = jax.lax.map(lambda a: trainer.detector(*a), of_trained)
+    direction, offset, mean, variance, step = (a[number] for a in found[:-1])
+    if settings.every > 1:
+        # Rounds of one detector share records and dropout, so that what these do to its means cancels.
+        keys = jax.random.split(follow_key, len(trained_for))[number]
+        means = jax.lax.map(lambda a: trainer.expected(*a), (received, direction, keys))
+        moved = step[:, None] * (means - means[trained_for][number])
+        # The threshold moves with the means' middle.
+        mean, offset = mean + moved - moved.mean(1, keepdims=True), offset - moved.mean(1)
     return Detectors(
         direction=direction,
         offset=offset,
@@ -200,8 +202,9 @@ def _train_detectors(
         variance=variance,
         correlation=repeat_correlation(found.again),
         calibrated_on=jnp.asarray(settings.calibrating()),
+        pool=jnp.asarray(len(calibrating) / records),
         rate=jnp.asarray(prop.rate, mean.dtype),
-        detector_number=jnp.asarray(nearest),
+        detector_number=jnp.asarray(number),
     )
 
 
@@ -226,6 +229,7 @@ class _Trainer:
     y: Array
     fitted: Array
     calibrating: Array
+    repeated: Array
     prop: Property
     training: LocalTraining
     records: int
@@ -235,17 +239,18 @@ class _Trainer:
         """Fisher's direction from gradients of records, of unit deviation on them."""
         order_key, mask_key, target_key = jax.random.split(key, 3)
         chosen = jax.random.permutation(order_key, self.fitted)[: self.settings.gradients]
-        gradients = record_gradients(self.model, params, self.x[chosen], self.y[chosen], mask_key)
-        mean, loss = gradients.mean(0), self._target_loss(target_key)
-        target = loss and ravel_pytree(jax.grad(loss)(params))[0]
-        without, with_ = first_order_updates(mean, target, self.prop, self.records)
-        direction = discriminant(gradients - mean, with_ - without, self.settings.shrinkage)
-        return direction / ((gradients - mean) @ direction).std()
+        with jax.default_matmul_precision("highest"):
+            gradients = record_gradients(self.model, params, self.x[chosen], self.y[chosen], mask_key)
+            mean, loss = gradients.mean(0), self._target_loss(target_key)
+            target = None if loss is None else ravel_pytree(jax.grad(loss)(params))[0]
+            without, with_ = first_order_updates(mean, target, self.prop, self.records)
+            direction = discriminant(gradients - mean, with_ - without, self.settings.shrinkage)
+            return direction / ((gradients - mean) @ direction).std()
 
-    def detector(self, params: Any, key: Array, first_order: Array | None, repeated: Array) -> _Found:
+    def detector(self, params: Any, key: Array, first_order: Array | None) -> _Found:
         """One round's, from the direction that gradients gave or else from shadows, calibrated."""
         settings, held = self.settings, self.settings.calibrating()
-        draw_key, other_key, pairs_key, again_key, fit_key = jax.random.split(key, 5)
+        draw_key, other_key, pairs_key, again_key, fit_key, step_key = jax.random.split(key, 6)
         rows = self._rows(draw_key)
         other = rows, pairs_key
         # Pairs share records and dropout but for the property, except where the published detector draws both sides afresh.
@@ -253,38 +258,38 @@ class _Trainer:
             set_key, other_key = jax.random.split(other_key)
             other = self._rows(set_key), other_key
         sides = self._shadows(params, rows, pairs_key, Property()), self._shadows(params, *other, self.prop)
+        repeated = self._shadows(params, self.repeated, again_key, Property())
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
-        if first_order is not None:
-            direction, offset = _unit(first_order, held_out)
-        elif settings.kind == "lda":
-            means = [side.mean(0) for side in trained]
-            centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
-            direction, offset = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
-        else:
-            direction, offset = logistic(
-                trained,
-                held_out,
-                fit_key,
-                epochs=settings.epochs,
-                batch_size=settings.batch_size,
-                learning_rate=settings.learning_rate,
-            )
-        features = [side @ direction + offset for side in held_out]
-        mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
-        variance = jnp.maximum(variance, LEAST_VARIANCE * variance.max())  # a free-rider's feature is a constant
-        again = self._shadows(params, repeated, again_key, Property()) @ direction + offset
-        step = self._step(params, held_out[0].mean(0), rows[:held].ravel(), key)
-        return _Found(direction, offset, mean, variance, step, (again - mean[0]) / jnp.sqrt(variance[0]))
+        with jax.default_matmul_precision("highest"):
+            if first_order is not None:
+                direction, offset = _unit(first_order, held_out)
+            elif settings.kind == "lda":
+                means = [side.mean(0) for side in trained]
+                centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
+                direction, offset = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
+            else:
+                direction, offset = logistic(
+                    trained,
+                    held_out,
+                    fit_key,
+                    epochs=settings.epochs,
+                    batch_size=settings.batch_size,
+                    learning_rate=settings.learning_rate,
+                )
+            features = [side @ direction + offset for side in held_out]
+            mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
+            variance = jnp.maximum(variance, LEAST_VARIANCE * variance.max())  # a free-rider's feature is a constant
+            again = (repeated @ direction + offset - mean[0]) / jnp.sqrt(variance[0])
+        return _Found(direction, offset, mean, variance, self._step(params, sides[0], rows, step_key), again)
 
     def expected(self, params: Any, direction: Array, key: Array) -> Array:
         """Means without and with the property of the feature of an update along its mean gradient, to first order `[2]`."""
         order_key, mask_key, target_key = jax.random.split(key, 3)
         chosen = jax.random.permutation(order_key, self.calibrating)[: self.settings.followed]
-        mean, loss = (
-            slope(self.model, params, direction, self.x[chosen], self.y[chosen], mask_key),
-            self._target_loss(target_key),
-        )
-        target = loss and jax.jvp(loss, (params,), (ravel_pytree(params)[1](direction),))[1]
+        with jax.default_matmul_precision("highest"):
+            mean = self._slope(params, direction, chosen, mask_key)
+            loss = self._target_loss(target_key)
+            target = None if loss is None else jax.jvp(loss, (params,), (ravel_pytree(params)[1](direction),))[1]
         return jnp.stack(first_order_updates(mean, target, self.prop, self.records))
 
     def _rows(self, key: Array) -> Array:
@@ -295,23 +300,24 @@ class _Trainer:
         return jnp.concatenate([calibrating, _draw(train_key, self.fitted, self.records, self.settings.pairs - held)])
 
     def _shadows(self, params: Any, rows: Array, key: Array, prop: Property) -> Array:
-        with jax.default_matmul_precision(None):  # as clients train
-            return shadow_updates(
-                self.model,
-                params,
-                rows,
-                key,
-                prop,
-                x=self.x,
-                y=self.y,
-                training=self.training,
-                strategy=self.settings.strategy,
-            )
+        strategy = self.settings.strategy
+        return shadow_updates(
+            self.model, params, rows, key, prop, x=self.x, y=self.y, training=self.training, strategy=strategy
+        )
 
-    def _step(self, params: Any, update: Array, rows: Array, key: Array) -> Array:
-        """The multiple of their mean gradient that clients' mean `update` is `[]`, judged along it, on the same records."""
-        along = slope(self.model, params, update, self.x[rows], self.y[rows], key)
-        return jnp.where(along > 0, update @ update / along, 0)
+    def _step(self, params: Any, updates: Array, rows: Array, key: Array) -> Array:
+        """What multiple of the mean gradient honest updates are on average `[]`; the same is taken of those with the property.
+
+        Halves of the shadows, each along the other's mean: so that noise of their own is not taken for length.
+        """
+        half, (first_key, second_key) = len(rows) // 2, jax.random.split(key)
+        first, second = updates[:half].mean(0), updates[half:].mean(0)
+        with jax.default_matmul_precision("highest"):
+            along = self._slope(params, first, rows[half:], first_key) + self._slope(params, second, rows[:half], second_key)
+            return jnp.where(along > 0, 2 * jnp.maximum(first @ second, 0) / along, 0)
+
+    def _slope(self, params: Any, direction: Array, rows: Array, key: Array) -> Array:
+        return slope(self.model, params, direction, self.x[rows.ravel()], self.y[rows.ravel()], key)
 
     def _target_loss(self, key: Array) -> Callable[[Any], Array] | None:
         if self.prop.target is None:
@@ -324,12 +330,6 @@ def halves(key: Array, count: int) -> tuple[Array, Array]:
     clients'."""
     fitted, calibrating = jnp.split(jax.random.permutation(key, count), [count // 2])
     return fitted, calibrating
-
-
-def _trained_rounds(rounds: int, every: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds for which detectors are trained, each amid those that use it; and for every round the place of its detector."""
-    trained_for = np.minimum(np.arange(every // 2, rounds + every // 2, every), rounds - 1)
-    return trained_for, np.arange(rounds) // every
 
 
 def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
@@ -387,6 +387,7 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         variance=detectors.variance,
         correlation=detectors.correlation,
         calibrated_on=detectors.calibrated_on,
+        pool=detectors.pool,
         cross=cross,
         offset=detectors.offset,
         rate=detectors.rate,

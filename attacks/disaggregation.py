@@ -26,6 +26,7 @@ class Observations:
       variance: likewise `[rounds, 2]`.
       correlation: of one client's features between rounds `[]`.
       calibrated_on: shadow pairs behind `mean` and `variance` `[]`.
+      pool: how many clients the records make from which these are drawn, in all rounds the same `[]`.
       cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
       offset: of the detectors `[rounds]`.
       rate: fraction of clients that the adversary takes to have the property `[]`.
@@ -40,6 +41,7 @@ class Observations:
     variance: Array
     correlation: Array
     calibrated_on: Array
+    pool: Array
     cross: Array
     offset: Array
     rate: Array

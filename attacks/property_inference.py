@@ -7,10 +7,10 @@ participants and M = diag(m sqrt(v0_t)),
     b_t - m mu0_t ~ N(sum_k D_tk p_k, C),   C = (1 - rho) diag(v_t) + rho S A A' S + M (E + q^2 T) M
 
 where v_t adds the participants' variances and S = diag(sqrt(v_t / m)). rho S A A' S says that a client's features in different
-rounds are alike (its records are the same). E is 1/n between rounds of one detector and 0 between others: mu0 is a mean over
-n shadows, whose error these rounds share. T = min(t, t'), with rounds t from 0: all clients' features drift from the shadows',
-by a random walk, as the model learns their records and not the adversary's. The walk's step q is the value that explains the
-sums best, with p at its prior mean and variance.
+rounds are alike (its records are the same). E is 1/n + 1/P between rounds of one detector and rho/P between others: mu0 is a
+mean over n shadows, their records drawn from those of P clients, which all rounds share. T = min(t, t'), with rounds t from 0:
+all clients' features drift from the shadows', by a random walk, as the model learns their records and not the adversary's. The
+walk's step q is the value that explains the sums best, with p at its prior mean and variance.
 
 `box` is weighted least squares over p in [0, 1]; `gibbs` samples p in {0, 1} with the assumed rate as prior. Both answer for
 several numbers of observed rounds at once.
@@ -71,7 +71,8 @@ def _sums(observations: Observations, p: Array) -> _Sums:
     common = members * jnp.sqrt(var0)
     common = common[:, None] * common
     number, t = observations.detector_number, observations.rounds
-    calibration = common * (number[:, None] == number) / observations.calibrated_on
+    same = number[:, None] == number
+    calibration = common * (same / observations.calibrated_on + jnp.where(same, 1, rho) / observations.pool)
     own = jnp.diag(jnp.where(members > 0, (1 - rho) * total, 1))
     walk = common * jnp.minimum(t[:, None], t)
     return _Sums((mean1 - mean0)[:, None] * a, b - members * mean0, own + together + calibration, walk)

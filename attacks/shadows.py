@@ -71,13 +71,11 @@ def shadow_updates(
 
 
 def first_order_updates(mean: Array, target: Array | None, prop: Property, records: int) -> tuple[Array, Array]:
-    """Updates without and with a property, up to one scale, of gradients or of any linear function of them.
-
-    Without it an update is along the records' `mean` gradient; with it along `factor * (mean + (target - mean) / records)`.
+    """What mean updates without and with a property are proportional to, to first order.
 
     Args:
-      mean: the mean over records.
-      target: that of the property's record, or None if it has none.
+      mean: gradient of records, the mean over them, or one linear function of it.
+      target: likewise of the property's record; None if it has none.
       prop: the property.
       records: records of a client.
     """

@@ -6,9 +6,9 @@ A cell's settings:
   clients, positives, per_round: number of clients, of those with the property, of participants in a round.
   records, batch_size, epochs, learning_rate: of every client's training. `clip`: largest norm of a step's gradient, 0 for any.
   factor: what a positive client of "inversion" multiplies its update by; detectors are trained for -1.
-  auxiliary: records that the adversary has.
+  auxiliary: records that the adversary has; half of them make directions, the others calibrate.
   detector: "first_order", "lda" or "logistic"; `pairs`, `gradients`: shadow updates with and without the property, and record
-    gradients, per detector; every: rounds that share one; averaged: neighbouring directions that one is the mean of.
+    gradients, per detector; every: rounds that share one; averaged: directions, up to its own, that one is the mean of.
   rounds: communication rounds.
   seen: rounds that the adversary has seen, or "mean": the mean of the metric over the rounds of `MEAN_OVER`.
 

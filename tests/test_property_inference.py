@@ -38,7 +38,7 @@ def observed(separation=4.0, seed=0, clients=CLIENTS, per_round=PER_ROUND, round
     mean, variance = np.tile([-1.0, 1.0], (rounds, 1)), np.tile([deviation**2, 1.5 * deviation**2], (rounds, 1))
     own = np.sqrt(correlation) * rng.normal(size=clients) + np.sqrt(1 - correlation) * rng.normal(size=(rounds, clients))
     x = np.where(truth, 1 + np.sqrt(1.5) * deviation * own, -1 + deviation * own)
-    numbers = (a * x).sum(1), a, mean, variance, correlation, 200, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
+    numbers = (a * x).sum(1), a, mean, variance, correlation, 200, np.inf, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
     each = jnp.arange(rounds)
     return Observations(*(jnp.asarray(n, jnp.float32) for n in numbers), detector_number=each, rounds=each), truth
 
@@ -128,7 +128,7 @@ def test_posterior_is_that_of_enumeration():
 
 def test_likelihood_is_that_of_the_features_sum():
     observations, truth = observed(correlation=0.0)
-    observations = dataclasses.replace(observations, calibrated_on=jnp.asarray(jnp.inf))
+    observations = dataclasses.replace(observations, calibrated_on=jnp.asarray(jnp.inf), pool=jnp.asarray(jnp.inf))
     p = jnp.asarray(truth, jnp.float32)
     matrix, vector = likelihood(dataclasses.replace(observations, participation=observations.participation.astype(bool)), p)
     a = np.asarray(observations.participation, float)
@@ -158,6 +158,7 @@ def irregular():
         mean=jnp.asarray(observations.mean * scale, jnp.float32),
         variance=jnp.asarray(observations.variance * scale**2, jnp.float32),
         calibrated_on=jnp.asarray(50.0),
+        pool=jnp.asarray(80.0),
         detector_number=jnp.arange(ROUNDS) // 10,
         rounds=3 * jnp.arange(ROUNDS) + 7,
     )
@@ -169,13 +170,14 @@ def moments(observations, seen, spread, drift):
     a = np.asarray(observations.participation, float)[:seen]
     (m0, m1), (v0, v1) = (np.asarray(x.T, float)[:, :seen] for x in (observations.mean, observations.variance))
     # Participants share their round's mean variance, a client's features correlate, the error of mu0 counts for everyone in all
-    # rounds of a detector, and what all clients' features have drifted by is a random walk.
+    # rounds of a detector (in others for its records alone), and what all clients' features have drifted by is a random walk.
     total = (a * (spread * v1[:, None] + (1 - spread) * v0[:, None])).sum(1)
     share, common = np.sqrt(total / a.sum(1)), a.sum(1) * np.sqrt(v0)
     steps = np.arange(1000) < np.asarray(observations.rounds)[:seen, None]
     number = np.asarray(observations.detector_number)[:seen]
-    shared = (number[:, None] == number) / float(observations.calibrated_on) + drift**2 * steps @ steps.T.astype(float)
-    rho = float(observations.correlation)
+    rho, same = float(observations.correlation), number[:, None] == number
+    shared = same / float(observations.calibrated_on) + np.where(same, 1, rho) / float(observations.pool)
+    shared += drift**2 * steps @ steps.T.astype(float)
     covariance = np.diag((1 - rho) * total) + rho * share[:, None] * (a @ a.T) * share + common[:, None] * shared * common
     return a.sum(1) * m0, (m1 - m0)[:, None] * a, covariance
 

@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+from attacks.detectors import Training
 from benchmarks import property_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.property_experiment import MEAN_OVER, METHODS, OURS
@@ -34,7 +35,7 @@ PAPER: dict[str, Value] = {
 }
 COLOURED: dict[str, Value] = {"batch_size": 25, "learning_rate": 0.1, "auxiliary": 5000, "gradients": 1000}
 MISBEHAVING: dict[str, Value] = {"gradients": 500}
-SMALL: dict[str, Value] = {"clients": 20, "positives": 3, "per_round": 5, "auxiliary": 1000, "pairs": 40, "gradients": 600}
+SMALL: dict[str, Value] = {"clients": 20, "positives": 3, "per_round": 5, "auxiliary": 1000, "pairs": 40, "gradients": 500}
 SMALL_ROUNDS = 60
 ALL_SEEN: tuple[Value, ...] = ("mean", *range(10, 300, 10))
 
@@ -91,6 +92,8 @@ def _cost(job: Job) -> Cost:
     update = cell["epochs"] * cell["records"] * flops
     parameters = 21_840 if each == 1 else 62_006
     detector = (2 * cell["pairs"] + 20) * update + cell["gradients"] * flops + 2.0 * cell["gradients"] ** 2 * parameters
+    followed = min(Training.followed, cell["auxiliary"] // 2)  # by a forward derivative, half a gradient in large batches
+    detector += (cell["pairs"] * cell["records"] + cell["every"] * followed) * flops / 2
     if cell["detector"] == "logistic":
         detector += 50 * 2 * cell["pairs"] * 12.0 * parameters
     shared = cell["rounds"] * cell["per_round"] * update + math.ceil(cell["rounds"] / cell["every"]) * detector
