@@ -36,6 +36,8 @@ class Timing:
     best: float
     median: float
     compile_s: float = 0.0
+    others: int = 1
+    """How many of the other program's parts do as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +73,16 @@ class Attacks:
         messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
         knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
         settings = CosMatching(steps=self.steps)
+
+        def match() -> object:
+            return cos_matching(model, messages, knowledge, key, settings=settings).values
+
+        def decode() -> object:
+            return closed_form(model, messages, knowledge, settings=ClosedForm(0.1)).reconstruction.values
+
         return {
-            "cos, an iteration": _time(
-                lambda: cos_matching(model, messages, knowledge, key, settings=settings).values, self.repeats, self.steps
-            ),
-            "closed_form, whole": _time(
-                lambda: closed_form(model, messages, knowledge, settings=ClosedForm(0.1)).reconstruction.values, self.repeats, 1
-            ),
+            "cos, an iteration": _time(match, self.repeats, self.steps),
+            "closed_form, whole": dataclasses.replace(_time(decode, self.repeats, 1), others=self.iterations),
         }
 
 
@@ -106,16 +111,16 @@ class Rounds:
 
     def time(self, records: int) -> dict[str, Timing]:
         """Rounds of clients with random records."""
-        keys = jax.random.split(jax.random.key(0), self.clients)
-        x = jax.vmap(lambda k: jax.random.normal(k, (records, self.features)))(keys)
-        y = jax.vmap(lambda k: jax.random.randint(k, (records,), 0, self.classes))(keys)
+        x_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 4)
+        x = jax.random.normal(x_key, (self.clients, records, self.features))
+        y = jax.random.randint(y_key, (self.clients, records), 0, self.classes)
         model = mlp(self.features, self.hidden, self.classes)
-        clients, params = stack_clients(list(zip(x, y, strict=True))), model.init(keys[0])
+        clients, params = stack_clients(list(zip(x, y, strict=True))), model.init(init_key)
         training = LocalTraining(0.01, batch_size=self.batch_size)
         federated = Federated(rounds=self.rounds, training=training, record=Record(clients=()))
         return {
             "simulate, a round": _time(
-                lambda: simulate(model, params, clients, keys[0], federated).params, self.repeats, self.rounds
+                lambda: simulate(model, params, clients, key, federated).params, self.repeats, self.rounds
             )
         }
 
@@ -145,12 +150,13 @@ class Messages:
 
     def time(self, records: int) -> dict[str, Timing]:
         """Decoding a random binary column of random records."""
-        key = jax.random.key(0)
-        x = jax.random.normal(key, (records, self.features)).at[:, 0].set(jax.random.bernoulli(key, 0.5, (records,)))
-        y = jax.random.randint(key, (records,), 0, self.classes)
-        model = mlp(self.features, self.hidden, self.classes)
-        training = LocalTraining(0.01, batch_size=self.batch_size)
-        run = simulate(model, model.init(key), stack_clients([(x, y)]), key, Federated(rounds=self.rounds, training=training))
+        x_key, column_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 5)
+        x = jax.random.normal(x_key, (records, self.features))
+        x = x.at[:, 0].set(jax.random.bernoulli(column_key, 0.5, (records,)))
+        y = jax.random.randint(y_key, (records,), 0, self.classes)
+        model, training = mlp(self.features, self.hidden, self.classes), LocalTraining(0.01, batch_size=self.batch_size)
+        federated = Federated(rounds=self.rounds, training=training)
+        run = simulate(model, model.init(init_key), stack_clients([(x, y)]), key, federated)
         messages, knowledge = run.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
         settings = GLS(training, orders=self.orders)
         return {
@@ -161,7 +167,7 @@ class Messages:
 
 
 def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
-    """A part of what is done; the first time is taken for compiling."""
+    """Time per part of `work`; what the first run takes longer is compiling."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -184,7 +190,9 @@ def time_other(command: str, records: int) -> Timing:
         return Timing(scale * float(found[f"{unit}_min"]), scale * float(found[f"{unit}_median"]))
     except (IndexError, KeyError, TypeError, ValueError) as error:
         why = done.stderr.strip().splitlines()[-1:] or [repr(error)]
-        raise ValueError(f"--beside {command!r} printed no JSON line with ms_min and ms_median ({why[0]})") from error
+        raise ValueError(
+            f"--beside {command!r} printed no JSON line with ms_min and ms_median, or s_min and s_median ({why[0]})"
+        ) from error
 
 
 def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str]]:
@@ -194,15 +202,15 @@ def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str
     if other:  # ours on both sides of theirs, in case the machine's speed drifts
         again = arguments.time(records)
         ours = {name: dataclasses.replace(t, best=min(t.best, again[name].best)) for name, t in ours.items()}
-    return [_line(arguments, name, records, t, other) for name, t in ours.items()]
+    return [_line(name, records, t, other) for name, t in ours.items()]
 
 
-def _line(arguments: Attacks | Rounds | Messages, name: str, records: int, ours: Timing, other: Timing | None) -> list[str]:
+def _line(name: str, records: int, ours: Timing, other: Timing | None) -> list[str]:
     cells = [name, str(records), f"{ours.best:.2f}", f"{ours.median:.2f}", f"{ours.compile_s:.1f}"]
     if other is None:
         return cells
-    times = arguments.iterations if isinstance(arguments, Attacks) and name.endswith("whole") else 1
-    return cells + [f"{times * value:.2f}" for value in (other.best, other.median)] + [f"{times * other.best / ours.best:.1f}"]
+    theirs = ours.others * other.best, ours.others * other.median
+    return cells + [f"{value:.2f}" for value in theirs] + [f"{theirs[0] / ours.best:.1f}"]
 
 
 def main() -> int:

@@ -41,14 +41,14 @@ def test_every_kind_is_timed(arguments, names):
 def test_ratios_are_of_minima_in_one_unit(monkeypatch, printing, unit):
     times = iter(
         [
-            {"a part": Timing(2.0, 3.0), "b, whole": Timing(50.0, 60.0)},
-            {"a part": Timing(4.0, 5.0), "b, whole": Timing(40.0, 60.0)},
+            {"a part": Timing(2.0, 3.0), "b, whole": Timing(50.0, 60.0, others=10)},
+            {"a part": Timing(4.0, 5.0), "b, whole": Timing(40.0, 60.0, others=10)},
         ]
     )
     monkeypatch.setattr(Attacks, "time", lambda self, records: next(times))
     scale = {"ms": 1.0, "s": 1e-3}[unit]
     other = printing({f"{unit}_min": 8.0 * scale, f"{unit}_median": 9.0 * scale})
-    part, whole = lines(Attacks(iterations=10, beside=other), 5)
+    part, whole = lines(Attacks(beside=other), 5)
     assert part == ["a part", "5", "2.00", "3.00", "0.0", "8.00", "9.00", "4.0"]
     assert whole == ["b, whole", "5", "40.00", "60.00", "0.0", "80.00", "90.00", "2.0"]
 
