@@ -9,6 +9,8 @@ aggregate is the sum of its participants' features. Three ways to train one:
   `lda`: Fisher's discriminant on shadow updates, in closed form, with shrinkage.
   `first_order`: the same discriminant without shadows. A client's update is nearly the sum of its records' gradients, so their
     covariance, and the gradient of what the property adds, say all; a few shadow pairs calibrate it.
+Half of the auxiliary records make directions, the other half calibrate. Between the rounds of one detector its class means
+follow the model to first order.
 """
 
 import dataclasses
@@ -56,7 +58,8 @@ class Training:
       learning_rate: of `logistic`.
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
         rounds is estimated (static).
-      every: a detector is trained for every so-manieth round, and used until the next (static). No detector looks ahead.
+      every: a detector is trained for every so-manieth round, and used until the next (static). No detector looks
+        ahead; `correlation` alone is estimated from all rounds.
       followed: auxiliary records whose loss tells, to first order, how the class means move between those rounds (static).
       strategy: how shadows run, as in `Federated` (static).
     """
@@ -94,7 +97,7 @@ class Detectors:
       variance: on held-out shadows `[rounds, 2]`.
       correlation: of one client's features between rounds.
       calibrated_on: held-out pairs.
-      pool: how many clients the records make from which these are drawn, in all rounds the same.
+      pool: number of disjoint clients that the calibrating records would make; shadows of all rounds are drawn from these.
       rate: fraction of clients that the adversary takes to have the property.
       detector_number: which detector a round uses `[rounds]`; several may share one, and the error of its calibration.
     """
@@ -150,6 +153,8 @@ def train_detectors(
     _check.one_of(("first_order", "lda", "logistic"), kind=settings.kind)
     counts = ("pairs", "gradients", "masks", "averaged", "epochs", "batch_size", "repeated", "every", "followed")
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
+    if settings.pairs < 2:
+        raise ValueError("pairs=1 must be at least 2: variances, and halves of the shadows, are taken")
     if records > len(x) // 2:
         raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many")
     if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
@@ -192,6 +197,7 @@ def _train_detectors(
         # Rounds of one detector share records and dropout, so that what these do to its means cancels.
         keys = jax.random.split(follow_key, len(trained_for))[number]
         means = jax.lax.map(lambda a: trainer.expected(*a), (received, direction, keys))
+        # One step for a block: only roughly true where gradients are clipped, which fixes the update and not its multiple.
         moved = step[:, None] * (means - means[trained_for][number])
         # The threshold moves with the means' middle.
         mean, offset = mean + moved - moved.mean(1, keepdims=True), offset - moved.mean(1)

@@ -26,7 +26,7 @@ class Observations:
       variance: likewise `[rounds, 2]`.
       correlation: of one client's features between rounds `[]`.
       calibrated_on: shadow pairs behind `mean` and `variance` `[]`.
-      pool: how many clients the records make from which these are drawn, in all rounds the same `[]`.
+      pool: number of disjoint clients that the calibrating records would make; shadows of all rounds are drawn from these `[]`.
       cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
       offset: of the detectors `[rounds]`.
       rate: fraction of clients that the adversary takes to have the property `[]`.
@@ -57,7 +57,7 @@ def prefix(rounds: int, seen: Array) -> Array:
 
 def until(observations: Observations, seen: Array) -> Observations:
     """The first rounds alone: in the others nobody takes part, and what was observed there, be it NaN, is gone. What is known
-    of all rounds together (`correlation`, `rate`) stays. Participation gets the dtype of the features.
+    of all rounds together (`correlation`, `calibrated_on`, `pool`, `rate`) stays. Participation gets the dtype of the features.
 
     Args:
       observations: see there.

@@ -9,8 +9,9 @@ participants and M = diag(m sqrt(v0_t)),
 where v_t adds the participants' variances and S = diag(sqrt(v_t / m)). rho S A A' S says that a client's features in different
 rounds are alike (its records are the same). E is 1/n + 1/P between rounds of one detector and rho/P between others: mu0 is a
 mean over n shadows, their records drawn from those of P clients, which all rounds share. T = min(t, t'), with rounds t from 0:
-all clients' features drift from the shadows', by a random walk, as the model learns their records and not the adversary's. The
-walk's step q is the value that explains the sums best, with p at its prior mean and variance.
+all clients' features drift from the shadows', by a random walk: what calibration leaves, which changes as the model learns
+their records and not the adversary's. The walk's step q is the value that explains the sums best, with p at its prior mean and
+variance.
 
 `box` is weighted least squares over p in [0, 1]; `gibbs` samples p in {0, 1} with the assumed rate as prior. Both answer for
 several numbers of observed rounds at once.

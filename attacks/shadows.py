@@ -74,10 +74,13 @@ def first_order_updates(mean: Array, target: Array | None, prop: Property, recor
     """What mean updates without and with a property are proportional to, to first order.
 
     Args:
-      mean: gradient of records, the mean over them, or one linear function of it.
+      mean: gradient of records, the mean over them `[parameters]`, or one linear function of it `[]`.
       target: likewise of the property's record; None if it has none.
       prop: the property.
       records: records of a client.
+
+    Returns:
+      Without and with it, shaped as `mean`.
     """
     pulled = mean if target is None else mean + (target - mean) / records
     return mean, prop.behavior.gradient * prop.behavior.update * pulled
@@ -90,7 +93,7 @@ def target_loss(model: Model, params: Any, target: tuple[Array, Array], key: Arr
 
 
 def slope(model: Model, params: Any, direction: Array, x: Array, y: Array, key: Array, batch: int = 250) -> Array:
-    """Derivative of the mean loss of records along a direction `[parameters]`, dropout on `[]`.
+    """Derivative of the mean loss of records along a direction `[parameters]`, with dropout: `[]`.
 
     Records run in batches of one size, at most `batch`; a few that are left over do not count.
     """

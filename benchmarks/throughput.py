@@ -37,7 +37,7 @@ class Timing:
     median: float
     compile_s: float = 0.0
     others: int = 1
-    """How many of the other program's parts do as much."""
+    """How many of the other program's timed parts do the work of one of ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Attacks:
 
     def time(self, records: int) -> dict[str, Timing]:
         """Both attacks on a victim of random binary records, one step a round."""
-        key = jax.random.key(0)
-        x = jax.random.bernoulli(key, 0.2, (records, self.features)).astype(jnp.float32)
-        y = jax.random.randint(key, (records,), 0, self.classes)
+        x_key, y_key, init_key, run_key, key = jax.random.split(jax.random.key(0), 5)
+        x = jax.random.bernoulli(x_key, 0.2, (records, self.features)).astype(jnp.float32)
+        y = jax.random.randint(y_key, (records,), 0, self.classes)
         model = mlp(self.features, self.hidden, self.classes)
         federated = Federated(rounds=self.rounds, training=LocalTraining(0.1))
-        messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
+        messages = simulate(model, model.init(init_key), stack_clients([(x, y)]), run_key, federated).messages(0)
         knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
         settings = CosMatching(steps=self.steps)
 

@@ -89,6 +89,7 @@ def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     detectors = detectors_of(federation, run, auxiliary, prop, kind, pairs=pairs)
     observations = observe(run.aggregates(), detectors)
     assert observations.cohort == PER_ROUND
+    assert float(observations.pool) == float(detectors.pool)
     found = np.asarray(gibbs(observations, jnp.asarray([ROUNDS]), KEY))[0]
     assert ranking(found, POSITIVES, 0.5).auc == 1
     assert ranking(found, POSITIVES, 0.5).f1 == 1
@@ -193,6 +194,7 @@ def test_means_are_those_of_clients_with_records_of_their_own(federation, auxili
     )
     x, y = map(jnp.asarray, drawn(np.random.default_rng(7), 200 * RECORDS))
     rows = jnp.arange(len(x)).reshape(200, RECORDS)
+    assert float(found.pool) == pytest.approx(150 / RECORDS)
     for t in range(len(found.offset)):
         params = jax.tree.map(lambda a, t=t: a[t], received)
         updates = shadow_updates(federation[0], params, rows, KEY, Property(), x=x, y=y, training=TRAINING)
@@ -327,6 +329,8 @@ def test_bad_settings_are_named(federation, auxiliary):
     run, inversion = trained(federation, None), Property(Behavior(update=-1.0))
     with pytest.raises(ValueError, match="pairs=0 must be"):
         detectors_of(federation, run, auxiliary, inversion, pairs=0)
+    with pytest.raises(ValueError, match="pairs=1 must be at least 2"):
+        detectors_of(federation, run, auxiliary, inversion, pairs=1)
     with pytest.raises(ValueError, match="pairs=2 leaves none"):
         detectors_of(federation, run, auxiliary, inversion, "lda", pairs=2)
     with pytest.raises(ValueError, match="records=16 need at least twice"):

@@ -1,9 +1,10 @@
 """Kerkouche, Acs, Fritz, *Client-specific Property Inference against Secure Aggregation in Federated Learning* (2023), PROLIN:
 Figures 3 to 5 (F1 against rounds, panels a to h), 8 (number of clients), and what Figures 2, 6 and 7 show of the detectors.
 
-The panels' detectors are ours for all methods (`first_order`, one for every ten rounds from 60 shadow pairs and the gradients
-of 2,000 records; 1,000 on CIFAR-10, 500 for misbehaviour, which is plain); published curves, PROLIN's and its rivals', are of
-logistic detectors on 6,000 pairs a round. `detectors` has kinds and numbers side by side.
+The panels' detectors are ours for all methods: `first_order`, one for every ten rounds, from the gradients of 2,000 records
+(1,000 on CIFAR-10, 500 for misbehaviour, which is plain) of one half of the adversary's, calibrated by 60 shadow pairs of the
+other. Published curves, PROLIN's and its rivals', are of logistic detectors on 6,000 pairs a round. `detectors` has kinds and
+numbers side by side.
 
 Where text and code differ the published curves follow the code, and so do cells: two local epochs, inversion by -1/2, gradients
 clipped to norm 2 where clients climb the loss. Published values are digitised from the figures (mean error about .01), panels
