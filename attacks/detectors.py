@@ -154,7 +154,7 @@ def train_detectors(
     counts = ("pairs", "gradients", "masks", "averaged", "epochs", "batch_size", "repeated", "every", "followed")
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
     if settings.pairs < 2:
-        raise ValueError("pairs=1 must be at least 2: variances, and halves of the shadows, are taken")
+        raise ValueError(f"pairs={settings.pairs} must be at least 2: variances, and halves of the shadows, are taken")
     if records > len(x) // 2:
         raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many")
     if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
@@ -286,7 +286,8 @@ class _Trainer:
             mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
             variance = jnp.maximum(variance, LEAST_VARIANCE * variance.max())  # a free-rider's feature is a constant
             again = (repeated @ direction + offset - mean[0]) / jnp.sqrt(variance[0])
-        return _Found(direction, offset, mean, variance, self._step(params, sides[0], rows, step_key), again)
+        step = self._step(params, sides[0], rows, step_key) if settings.every > 1 else jnp.ones(())
+        return _Found(direction, offset, mean, variance, step, again)
 
     def expected(self, params: Any, direction: Array, key: Array) -> Array:
         """Means without and with the property of the feature of an update along its mean gradient, to first order `[2]`."""

@@ -14,6 +14,8 @@ from jaxfl import Behavior, ClientData, LocalTraining, Model, behave, mean_loss
 from jaxfl.federated import map_clients
 
 Array = jax.Array
+BATCH = 250
+"""Records whose loss is differentiated at once; more are no faster on a CPU."""
 
 
 @jax.tree_util.register_dataclass
@@ -92,12 +94,12 @@ def target_loss(model: Model, params: Any, target: tuple[Array, Array], key: Arr
     return mean_loss(model, params, x, y, key=key)
 
 
-def slope(model: Model, params: Any, direction: Array, x: Array, y: Array, key: Array, batch: int = 250) -> Array:
+def slope(model: Model, params: Any, direction: Array, x: Array, y: Array, key: Array) -> Array:
     """Derivative of the mean loss of records along a direction `[parameters]`, with dropout: `[]`.
 
-    Records run in batches of one size, at most `batch`; a few that are left over do not count.
+    Records run in batches of one size, at most `BATCH`; a few that are left over do not count.
     """
-    batches = -(-len(x) // batch)
+    batches = -(-len(x) // BATCH)
     batch = len(x) // batches
     tangent = ravel_pytree(params)[1](direction)
 
