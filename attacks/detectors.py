@@ -58,8 +58,7 @@ class Training:
       learning_rate: of `logistic`.
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
         rounds is estimated (static).
-      every: a detector is trained for every so-manieth round, and used until the next (static). No detector looks
-        ahead; `correlation` alone is estimated from all rounds.
+      every: a detector is trained for every so-manieth round, and used until the next (static). Nothing looks ahead.
       followed: auxiliary records whose loss tells, to first order, how the class means move between those rounds (static).
       strategy: how shadows run, as in `Federated` (static).
     """
@@ -95,7 +94,7 @@ class Detectors:
       mean: of the feature without and with the property, on held-out shadows `[rounds, 2]`, and moved from the round that the
         detector is trained for to the round that uses it.
       variance: on held-out shadows `[rounds, 2]`.
-      correlation: of one client's features between rounds.
+      correlation: of one client's features between rounds, estimated from the detectors so far `[rounds]`.
       calibrated_on: held-out pairs.
       pool: number of disjoint clients that the calibrating records would make; shadows of all rounds are drawn from these.
       rate: fraction of clients that the adversary takes to have the property.
@@ -206,7 +205,7 @@ def _train_detectors(
         offset=offset,
         mean=mean,
         variance=variance,
-        correlation=repeat_correlation(found.again),
+        correlation=repeat_correlation(found.again)[number],
         calibrated_on=jnp.asarray(settings.calibrating()),
         pool=jnp.asarray(len(calibrating) / records),
         rate=jnp.asarray(prop.rate, mean.dtype),
@@ -355,16 +354,16 @@ def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def repeat_correlation(features: Array) -> Array:
-    """Correlation between rounds of the same clients' features `[rounds, clients]`, centred and of one scale; in [0, 0.95].
+    """Correlation between rounds of the same clients' features, as estimated after each round `[rounds]`; in [0, 0.95].
 
-    Products over squares of the same few clients, so that one unusual client does not decide.
+    Products over squares of the same few clients, so that one unusual client does not decide. One round tells none: 0.
+
+    Args:
+      features: centred and of one scale `[rounds, clients]`.
     """
-    rounds = len(features)
-    if rounds < 2:
-        return jnp.zeros(())
-    squares = (features**2).sum(0)
-    products = (features.sum(0) ** 2 - squares) / (rounds - 1)
-    return jnp.clip(products.sum() / squares.sum(), 0, 0.95)
+    squares = jnp.cumsum((features**2).sum(1))
+    products = (jnp.cumsum(features, 0) ** 2).sum(1) - squares
+    return jnp.clip(products / (jnp.maximum(jnp.arange(len(features)), 1) * squares), 0, 0.95).at[0].set(0)
 
 
 def overlap(mean: Array, variance: Array) -> np.ndarray:

@@ -24,7 +24,7 @@ class Observations:
       participation: 1 (or True) for who took part `[rounds, clients]`, the paper's A.
       mean: of one client's feature, without and with the property `[rounds, 2]`.
       variance: likewise `[rounds, 2]`.
-      correlation: of one client's features between rounds `[]`.
+      correlation: of one client's features between rounds, as estimated after each `[rounds]`; decoders use the last.
       calibrated_on: shadow pairs behind `mean` and `variance` `[]`.
       pool: number of disjoint clients that the calibrating records would make; shadows of all rounds are drawn from these `[]`.
       cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
@@ -56,8 +56,8 @@ def prefix(rounds: int, seen: Array) -> Array:
 
 
 def until(observations: Observations, seen: Array) -> Observations:
-    """The first rounds alone: in the others nobody takes part, and what was observed there, be it NaN, is gone. What is known
-    of all rounds together (`correlation`, `calibrated_on`, `pool`, `rate`) stays. Participation gets the dtype of the features.
+    """The first rounds alone: in the others nobody takes part, and what was observed there, be it NaN, is gone; the correlation
+    is the one estimated after the last that is kept. Participation gets the dtype of the features.
 
     Args:
       observations: see there.
@@ -75,6 +75,7 @@ def until(observations: Observations, seen: Array) -> Observations:
         participation=kept(observations.participation),
         mean=kept(observations.mean),
         variance=kept(observations.variance, 1.0),
+        correlation=jnp.where(inside, observations.correlation, observations.correlation[seen - 1]),
         cross=kept(kept(observations.cross).T).T,
         offset=kept(observations.offset),
     )

@@ -61,7 +61,7 @@ class _Sums(NamedTuple):
 
 
 def _sums(observations: Observations, p: Array) -> _Sums:
-    b, rho = observations.features, observations.correlation
+    b, rho = observations.features, observations.correlation[-1]
     a = jnp.asarray(observations.participation, b.dtype)
     (mean0, mean1), (var0, var1) = observations.mean.T, observations.variance.T
     members, positives = a.sum(1), a @ p

@@ -282,7 +282,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 detail={
                     "simulation_s": round(trained.run_s, 1),
                     "detectors_s": round(detected.run_s, 1),
-                    "correlation": round(float(detectors.correlation[s]), 3),
+                    "correlation": round(float(detectors.correlation[s, -1]), 3),
                 },
             )
             for job in wanted

@@ -136,7 +136,7 @@ def test_no_detector_looks_ahead(federation, auxiliary):
         )
         for models in (received, other)
     ]
-    for name in ("direction", "offset", "mean", "variance"):
+    for name in ("direction", "offset", "mean", "variance", "correlation"):
         one, two = (np.asarray(getattr(detectors, name)) for detectors in found)
         assert (one[:20] == two[:20]).all()
         assert (one[24:] != two[24:]).any()
@@ -314,8 +314,11 @@ def test_correlation_of_repeated_clients():
     rng = np.random.default_rng(0)
     own, noise = rng.normal(size=400), rng.normal(size=(50, 400))
     features = jnp.asarray(np.sqrt(0.3) * own + np.sqrt(0.7) * noise)
-    assert float(repeat_correlation(features)) == pytest.approx(0.3, abs=0.05)
-    assert float(repeat_correlation(jnp.asarray(noise))) < 0.01
+    found = repeat_correlation(features)
+    assert found[0] == 0  # one round tells nothing
+    assert float(found[-1]) == pytest.approx(0.3, abs=0.05)
+    assert np.allclose(repeat_correlation(features[:7]), found[:7], rtol=1e-5)  # nor do rounds to come
+    assert float(repeat_correlation(jnp.asarray(noise))[-1]) < 0.01
 
 
 def test_lenets_have_the_papers_numbers_of_parameters():

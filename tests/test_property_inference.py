@@ -38,7 +38,7 @@ def observed(separation=4.0, seed=0, clients=CLIENTS, per_round=PER_ROUND, round
     mean, variance = np.tile([-1.0, 1.0], (rounds, 1)), np.tile([deviation**2, 1.5 * deviation**2], (rounds, 1))
     own = np.sqrt(correlation) * rng.normal(size=clients) + np.sqrt(1 - correlation) * rng.normal(size=(rounds, clients))
     x = np.where(truth, 1 + np.sqrt(1.5) * deviation * own, -1 + deviation * own)
-    numbers = (a * x).sum(1), a, mean, variance, correlation, 200, np.inf, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
+    numbers = (a * x).sum(1), a, mean, variance, np.full(rounds, correlation), 200, np.inf, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
     each = jnp.arange(rounds)
     return Observations(*(jnp.asarray(n, jnp.float32) for n in numbers), detector_number=each, rounds=each), truth
 
@@ -157,6 +157,7 @@ def irregular():
         participation=jnp.asarray(a, jnp.float32),
         mean=jnp.asarray(observations.mean * scale, jnp.float32),
         variance=jnp.asarray(observations.variance * scale**2, jnp.float32),
+        correlation=jnp.linspace(0.1, 0.6, ROUNDS),
         calibrated_on=jnp.asarray(50.0),
         pool=jnp.asarray(80.0),
         detector_number=jnp.arange(ROUNDS) // 10,
@@ -175,7 +176,7 @@ def moments(observations, seen, spread, drift):
     share, common = np.sqrt(total / a.sum(1)), a.sum(1) * np.sqrt(v0)
     steps = np.arange(1000) < np.asarray(observations.rounds)[:seen, None]
     number = np.asarray(observations.detector_number)[:seen]
-    rho, same = float(observations.correlation), number[:, None] == number
+    rho, same = float(observations.correlation[seen - 1]), number[:, None] == number
     shared = same / float(observations.calibrated_on) + np.where(same, 1, rho) / float(observations.pool)
     shared += drift**2 * steps @ steps.T.astype(float)
     covariance = np.diag((1 - rho) * total) + rho * share[:, None] * (a @ a.T) * share + common[:, None] * shared * common

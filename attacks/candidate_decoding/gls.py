@@ -40,6 +40,8 @@ from jaxfl.clients import ClientData
 from jaxfl.federated import Strategy, map_clients
 
 Array = jax.Array
+KEPT = 2**29
+"""Inner products of gradients, as many as are kept between passes and not computed again (2 GiB in float32)."""
 
 
 @jax.tree_util.register_dataclass
@@ -84,7 +86,8 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
 
     Returns:
       A `Reconstruction`; `objective` is the whitened misfit of the rounded answer relative to that of the prior's mean,
-      `trace` the same of the real-valued answer after each pass. Memory grows with (records K)^2.
+      `trace` the same of the real-valued answer after each pass. Memory grows with (records K)^2 (and with the rounds,
+      while that is at most `KEPT` numbers).
 
     Raises:
       ValueError: as `cos_matching`; and if labels are unknown or there are several unknown columns.
@@ -108,14 +111,19 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     prior = prior_weights(model, knowledge, count)
     # Precision of a draw from the prior, per unknown.
     precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
-    rounds = (messages.received, messages.pseudo_gradient, jnp.arange(len(messages)))
+    models = messages.received, messages.pseudo_gradient
+    kept = None
+    guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
+    if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
+        kept = jax.lax.map(lambda one: candidate_gradients(model, _centre(*one, settings, records), x, y)[0], models)
+    rounds = *models, kept, jnp.arange(len(messages))
 
     def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array, Array]]:
         scores = _scores(weights, records)
 
         def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
-            received, update, t = one
-            gram, right = _one_round(model, received, update, scores, x, y, jax.random.fold_in(key, t), settings)
+            *message, t = one
+            gram, right = _one_round(model, *message, scores, x, y, jax.random.fold_in(key, t), settings)
             return (total[0] + gram, total[1] + right), None
 
         size = len(weights)
@@ -188,16 +196,24 @@ def noise_variance(training: LocalTraining, records: int) -> Array:
 
 
 def _one_round(
-    model: Model, received: Any, update: Any, scores: Array, x: Array, y: Array, key: Array, settings: GLS
+    model: Model,
+    received: Any,
+    update: Any,
+    kept: Array | None,
+    scores: Array,
+    x: Array,
+    y: Array,
+    key: Array,
+    settings: GLS,
 ) -> tuple[Array, Array]:
-    """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round."""
+    """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round; `kept`: its inner products, if they are at hand."""
     training, (records, count) = settings.training, x.shape[:2]
     mean_weight, variance = batch_weights(training, records)
     simulate_key, path_key = jax.random.split(key)
     expected = jnp.einsum("nk,nk...->n...", scores, x)
     data = ClientData(expected, y[:, 0], jnp.ones(records, bool), jnp.asarray(0))
     mean, deviations = _simulated(model, received, data, simulate_key, settings)
-    gram, project = _products(model, received, update, data, x, y, path_key, settings)
+    gram, project = _products(model, received, update, kept, data, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
     unravel = ravel_pytree(received)[1]
     projected = jax.vmap(lambda v: project(unravel(v)))(jnp.concatenate([residual[None], deviations]))
@@ -216,11 +232,13 @@ def _one_round(
     floor = settings.floor * jnp.trace(inner) / records + noise_variance(training, records)
     seen = difference(jnp.concatenate([root * across, projected[..., 1:]], 2))
     right = jnp.concatenate([root * towards[:, 0], deviations @ residual])
-    solved = jnp.linalg.solve(inner + floor * jnp.eye(len(inner)), jnp.concatenate([seen.T, right[:, None]], 1))
+    factor = jnp.linalg.cholesky(inner + floor * jnp.eye(len(inner)))
+    white = jax.scipy.linalg.solve_triangular(factor, jnp.concatenate([seen.T, right[:, None]], 1), lower=True)
     both = difference(difference(gram).reshape(-1, records, count).transpose(1, 2, 0)).T
     entries = mean_weight * (2 if training.mixup else 1)  # a record is in two of the averages
-    quadratic = entries**2 * (both - seen @ solved[:, :-1]) / floor
-    return quadratic, entries * (difference(projected[..., 0]) - seen @ solved[:, -1]) / floor
+    explained = white[:, :-1].T @ white
+    quadratic = entries**2 * (both - explained[:, :-1]) / floor
+    return quadratic, entries * (difference(projected[..., 0]) - explained[:, -1]) / floor
 
 
 def _simulated(model: Model, received: Any, data: ClientData, key: Array, settings: GLS) -> tuple[Array, Array]:
@@ -242,7 +260,15 @@ def _simulated(model: Model, received: Any, data: ClientData, key: Array, settin
 
 
 def _products(
-    model: Model, received: Any, update: Any, data: ClientData, x: Array, y: Array, key: Array, settings: GLS
+    model: Model,
+    received: Any,
+    update: Any,
+    kept: Array | None,
+    data: ClientData,
+    x: Array,
+    y: Array,
+    key: Array,
+    settings: GLS,
 ) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products `[records, K, records, K]` of the candidates' gradients, as the client's training uses them, and their
     products with a target `[records * K]`."""
@@ -250,9 +276,8 @@ def _products(
     if training.mixup:
         model, x = _towards_average(model, data.y), (x + data.x.mean(0)) / 2
     if settings.points == 1:
-        steps = training.steps(len(x))
-        centre = jax.tree.map(lambda w, u: w - (steps - 1) / (2 * steps) * u, received, update)
-        gram, project = candidate_gradients(model, centre, x, y)
+        gram, project = candidate_gradients(model, _centre(received, update, settings, len(x)), x, y)
+        gram = gram if kept is None else kept  # what is not used is not computed
     else:
         gram, project = mean_gradients(model, _path(model, received, data, key, settings), x, y)
     if training.privacy is not None:
@@ -260,6 +285,11 @@ def _products(
         factor = jnp.minimum(1, training.privacy.clip / norm)
         return (gram * factor[:, None] * factor).reshape(*shape, *shape), lambda target: factor * project(target)
     return gram.reshape(*shape, *shape), project
+
+
+def _centre(received: Any, update: Any, settings: GLS, records: int) -> Any:
+    steps = settings.training.steps(records)
+    return jax.tree.map(lambda w, u: w - (steps - 1) / (2 * steps) * u, received, update)
 
 
 def _path(model: Model, received: Any, data: ClientData, key: Array, settings: GLS) -> Any:
