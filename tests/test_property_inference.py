@@ -38,7 +38,8 @@ def observed(separation=4.0, seed=0, clients=CLIENTS, per_round=PER_ROUND, round
     mean, variance = np.tile([-1.0, 1.0], (rounds, 1)), np.tile([deviation**2, 1.5 * deviation**2], (rounds, 1))
     own = np.sqrt(correlation) * rng.normal(size=clients) + np.sqrt(1 - correlation) * rng.normal(size=(rounds, clients))
     x = np.where(truth, 1 + np.sqrt(1.5) * deviation * own, -1 + deviation * own)
-    numbers = (a * x).sum(1), a, mean, variance, np.full(rounds, correlation), 200, np.inf, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
+    known = mean, variance, np.full(rounds, correlation), 200, np.inf
+    numbers = (a * x).sum(1), a, *known, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
     each = jnp.arange(rounds)
     return Observations(*(jnp.asarray(n, jnp.float32) for n in numbers), detector_number=each, rounds=each), truth
 

@@ -115,15 +115,15 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     kept = None
     guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
     if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
-        kept = jax.lax.map(lambda one: candidate_gradients(model, _centre(*one, settings, records), x, y)[0], models)
+        kept = jax.lax.map(lambda m: candidate_gradients(model, _centre(m[0], m[1], settings, records), x, y)[0], models)
     rounds = *models, kept, jnp.arange(len(messages))
 
     def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array, Array]]:
         scores = _scores(weights, records)
 
         def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
-            *message, t = one
-            gram, right = _one_round(model, *message, scores, x, y, jax.random.fold_in(key, t), settings)
+            received, update, products, t = one
+            gram, right = _one_round(model, received, update, products, scores, x, y, jax.random.fold_in(key, t), settings)
             return (total[0] + gram, total[1] + right), None
 
         size = len(weights)
