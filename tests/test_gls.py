@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from attacks.attribute_reconstruction import Knowledge, binary_column
+from attacks.attribute_reconstruction import Knowledge, binary_column, check_knowledge
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
-from attacks.candidate_decoding.candidates import mean_gradients
-from attacks.candidate_decoding.gls import batch_weights
+from attacks.candidate_decoding.candidates import candidate_records, mean_gradients
+from attacks.candidate_decoding.gls import _one_round, batch_weights
 from attacks.metrics import accuracy_interval, majority_rate
-from jaxfl import DPSGD, LocalTraining, Model, cross_entropy, mlp
+from jaxfl import DPSGD, Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
 from tests.victims import KEY, ONE_HOT, D, N, explicit, make_victim
 
 MINIBATCH = LocalTraining(0.2, batch_size=4)
@@ -54,6 +54,35 @@ def test_gls_with_full_batches_has_no_noise_but_a_path():
     assert (np.asarray(found.values[0]) == truth).all()
 
 
+def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess():
+    """A guess of 0.3 says that 0.3 of the records are ones, not that a record is 0.3."""
+    training, model = LocalTraining(0.3), mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, rounds=1, training=training, column=ONE_HOT)
+    known = Knowledge(x, y, (ONE_HOT,))
+    candidates, labels = candidate_records(model, check_knowledge(model, messages, known))
+    received, update = (jax.tree.map(lambda a: a[0], tree) for tree in (messages.received, messages.pseudo_gradient))
+    exact = jax.nn.one_hot(truth, candidates.shape[1])
+    for seed in range(2):
+        guess = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(candidates.shape[1]), N), jnp.float32)
+        with jax.default_matmul_precision("highest"):
+            gram, right = _one_round(
+                model, received, update, None, guess, candidates, labels, KEY, GLS(training, orders=2, floor=0.1)
+            )
+        moved = np.asarray(gram @ (exact - guess)[:, 1:].reshape(-1))
+        assert np.linalg.norm(right - moved) < 1e-3 * np.linalg.norm(moved)
+
+
+def test_gls_tells_records_apart_that_are_nearly_the_same():
+    training, model = LocalTraining(0.1), mlp(D, (64,), 3)
+    x, y, truth, _ = make_victim(model, rounds=1, training=training)
+    x = x[:1] + 0.1 * (x - x[:1])
+    filled = x.copy()
+    filled[:, 6] = truth
+    run = simulate(model, model.init(KEY), stack_clients([(filled, y)]), KEY, Federated(rounds=5, training=training))
+    found = gls(model, run.messages(0), Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=2))
+    assert (np.asarray(found.values[0]) == truth).all()
+
+
 def test_gls_averages_gradients_along_the_path_if_asked():
     model = mlp(D, (64,), 3)
     x, y, truth, messages = make_victim(model, 1, rounds=10, training=MINIBATCH)
@@ -83,7 +112,7 @@ def test_mean_gradients_are_those_of_every_model_averaged():
 def test_gls_knows_to_which_norm_gradients_were_clipped():
     """Clipping changes the weights of records; an adversary that knows the norm reads through it."""
     model = mlp(D, (64,), 3)
-    training = LocalTraining(0.3, privacy=DPSGD(0.5, 0.0))
+    training = LocalTraining(0.3, privacy=DPSGD(0.15, 0.0))
     x, y, truth, messages = make_victim(model, rounds=5, training=training)
     known = Knowledge(x, y, (binary_column(6, 0.4),))
     aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))

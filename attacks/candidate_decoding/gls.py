@@ -5,14 +5,15 @@ order in the unknown weights s around a current guess, round t says, in units of
 
     u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d,    cov(e_t) = v A_t'A_t + R_t'R_t / M + sigma^2 I.
 
-The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in M fresh orders. J_t holds,
-per unknown, the difference of the record's gradients between candidates, A_t the records' gradients, both at the centre of the
-path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local steps, or averaged along simulated paths.
-A record enters with weight 1 / (size of its batch) in every epoch: with mean a = K / N, and with a variance v that a short
-last batch makes large. Woodbury inverts the covariance in N + M dimensions, so that only inner products of candidates'
-gradients are needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together
-give a quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated
-mean corrects what the path's centre misses.
+The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in M fresh orders: a record's
+loss is that of its candidates, weighted by the guess (under mixup, that of its expected value). J_t holds, per unknown, the
+difference of the record's gradients between candidates, A_t the records' gradients, both at the centre of the path that the
+client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local steps, or averaged along simulated paths. A record
+enters with weight 1 / (size of its batch) in every epoch: with mean a = K / N, and with a variance v that a short last batch
+makes large. Woodbury inverts the covariance in N + M dimensions, so that only inner products of candidates' gradients are
+needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together give a quadratic
+in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean corrects
+what the path's centre misses.
 
 What a client does against it is known where its server prescribed it: norms to which gradients are clipped, noise, mixup
 (whose pairs are not known; a record's partner is taken to be the average one).
@@ -21,7 +22,7 @@ What a client does against it is known where its server prescribed it: norms to 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -210,10 +211,9 @@ def _one_round(
     training, (records, count) = settings.training, x.shape[:2]
     mean_weight, variance = batch_weights(training, records)
     simulate_key, path_key = jax.random.split(key)
-    expected = jnp.einsum("nk,nk...->n...", scores, x)
-    data = ClientData(expected, y[:, 0], jnp.ones(records, bool), jnp.asarray(0))
-    mean, deviations = _simulated(model, received, data, simulate_key, settings)
-    gram, project = _products(model, received, update, kept, data, x, y, path_key, settings)
+    guess = _Guess.of(model, scores, x, y, training)
+    mean, deviations = _simulated(guess, received, simulate_key, settings)
+    gram, project = _products(model, received, update, kept, guess, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
     unravel = ravel_pytree(received)[1]
     projected = jax.vmap(lambda v: project(unravel(v)))(jnp.concatenate([residual[None], deviations]))
@@ -241,7 +241,39 @@ def _one_round(
     return quadratic, entries * (difference(projected[..., 0]) - explained[:, -1]) / floor
 
 
-def _simulated(model: Model, received: Any, data: ClientData, key: Array, settings: GLS) -> tuple[Array, Array]:
+class _Guess(NamedTuple):
+    """What a client is simulated with."""
+
+    model: Model
+    data: ClientData
+
+    @classmethod
+    def of(cls, model: Model, scores: Array, x: Array, y: Array, training: LocalTraining) -> "_Guess":
+        """Candidates with weights `scores` `[records, K]` in place of records; averages of pairs cannot be had of those."""
+        rest = y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0)
+        if training.mixup:
+            return cls(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest))
+        weighted = jnp.concatenate([x.reshape(*scores.shape, -1), scores[..., None]], 2)
+        return cls(_weighted(model, x.shape[2:]), ClientData(weighted, *rest))
+
+
+def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
+    """The model on records `[K, features + 1]`: candidates, of that shape once, and the weights of their losses."""
+
+    def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Any:
+        count = x.shape[1]
+        mask = None if mask is None else jnp.repeat(mask, count)
+        outputs = model.apply(params, x[..., :-1].reshape(-1, *shape), key=key, mask=mask)
+        return outputs.reshape(-1, count, *outputs.shape[1:]), x[..., -1]
+
+    def loss(outputs: Any, y: Array) -> Array:
+        candidates, weights = outputs
+        return (weights * jax.vmap(model.loss, (1, None), 1)(candidates, y)).sum(1)
+
+    return dataclasses.replace(model, apply=apply, loss=loss, layers=None)
+
+
+def _simulated(guess: _Guess, received: Any, key: Array, settings: GLS) -> tuple[Array, Array]:
     """Mean update `[parameters]` and deviations `[orders, parameters]`, over the root of their number, of the client's training
     on the guess, in units of the learning rate. The noise of private training is not drawn: its variance is known."""
     training = settings.training
@@ -249,7 +281,7 @@ def _simulated(model: Model, received: Any, data: ClientData, key: Array, settin
         training = dataclasses.replace(training, privacy=dataclasses.replace(training.privacy, noise_multiplier=0.0))
 
     def run(k: Array) -> Array:
-        returned = local_update(model, received, data, k, training)
+        returned = local_update(guess.model, received, guess.data, k, training)
         return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0] / training.learning_rate
 
     # Products of small batches leave a core idle unless several runs share it, whose models should fit its cache.
@@ -264,7 +296,7 @@ def _products(
     received: Any,
     update: Any,
     kept: Array | None,
-    data: ClientData,
+    guess: _Guess,
     x: Array,
     y: Array,
     key: Array,
@@ -274,12 +306,12 @@ def _products(
     products with a target `[records * K]`."""
     training, shape = settings.training, x.shape[:2]
     if training.mixup:
-        model, x = _towards_average(model, data.y), (x + data.x.mean(0)) / 2
+        model, x = _towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
     if settings.points == 1:
         gram, project = candidate_gradients(model, _centre(received, update, settings, len(x)), x, y)
         gram = gram if kept is None else kept  # what is not used is not computed
     else:
-        gram, project = mean_gradients(model, _path(model, received, data, key, settings), x, y)
+        gram, project = mean_gradients(model, _path(guess, received, key, settings), x, y)
     if training.privacy is not None:
         norm = jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny))
         factor = jnp.minimum(1, training.privacy.clip / norm)
@@ -292,9 +324,10 @@ def _centre(received: Any, update: Any, settings: GLS, records: int) -> Any:
     return jax.tree.map(lambda w, u: w - (steps - 1) / (2 * steps) * u, received, update)
 
 
-def _path(model: Model, received: Any, data: ClientData, key: Array, settings: GLS) -> Any:
+def _path(guess: _Guess, received: Any, key: Array, settings: GLS) -> Any:
     """Models `[epochs * points, ...]` on a simulated path: in every epoch after a random part of the records."""
-    records = len(data.x)
+    model, data = guess
+    records = len(data.mask)
     one_epoch = dataclasses.replace(settings.training, epochs=1)
     fractions = (jnp.arange(settings.points) + 0.5) / settings.points
 
