@@ -356,7 +356,8 @@ def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
 def repeat_correlation(features: Array) -> Array:
     """Correlation between rounds of the same clients' features, as estimated after each round `[rounds]`; in [0, 0.95].
 
-    Products over squares of the same few clients, so that one unusual client does not decide. One round tells none: 0.
+    Products over squares of the same few clients, so that one unusual client does not decide. One round tells none: 0;
+    the next estimates rest on few products, and are rough.
 
     Args:
       features: centred and of one scale `[rounds, clients]`.

@@ -75,7 +75,7 @@ def until(observations: Observations, seen: Array) -> Observations:
         participation=kept(observations.participation),
         mean=kept(observations.mean),
         variance=kept(observations.variance, 1.0),
-        correlation=jnp.where(inside, observations.correlation, observations.correlation[seen - 1]),
+        correlation=jnp.where(inside, observations.correlation, jnp.where(seen > 0, observations.correlation[seen - 1], 0)),
         cross=kept(kept(observations.cross).T).T,
         offset=kept(observations.offset),
     )

@@ -57,7 +57,7 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "mixture": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "gauss_newton": rounds * 20 * 50 * 8 * forward,
-        "gls": cell["gls_passes"] * rounds * (cell["epochs"] * cell["gls_orders"] * 3 * forward * small + projected),
+        "gls": cell["gls_passes"] * rounds * (cell["epochs"] * cell["gls_orders"] * 6 * forward * small + projected),
         # Simulated training is repeated once more to save memory.
         "cos_unrolled": cell["epochs"] * cell["unrolled_steps"] * drawn * cell["unrolled_orders"] * 12 * forward * small,
     }

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from attacks.candidate_decoding.gls import KEPT
 from benchmarks.jobs import Cost, Job
 from benchmarks.local_model_experiment import applies, measured, measures
 
@@ -36,7 +37,10 @@ def cost(job: Job) -> Cost:
     epoch = 6.0 * weights * records
     train = cell["optimum_steps"] * 6.0 * weights * batch
     gram = 2.0 * (2 * records) ** 2 * 2 * sum(widths)
-    decode = cell["decoded"] * cell["passes"] * (cell["orders"] * (epoch * cell["epochs"] + 8.0 * weights * records) + gram)
+    # Simulated on both candidates of a bit; inner products are kept between passes.
+    simulated = cell["orders"] * (2 * epoch * cell["epochs"] + 8.0 * weights * records)
+    decode = cell["decoded"] * (cell["passes"] * (simulated + 5.0 * records**3) + gram)
+    kept = min(4.0 * cell["decoded"] * (2 * records) ** 2, 4.0 * KEPT) if job.method in ("gls", "records") else 0.0
     literal = 6.0 * 2 * weights * 32 * (cell["fit_steps"] * steps + cell["search_steps"])
     everyone = (cell["targets"] or records) * clients
     work = {
@@ -70,4 +74,4 @@ def cost(job: Job) -> Cost:
     shapes = (cell.dataset, *(cell[name] for name in ("hidden", "batch_norm", "records", "batch_size", "epochs", "defense")))
     compiling = {("simulation", *shapes): COMPILE_SECONDS["simulation"]}
     compiling[job.method, *shapes] = COMPILE_SECONDS.get(job.method, 0.5)
-    return Cost(operations, compiling, 8.0 * weights * steps * clients)
+    return Cost(operations, compiling, 8.0 * weights * steps * clients + kept)

@@ -1,6 +1,7 @@
 """Decoding of clients that take many steps a round: better than the closed form, blind on another client's messages."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from attacks.attribute_reconstruction import Knowledge, binary_column, check_knowledge
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
 from attacks.candidate_decoding.candidates import candidate_records, mean_gradients
-from attacks.candidate_decoding.gls import _one_round, batch_weights
+from attacks.candidate_decoding.gls import KEPT, _one_round, batch_weights
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import DPSGD, Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
 from tests.victims import KEY, ONE_HOT, D, N, explicit, make_victim
@@ -54,9 +55,10 @@ def test_gls_with_full_batches_has_no_noise_but_a_path():
     assert (np.asarray(found.values[0]) == truth).all()
 
 
-def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess():
+@pytest.mark.parametrize("privacy", [None, DPSGD(2.0, 0.0)])  # the median norm
+def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess(privacy):
     """A guess of 0.3 says that 0.3 of the records are ones, not that a record is 0.3."""
-    training, model = LocalTraining(0.3), mlp(D, (64,), 3)
+    training, model = LocalTraining(0.3, privacy=privacy), mlp(D, (64,), 3)
     x, y, truth, messages = make_victim(model, rounds=1, training=training, column=ONE_HOT)
     known = Knowledge(x, y, (ONE_HOT,))
     candidates, labels = candidate_records(model, check_knowledge(model, messages, known))
@@ -70,6 +72,18 @@ def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess():
             )
         moved = np.asarray(gram @ (exact - guess)[:, 1:].reshape(-1))
         assert np.linalg.norm(right - moved) < 1e-3 * np.linalg.norm(moved)
+
+
+def test_gls_finds_the_same_whether_inner_products_are_kept_or_not(monkeypatch):
+    model = mlp(D, (16,), 3)
+    x, y, _, messages = make_victim(model, rounds=3, training=MINIBATCH)
+    known = Knowledge(x, y, (binary_column(6, 0.4),))
+    found = []
+    for limit in (KEPT, 0):
+        monkeypatch.setattr(sys.modules[_one_round.__module__], "KEPT", limit)
+        jax.clear_caches()
+        found.append(gls(model, messages, known, KEY, settings=SMALL).scores[0])
+    assert np.allclose(*found, atol=1e-3)
 
 
 def test_gls_tells_records_apart_that_are_nearly_the_same():
@@ -118,6 +132,10 @@ def test_gls_knows_to_which_norm_gradients_were_clipped():
     aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))
     assert (np.asarray(aware.values[0]) == truth).mean() >= 0.95
     assert (np.asarray(aware.values[0]) == truth).mean() > (np.asarray(unaware.values[0]) == truth).mean()
+    training = LocalTraining(0.3, privacy=DPSGD(2.0, 0.0))  # half of the records are clipped
+    messages = make_victim(model, rounds=5, training=training)[3]
+    aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))
+    assert float(aware.objective) < 1e-3 * float(unaware.objective)
 
 
 def test_records_weights_in_random_batches():

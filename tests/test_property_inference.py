@@ -248,7 +248,8 @@ def test_rounds_that_are_not_seen_may_hold_anything(decode):
     assert (np.ptp(expected, 1) > 0).all()
     for value in (jnp.nan, 1e4):
         lost = {
-            name: getattr(observations, name).at[40:].set(value) for name in ("features", "mean", "variance", "cross", "offset")
+            name: getattr(observations, name).at[40:].set(value)
+            for name in ("features", "mean", "variance", "correlation", "cross", "offset")
         }
         lost["cross"] = lost["cross"].at[:, 40:].set(value)
         assert np.asarray(decode(dataclasses.replace(observations, **lost), seen)) == pytest.approx(expected, abs=1e-5)

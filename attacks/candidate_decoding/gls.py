@@ -6,14 +6,14 @@ order in the unknown weights s around a current guess, round t says, in units of
     u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d,    cov(e_t) = v A_t'A_t + R_t'R_t / M + sigma^2 I.
 
 The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in M fresh orders: a record's
-loss is that of its candidates, weighted by the guess (under mixup, that of its expected value). J_t holds, per unknown, the
-difference of the record's gradients between candidates, A_t the records' gradients, both at the centre of the path that the
-client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local steps, or averaged along simulated paths. A record
-enters with weight 1 / (size of its batch) in every epoch: with mean a = K / N, and with a variance v that a short last batch
-makes large. Woodbury inverts the covariance in N + M dimensions, so that only inner products of candidates' gradients are
-needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together give a quadratic
-in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean corrects
-what the path's centre misses.
+loss is that of its candidates, weighted by the guess and by what clipping leaves of its gradient (under mixup, that of its
+expected value). J_t holds, per unknown, the difference of the record's gradients between candidates, A_t the records'
+gradients, both at the centre of the path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local
+steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in every epoch: with mean a = K /
+N, and with a variance v that a short last batch makes large. Woodbury inverts the covariance in N + M dimensions, so that only
+inner products of candidates' gradients are needed; at the centre, where all parameters belong to dense layers, no gradient is
+formed. All rounds together give a quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from
+the new guess: the simulated mean corrects what the path's centre misses.
 
 What a client does against it is known where its server prescribed it: norms to which gradients are clipped, noise, mixup
 (whose pairs are not known; a record's partner is taken to be the average one).
@@ -42,7 +42,8 @@ from jaxfl.federated import Strategy, map_clients
 
 Array = jax.Array
 KEPT = 2**29
-"""Inner products of gradients, as many as are kept between passes and not computed again (2 GiB in float32)."""
+"""Inner products of gradients, as many as are kept between passes and not computed again (2 GiB in float32, in each call: times
+those that are mapped over at once)."""
 
 
 @jax.tree_util.register_dataclass
@@ -52,8 +53,8 @@ class GLS:
 
     Attributes:
       training: the client's recipe, known to the server that prescribed it. Jacobian and weights are those of plain SGD.
-      orders: simulated runs M per round, for mean and noise (static). Many small batches make noise in about N directions; what
-        M runs miss of them is taken for signal. Clients with few steps need few.
+      orders: simulated runs M per round, each on all candidates, for mean and noise (static). Many small batches make noise
+        in about N directions; what M runs miss of them is taken for signal. Clients with few steps need few.
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
         where a random part of the records has been seen: better for many small batches, at the price of writing gradients
         out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
@@ -112,11 +113,11 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     prior = prior_weights(model, knowledge, count)
     # Precision of a draw from the prior, per unknown.
     precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
-    models = messages.received, messages.pseudo_gradient
-    kept = None
+    models, kept = (messages.received, messages.pseudo_gradient), None
     guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
     if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
-        kept = jax.lax.map(lambda m: candidate_gradients(model, _centre(m[0], m[1], settings, records), x, y)[0], models)
+        with jax.default_matmul_precision("highest"):
+            kept = jax.lax.map(lambda m: candidate_gradients(model, _centre(m[0], m[1], settings, records), x, y)[0], models)
     rounds = *models, kept, jnp.arange(len(messages))
 
     def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array, Array]]:
@@ -211,7 +212,7 @@ def _one_round(
     training, (records, count) = settings.training, x.shape[:2]
     mean_weight, variance = batch_weights(training, records)
     simulate_key, path_key = jax.random.split(key)
-    guess = _Guess.of(model, scores, x, y, training)
+    guess = _guess(model, received, update, kept, scores, x, y, settings)
     mean, deviations = _simulated(guess, received, simulate_key, settings)
     gram, project = _products(model, received, update, kept, guess, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
@@ -242,29 +243,49 @@ def _one_round(
 
 
 class _Guess(NamedTuple):
-    """What a client is simulated with."""
+    """What a client is simulated with: its model, its records by the guess, its recipe."""
 
     model: Model
     data: ClientData
+    training: LocalTraining
 
-    @classmethod
-    def of(cls, model: Model, scores: Array, x: Array, y: Array, training: LocalTraining) -> "_Guess":
-        """Candidates with weights `scores` `[records, K]` in place of records; averages of pairs cannot be had of those."""
-        rest = y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0)
-        if training.mixup:
-            return cls(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest))
-        weighted = jnp.concatenate([x.reshape(*scores.shape, -1), scores[..., None]], 2)
-        return cls(_weighted(model, x.shape[2:]), ClientData(weighted, *rest))
+
+def _guess(
+    model: Model, received: Any, update: Any, kept: Array | None, scores: Array, x: Array, y: Array, settings: GLS
+) -> _Guess:
+    """All candidates of a record, with weights: the guess, times what clipping leaves of their gradients at the path's centre.
+    Under mixup expected records instead, since it would average the weights too.
+
+    The noise of private training is not drawn: its variance is known.
+    """
+    training, rest = settings.training, (y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0))
+    if training.mixup:
+        if training.privacy is not None:
+            training = dataclasses.replace(training, privacy=dataclasses.replace(training.privacy, noise_multiplier=0.0))
+        return _Guess(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest), training)
+    weights = scores
+    if training.privacy is not None:
+        if kept is None:
+            kept, _ = candidate_gradients(model, _centre(received, update, settings, len(x)), x, y)
+        weights = scores * _clipping(kept, training.privacy.clip).reshape(scores.shape)
+        training = dataclasses.replace(training, privacy=None)
+    weighted = jnp.concatenate([x.reshape(*scores.shape, -1), weights[..., None]], 2)
+    return _Guess(_weighted(model, x.shape[2:]), ClientData(weighted, *rest), training)
+
+
+def _clipping(gram: Array, clip: float | Array) -> Array:
+    """Factors that clip gradients, from their inner products."""
+    return jnp.minimum(1, clip / jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny)))
 
 
 def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
-    """The model on records `[K, features + 1]`: candidates, of that shape once, and the weights of their losses."""
+    """The model on records `[K, features + 1]`: flat candidates of that shape, and in the last column their losses' weights."""
 
     def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Any:
-        count = x.shape[1]
-        mask = None if mask is None else jnp.repeat(mask, count)
-        outputs = model.apply(params, x[..., :-1].reshape(-1, *shape), key=key, mask=mask)
-        return outputs.reshape(-1, count, *outputs.shape[1:]), x[..., -1]
+        candidates = x[..., :-1].reshape(*x.shape[:2], *shape)
+        # All candidates of a record get the same dropout.
+        outputs = jax.vmap(lambda each: model.apply(params, each, key=key, mask=mask), 1, 1)(candidates)
+        return outputs, x[..., -1]
 
     def loss(outputs: Any, y: Array) -> Array:
         candidates, weights = outputs
@@ -275,14 +296,11 @@ def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
 
 def _simulated(guess: _Guess, received: Any, key: Array, settings: GLS) -> tuple[Array, Array]:
     """Mean update `[parameters]` and deviations `[orders, parameters]`, over the root of their number, of the client's training
-    on the guess, in units of the learning rate. The noise of private training is not drawn: its variance is known."""
-    training = settings.training
-    if training.privacy is not None:
-        training = dataclasses.replace(training, privacy=dataclasses.replace(training.privacy, noise_multiplier=0.0))
+    on the guess, in units of the learning rate."""
 
     def run(k: Array) -> Array:
-        returned = local_update(guess.model, received, guess.data, k, training)
-        return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0] / training.learning_rate
+        returned = local_update(guess.model, received, guess.data, k, guess.training)
+        return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0] / guess.training.learning_rate
 
     # Products of small batches leave a core idle unless several runs share it, whose models should fit its cache.
     together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
@@ -313,8 +331,7 @@ def _products(
     else:
         gram, project = mean_gradients(model, _path(guess, received, key, settings), x, y)
     if training.privacy is not None:
-        norm = jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny))
-        factor = jnp.minimum(1, training.privacy.clip / norm)
+        factor = _clipping(gram, training.privacy.clip)
         return (gram * factor[:, None] * factor).reshape(*shape, *shape), lambda target: factor * project(target)
     return gram.reshape(*shape, *shape), project
 
@@ -326,9 +343,8 @@ def _centre(received: Any, update: Any, settings: GLS, records: int) -> Any:
 
 def _path(guess: _Guess, received: Any, key: Array, settings: GLS) -> Any:
     """Models `[epochs * points, ...]` on a simulated path: in every epoch after a random part of the records."""
-    model, data = guess
-    records = len(data.mask)
-    one_epoch = dataclasses.replace(settings.training, epochs=1)
+    model, data, training = guess
+    records, one_epoch = len(data.mask), dataclasses.replace(training, epochs=1)
     fractions = (jnp.arange(settings.points) + 0.5) / settings.points
 
     def after(params: Any, fraction: Array, key: Array) -> Any:
@@ -341,7 +357,7 @@ def _path(guess: _Guess, received: Any, key: Array, settings: GLS) -> Any:
         points = jax.vmap(functools.partial(after, params))(fractions, jax.random.split(point_key, settings.points))
         return after(params, jnp.ones(()), epoch_key), points
 
-    _, models = jax.lax.scan(epoch, received, jax.random.split(key, settings.training.epochs))
+    _, models = jax.lax.scan(epoch, received, jax.random.split(key, training.epochs))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)
 
 
