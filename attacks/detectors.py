@@ -15,7 +15,7 @@ follow the model to first order.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from attacks.directions import discriminant, logistic, record_gradients
+from attacks.directions import discriminant, logistic, record_gradients, scaled
 from attacks.disaggregation import Observations
 from attacks.shadows import Property, first_order_updates, shadow_updates, slope, target_loss
 from jaxfl import Aggregates, Behavior, LocalTraining, Model, _check
@@ -32,9 +32,6 @@ from jaxfl.models import check_records
 
 Array = jax.Array
 Kind = Literal["first_order", "lda", "logistic"]
-LEAST_SEPARATION = 0.3
-"""A feature is scaled as if its class means were at least so many deviations apart; less cannot be told from chance, and the
-scale would be noise."""
 LEAST_VARIANCE = 1e-6
 """Of a class's feature, relative to the other class's, so that it has a density."""
 
@@ -267,11 +264,11 @@ class _Trainer:
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
             if first_order is not None:
-                direction, offset = _unit(first_order, held_out)
+                direction, offset = scaled(first_order, held_out)
             elif settings.kind == "lda":
                 means = [side.mean(0) for side in trained]
                 centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
-                direction, offset = _unit(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
+                direction, offset = scaled(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
             else:
                 direction, offset = logistic(
                     trained,
@@ -342,15 +339,6 @@ def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
     """Sets of rows `[sets, size]`, without repetition in a set."""
     keys = jax.random.split(key, sets)
     return rows[jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape), size)[1], keys)]
-
-
-def _unit(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
-    """A direction scaled, and an offset, such that the feature's class means on held-out shadows are -1 and 1 (nearer, or
-    reversed, where they cannot be told apart)."""
-    low, high = (side @ direction for side in held_out)
-    deviation = jnp.sqrt((low.var() + high.var()) / 2)
-    apart = jnp.maximum(high.mean() - low.mean(), LEAST_SEPARATION * deviation + jnp.finfo(deviation.dtype).tiny)
-    return direction * 2 / apart, -(high.mean() + low.mean()) / apart
 
 
 def repeat_correlation(features: Array) -> Array:

@@ -11,6 +11,9 @@ from jax.flatten_util import ravel_pytree
 from jaxfl import Model, mean_loss
 
 Array = jax.Array
+LEAST_SEPARATION = 0.3
+"""A feature is scaled as if its class means were at least so many deviations apart; less cannot be told from chance, and the
+scale would be noise."""
 
 
 def discriminant(centred: Array, change: Array, shrinkage: float | Array) -> Array:
@@ -31,6 +34,23 @@ def discriminant(centred: Array, change: Array, shrinkage: float | Array) -> Arr
     factor = jax.scipy.linalg.cho_factor(gram + ridge * jnp.eye(len(z), dtype=z.dtype), lower=True)
     inside = z.T @ jax.scipy.linalg.cho_solve(factor, z @ change) / len(z)
     return (change - inside) / ridge / deviation
+
+
+def scaled(direction: Array, held_out: Sequence[Array]) -> tuple[Array, Array]:
+    """A direction scaled, and an offset, such that the feature's class means on held-out updates are -1 and 1 (nearer, or
+    reversed, where they cannot be told apart).
+
+    Args:
+      direction: `[parameters]`.
+      held_out: updates without and with the property, each `[updates, parameters]`.
+
+    Returns:
+      The direction `[parameters]` and the offset `[]`.
+    """
+    low, high = (side @ direction for side in held_out)
+    deviation = jnp.sqrt((low.var() + high.var()) / 2)
+    apart = jnp.maximum(high.mean() - low.mean(), LEAST_SEPARATION * deviation + jnp.finfo(deviation.dtype).tiny)
+    return direction * 2 / apart, -(high.mean() + low.mean()) / apart
 
 
 def logistic(

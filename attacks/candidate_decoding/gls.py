@@ -9,11 +9,11 @@ The mean mu_t and the deviations R_t come from the client's own training, simula
 loss is that of its candidates, weighted by the guess and by what clipping leaves of its gradient (under mixup, that of its
 expected value). J_t holds, per unknown, the difference of the record's gradients between candidates, A_t the records'
 gradients, both at the centre of the path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local
-steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in every epoch: with mean a = K /
-N, and with a variance v that a short last batch makes large. Woodbury inverts the covariance in N + M dimensions, so that only
-inner products of candidates' gradients are needed; at the centre, where all parameters belong to dense layers, no gradient is
-formed. All rounds together give a quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from
-the new guess: the simulated mean corrects what the path's centre misses.
+steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in every epoch: with mean
+a = K / N, and with a variance v that a short last batch makes large. Woodbury inverts the covariance in N + M dimensions, so
+that only inner products of candidates' gradients are needed; at the centre, where all parameters belong to dense layers, no
+gradient is formed. All rounds together give a quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is
+repeated from the new guess: the simulated mean corrects what the path's centre misses.
 
 What a client does against it is known where its server prescribed it: norms to which gradients are clipped, noise, mixup
 (whose pairs are not known; a record's partner is taken to be the average one).
