@@ -50,7 +50,7 @@ class Training:
       masks: dropout masks over which it averages the target's gradient (static).
       averaged: trained rounds, up to its own, whose directions it averages, each of unit deviation (static). Models of nearby
         rounds are alike, the errors of their directions are not.
-      shrinkage: of the covariance in closed form, relative to its trace.
+      shrinkage: of the covariance in closed form, relative to its trace: see `discriminant`.
       epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
       learning_rate: of `logistic`.
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
@@ -66,7 +66,7 @@ class Training:
     gradients: int = dataclasses.field(default=1000, metadata={"static": True})
     masks: int = dataclasses.field(default=64, metadata={"static": True})
     averaged: int = dataclasses.field(default=1, metadata={"static": True})
-    shrinkage: float | Array = 3e-5
+    shrinkage: float | Array = 3e-4
     epochs: int = dataclasses.field(default=50, metadata={"static": True})
     batch_size: int = dataclasses.field(default=16, metadata={"static": True})
     learning_rate: float | Array = 0.01
@@ -246,7 +246,7 @@ class _Trainer:
             mean, loss = gradients.mean(0), self._target_loss(target_key)
             target = None if loss is None else ravel_pytree(jax.grad(loss)(params))[0]
             without, with_ = first_order_updates(mean, target, self.prop, self.records)
-            direction = discriminant(gradients - mean, with_ - without, self.settings.shrinkage)
+            direction = discriminant(gradients - mean, with_ - without, params, self.settings.shrinkage)
             return direction / ((gradients - mean) @ direction).std()
 
     def detector(self, params: Any, key: Array, first_order: Array | None) -> _Found:
@@ -268,7 +268,8 @@ class _Trainer:
             elif settings.kind == "lda":
                 means = [side.mean(0) for side in trained]
                 centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
-                direction, offset = scaled(discriminant(centred, means[1] - means[0], settings.shrinkage), held_out)
+                found = discriminant(centred, means[1] - means[0], params, settings.shrinkage)
+                direction, offset = scaled(found, held_out)
             else:
                 direction, offset = logistic(
                     trained,

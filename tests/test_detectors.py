@@ -297,17 +297,63 @@ def test_record_gradients_average_to_the_gradient(federation, auxiliary):
     assert each.mean(0) == pytest.approx(np.asarray(whole), abs=1e-6)
 
 
-def test_discriminant_solves_the_shrunk_covariance():
-    rng = np.random.default_rng(0)
-    for n, d in ((20, 50), (60, 10)):
-        z, change = rng.normal(size=(n, d)) * rng.uniform(0.5, 2, d), rng.normal(size=d)
-        z -= z.mean(0)
-        variance = (z**2).mean(0)
-        scale = np.sqrt(variance + 0.01 * variance.mean())
-        covariance = (z / scale).T @ (z / scale) / n
-        expected = np.linalg.solve(covariance + 1e-2 * np.trace(covariance) * np.eye(d), change / scale) / scale
-        found = discriminant(jnp.asarray(z, jnp.float32), jnp.asarray(change, jnp.float32), 1e-2)
-        assert found == pytest.approx(expected, rel=2e-3, abs=1e-3)
+LAYER = {"b": jnp.zeros(3), "w": jnp.zeros((2, 2, 3))}
+"""A bias of three and a kernel of four inputs and three outputs, raveled in this order."""
+
+
+def in_eigenbases(z):
+    """The matrix that takes fifteen parameters of `LAYER` to their eigenbases' coordinates, by NumPy's Kronecker product."""
+    bias, kernel = z[:, :3], z[:, 3:].reshape(-1, 4, 3)
+    basis = np.zeros((15, 15))
+    basis[:3, :3] = np.linalg.eigh(bias.T @ bias)[1]
+    rows, columns = np.einsum("nij,nkj->ik", kernel, kernel), np.einsum("nij,nik->jk", kernel, kernel)
+    basis[3:, 3:] = np.kron(np.linalg.eigh(rows)[1], np.linalg.eigh(columns)[1])
+    return basis.T
+
+
+@pytest.mark.parametrize("n", [8, 60])
+def test_discriminant_solves_the_shrunk_covariance(n):
+    rng = np.random.default_rng(n)
+    z, change = rng.normal(size=(n, 15)) @ rng.normal(size=(15, 15)), rng.normal(size=15)
+    z -= z.mean(0)
+    to = in_eigenbases(z)
+    turned = z @ to.T
+    variance = (turned**2).mean(0)
+    scale = np.sqrt(variance + 0.001 * variance.mean())
+    covariance = (turned / scale).T @ (turned / scale) / n
+    expected = to.T @ (np.linalg.solve(covariance + 1e-2 * np.trace(covariance) * np.eye(15), to @ change / scale) / scale)
+    found = discriminant(jnp.asarray(z, jnp.float32), jnp.asarray(change, jnp.float32), LAYER, 1e-2)
+    assert found == pytest.approx(expected, rel=2e-3, abs=1e-3 * np.abs(expected).max())
+
+
+def test_discriminant_turns_with_a_layers_inputs_and_outputs():
+    rng = np.random.default_rng(1)
+    z, change = rng.normal(size=(10, 15)) * rng.uniform(0.5, 2, 15), rng.normal(size=15)
+    turn = np.eye(15)
+    turn[3:, 3:] = np.kron(*(np.linalg.qr(rng.normal(size=(size, size)))[0] for size in (4, 3)))
+
+    def direction(to):
+        return np.asarray(discriminant(jnp.asarray(z @ to.T, jnp.float32), jnp.asarray(to @ change, jnp.float32), LAYER, 0.1))
+
+    assert direction(turn) == pytest.approx(turn @ direction(np.eye(15)), abs=2e-4)
+
+
+def test_a_kronecker_covariance_is_told_from_few_updates():
+    """Where the covariance is one of rows times one of columns, forty updates tell Fisher's direction of 128 weights."""
+    rng = np.random.default_rng(2)
+    rows, columns = (np.linalg.qr(rng.normal(size=(size, size)))[0] * np.geomspace(0.3, 2, size) for size in (16, 8))
+    mix, change = np.kron(rows, columns), rng.normal(size=128)
+    z = rng.normal(size=(40, 128)) @ mix.T
+    like = {"w": jnp.zeros((16, 8))}
+    found = np.asarray(discriminant(jnp.asarray(z, jnp.float32), jnp.asarray(change, jnp.float32), like, 0.1), np.float64)
+
+    def separation(direction):
+        return direction @ change / np.linalg.norm(mix.T @ direction)
+
+    single = np.linalg.solve(z.T @ z / 40 + 0.1 * 128 * np.diag((z**2).mean(0)), change)  # shrunk to that of single weights
+    best = separation(np.linalg.solve(mix @ mix.T, change))
+    assert separation(found) > 0.8 * best
+    assert separation(single) < 0.5 * best
 
 
 def test_correlation_of_repeated_clients():
