@@ -138,6 +138,22 @@ def test_gls_knows_to_which_norm_gradients_were_clipped():
     assert float(aware.objective) < 1e-3 * float(unaware.objective)
 
 
+def test_gls_knows_that_records_were_mixed():
+    """Mixup hides pairs, and with them much; an adversary that knows of it reads more, and fits the messages better."""
+    model, training = mlp(D, (64,), 3), LocalTraining(0.3, mixup=True)
+    read, majorities = [], []
+    for seed in range(3):
+        x, y, truth, messages = make_victim(model, seed, rounds=20, training=training)
+        known = Knowledge(x, y, (binary_column(6, 0.4),))
+        both = [gls(model, messages, known, KEY, settings=GLS(t, orders=32)) for t in (training, LocalTraining(0.3))]
+        read.append([(np.asarray(found.values[0]) == truth).mean() for found in both])
+        majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
+        assert float(both[0].objective) < float(both[1].objective)
+    aware, unaware = np.mean(read, 0)
+    assert aware > np.mean(majorities) + 0.08
+    assert aware > unaware
+
+
 def test_records_weights_in_random_batches():
     """Mean and variance over orders of 1 / (size of a record's batch), summed over epochs."""
     rng = np.random.default_rng(0)
