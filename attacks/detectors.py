@@ -9,6 +9,7 @@ aggregate is the sum of its participants' features. Three ways to train one:
   `lda`: Fisher's discriminant on shadow updates, in closed form, with shrinkage.
   `first_order`: the same discriminant without shadows. A client's update is nearly the sum of its records' gradients, so their
     covariance, and the gradient of what the property adds, say all; a few shadow pairs calibrate it.
+Both shrink the covariance, of which updates fewer than parameters tell little, to one that is diagonal in eigenbases of layers.
 Half of the auxiliary records make directions, the other half calibrate. Between the rounds of one detector its class means
 follow the model to first order.
 """
@@ -50,7 +51,7 @@ class Training:
       masks: dropout masks over which it averages the target's gradient (static).
       averaged: trained rounds, up to its own, whose directions it averages, each of unit deviation (static). Models of nearby
         rounds are alike, the errors of their directions are not.
-      shrinkage: of the covariance in closed form, relative to its trace: see `discriminant`.
+      shrinkage: of the covariance in closed form, as in `discriminant`.
       epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
       learning_rate: of `logistic`.
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
@@ -149,8 +150,9 @@ def train_detectors(
     _check.one_of(("first_order", "lda", "logistic"), kind=settings.kind)
     counts = ("pairs", "gradients", "masks", "averaged", "epochs", "batch_size", "repeated", "every", "followed")
     _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
-    if settings.pairs < 2:
-        raise ValueError(f"pairs={settings.pairs} must be at least 2: variances, and halves of the shadows, are taken")
+    for name in ("pairs", "gradients"):
+        if getattr(settings, name) < 2:
+            raise ValueError(f"{name}={getattr(settings, name)} must be at least 2: halves of them are compared")
     if records > len(x) // 2:
         raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many")
     if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
@@ -267,7 +269,8 @@ class _Trainer:
                 direction, offset = scaled(first_order, held_out)
             elif settings.kind == "lda":
                 means = [side.mean(0) for side in trained]
-                centred = jnp.concatenate([side - mean for side, mean in zip(trained, means, strict=True)])
+                pairs = jnp.stack([side - mean for side, mean in zip(trained, means, strict=True)], axis=1)
+                centred = pairs.reshape(-1, pairs.shape[-1])
                 found = discriminant(centred, means[1] - means[0], params, settings.shrinkage)
                 direction, offset = scaled(found, held_out)
             else:

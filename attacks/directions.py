@@ -1,7 +1,7 @@
 """Directions that tell two classes of updates apart: Fisher's in closed form, logistic regression by SGD (paper 002, 5.2)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,54 +15,83 @@ Array = jax.Array
 LEAST_SEPARATION = 0.3
 """A feature is scaled as if its class means were at least so many deviations apart; less cannot be told from chance, and the
 scale would be noise."""
+WIDEST = 2048
+"""Rows or columns of a layer whose eigenbasis is looked for: it costs their square in memory, and their cube in time."""
 
 
 def discriminant(centred: Array, change: Array, like: Any, shrinkage: float | Array) -> Array:
-    """Fisher's direction `(S + shrinkage tr(S) I)^-1 change`, `S = centred' centred / n`, in the updates' own coordinates.
+    """Fisher's direction `(S + c Q D Q')^-1 change`, `S = centred' centred / n`, from far fewer updates than parameters.
 
-    There are fewer updates than parameters, and what is not seen of their covariance is taken from its form: of a layer it is
-    nearly a Kronecker product (K-FAC), so that it is shrunk to its diagonal in the eigenbases of the layer's rows and columns
-    (EKFAC: George et al. 2018, section 3) and not to that of single weights. Coordinates are standardised there; those that
-    hardly vary by 0.1 % of the mean variance. Solved through the n x n Gram matrix.
+    The covariance of a layer's gradients is nearly a Kronecker product of one of its inputs and one of its outputs (K-FAC).
+    `Q` holds, layer by layer, the eigenbases of the second moments of rows and of columns (as Shampoo), `D` the variances of
+    the updates' coordinates there (as EKFAC: George et al. 2018, section 3), and 0.1 % of their mean. Eigenbases suit the
+    updates that they are made of, whose variances there spread too far; so `D` is that of each half of the updates in the
+    other half's eigenbases, the mean of both, by rank. Solved through the n x n Gram matrix.
 
     Args:
-      centred: deviations from the class means `[n, parameters]`.
+      centred: deviations from the class means `[n, parameters]`, two at least; those that belong together side by side.
       change: difference of the class means `[parameters]`.
-      like: the model's parameters, raveled as the updates are; only shapes count. A layer's eigenbases take the cube of its
-        number of inputs.
-      shrinkage: relative to the trace.
+      like: the model's parameters, raveled as the updates are; only shapes count. The last axis of a leaf is its columns, all
+        others its rows; a vector is one column.
+      shrinkage: `c` relative to the trace of the covariance in standardised coordinates, `D^-1/2 Q' S Q D^-1/2`.
     """
-    bases = eigenbases(centred, like)
-    z, change = turned(centred, bases, like), turned(change, bases, like)
-    variance = (z**2).mean(0)
-    deviation = jnp.sqrt(variance + 0.001 * variance.mean() + jnp.finfo(variance.dtype).tiny)
-    z, change = z / deviation, change / deviation
-    gram = z @ z.T / len(z)
+    n, least = len(centred), 0.001 * (centred**2).mean() + jnp.finfo(centred.dtype).tiny
+    leaves = zip(_matrices(centred, like), _matrices(change, like), strict=True)
+    layers = [_standardised(updates, own, least) for updates, own in leaves]
+    gram = sum(layer.updates @ layer.updates.T for layer in layers) / n
     ridge = shrinkage * jnp.trace(gram)
-    factor = jax.scipy.linalg.cho_factor(gram + ridge * jnp.eye(len(z), dtype=z.dtype), lower=True)
-    inside = z.T @ jax.scipy.linalg.cho_solve(factor, z @ change) / len(z)
-    inverse = [(rows.T, columns.T) for rows, columns in bases]
-    return turned((change - inside) / ridge / deviation, inverse, like)
+    factor = jax.scipy.linalg.cho_factor(gram + ridge * jnp.eye(n, dtype=centred.dtype), lower=True)
+    inside = jax.scipy.linalg.cho_solve(factor, sum(layer.updates @ layer.change for layer in layers)) / n
+    outside = [(layer.change - layer.updates.T @ inside) / ridge for layer in layers]
+    return jnp.concatenate([layer.back(direction) for layer, direction in zip(layers, outside, strict=True)])
 
 
-def eigenbases(updates: Array, like: Any) -> list[tuple[Array, Array]]:
-    """Of every leaf, eigenvectors of the second moments of its rows and of its columns: `[rows, rows]`, `[columns, columns]`.
-
-    Columns are a layer's outputs; a bias has one column.
-
-    Args:
-      updates: `[n, parameters]`.
-      like: see `discriminant`.
-    """
-    moments = [(jnp.einsum("nrc,nsc->rs", u, u), jnp.einsum("nrc,nrd->cd", u, u)) for u in _matrices(updates, like)]
-    return [(jnp.linalg.eigh(rows)[1], jnp.linalg.eigh(columns)[1]) for rows, columns in moments]
+_Bases = tuple[Array | None, Array | None]
 
 
-def turned(updates: Array, bases: Sequence[tuple[Array, Array]], like: Any) -> Array:
-    """Flat updates `[..., parameters]` with each leaf in coordinates of its bases; back by their transposes."""
-    each = zip(_matrices(updates, like), bases, strict=True)
-    leaves = [rows.T @ update @ columns for update, (rows, columns) in each]
-    return jnp.concatenate([leaf.reshape(*updates.shape[:-1], -1) for leaf in leaves], axis=-1)
+class _Layer(NamedTuple):
+    """Standardised coordinates `[n, size]` of updates and `[size]` of a change, the eigenbases that they are in, and their
+    deviations `[rows, columns]`."""
+
+    updates: Array
+    change: Array
+    bases: _Bases
+    deviation: Array
+
+    def back(self, direction: Array) -> Array:
+        """A direction on these coordinates `[size]` as one on the layer's `[size]`."""
+        return _turned(direction.reshape(self.deviation.shape) / self.deviation, self.bases, 1).ravel()
+
+
+def _standardised(updates: Array, change: Array, least: Array) -> _Layer:
+    """Of one layer's updates `[n, rows, columns]`, a change `[rows, columns]`, and the least variance `[]`."""
+    first, second = updates[: len(updates) // 2], updates[len(updates) // 2 :]
+    crossed = [(_turned(one, _eigenbases(other)) ** 2).mean(0) for one, other in ((first, second), (second, first))]
+    deviation = jnp.sqrt((crossed[0] + crossed[1]) / 2 + least)
+    bases = _eigenbases(updates)
+    coordinates = (_turned(updates, bases) / deviation).reshape(len(updates), -1)
+    return _Layer(coordinates, (_turned(change, bases) / deviation).ravel(), bases, deviation)
+
+
+def _eigenbases(updates: Array) -> _Bases:
+    """Eigenvectors `[rows, rows]` and `[columns, columns]` of second moments of `[n, rows, columns]`, by eigenvalue; None for a
+    side longer than `WIDEST`, which keeps its coordinates."""
+
+    def along(axis: int) -> Array | None:
+        if updates.shape[axis] > WIDEST:
+            return None
+        vectors = jnp.moveaxis(updates, axis, -1).reshape(-1, updates.shape[axis])
+        return jnp.linalg.eigh(vectors.T @ vectors)[1]
+
+    return along(1), along(2)
+
+
+def _turned(updates: Array, bases: _Bases, contracted: int = 0) -> Array:
+    """Updates `[..., rows, columns]` in coordinates of these bases; from them, if the bases' axis 1 is contracted."""
+    for axis, basis in zip((-2, -1), bases, strict=True):
+        if basis is not None:
+            updates = jnp.moveaxis(jnp.tensordot(updates, basis, (axis, contracted)), -1, axis)
+    return updates
 
 
 def _matrices(updates: Array, like: Any) -> list[Array]:
