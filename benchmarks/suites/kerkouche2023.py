@@ -34,7 +34,7 @@ PAPER: dict[str, Value] = {
     **{"factor": -0.5, "auxiliary": 6000, "detector": "first_order", "pairs": 60, "gradients": 1000, "rounds": 300},
     **{"every": 5, "averaged": 3},
 }
-COLOURED: dict[str, Value] = {**{"batch_size": 25, "learning_rate": 0.1, "auxiliary": 5000, "gradients": 500, "averaged": 2}}
+COLOURED: dict[str, Value] = {"batch_size": 25, "learning_rate": 0.1, "auxiliary": 5000, "gradients": 500, "averaged": 2}
 MISBEHAVING: dict[str, Value] = {"gradients": 500}
 SMALL: dict[str, Value] = {"clients": 20, "positives": 3, "per_round": 5, "auxiliary": 1000, "pairs": 40, "gradients": 500}
 SMALL_ROUNDS = 60
