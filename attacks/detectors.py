@@ -51,7 +51,7 @@ class Training:
       masks: dropout masks over which it averages the target's gradient (static).
       averaged: trained rounds, up to its own, whose directions it averages, each of unit deviation (static). Models of nearby
         rounds are alike, the errors of their directions are not.
-      shrinkage: of the covariance in closed form, as in `discriminant`.
+      shrinkage: of the covariance in closed form: the weight of what it is shrunk to, as in `discriminant`.
       epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
       learning_rate: of `logistic`.
       repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
@@ -67,7 +67,7 @@ class Training:
     gradients: int = dataclasses.field(default=1000, metadata={"static": True})
     masks: int = dataclasses.field(default=64, metadata={"static": True})
     averaged: int = dataclasses.field(default=1, metadata={"static": True})
-    shrinkage: float | Array = 3e-4
+    shrinkage: float | Array = 0.5
     epochs: int = dataclasses.field(default=50, metadata={"static": True})
     batch_size: int = dataclasses.field(default=16, metadata={"static": True})
     learning_rate: float | Array = 0.01

@@ -20,7 +20,7 @@ WIDEST = 2048
 
 
 def discriminant(centred: Array, change: Array, like: Any, shrinkage: float | Array) -> Array:
-    """Fisher's direction `(S + c Q D Q')^-1 change`, `S = centred' centred / n`, from far fewer updates than parameters.
+    """Fisher's direction `((1 - a) S + a Q D Q')^-1 change`, `S = centred' centred / n`, from fewer updates than parameters.
 
     The covariance of a layer's gradients is nearly a Kronecker product of one of its inputs and one of its outputs (K-FAC).
     `Q` holds, layer by layer, the eigenbases of the second moments of rows and of columns (as Shampoo), `D` the variances of
@@ -33,16 +33,15 @@ def discriminant(centred: Array, change: Array, like: Any, shrinkage: float | Ar
       change: difference of the class means `[parameters]`.
       like: the model's parameters, raveled as the updates are; only shapes count. The last axis of a leaf is its columns, all
         others its rows; a vector is one column.
-      shrinkage: `c` relative to the trace of the covariance in standardised coordinates, `D^-1/2 Q' S Q D^-1/2`.
+      shrinkage: `a`, neither 0 nor 1.
     """
     n, least = len(centred), 0.001 * (centred**2).mean() + jnp.finfo(centred.dtype).tiny
     leaves = zip(_matrices(centred, like), _matrices(change, like), strict=True)
     layers = [_standardised(updates, own, least) for updates, own in leaves]
-    gram = sum(layer.updates @ layer.updates.T for layer in layers) / n
-    ridge = shrinkage * jnp.trace(gram)
-    factor = jax.scipy.linalg.cho_factor(gram + ridge * jnp.eye(n, dtype=centred.dtype), lower=True)
-    inside = jax.scipy.linalg.cho_solve(factor, sum(layer.updates @ layer.change for layer in layers)) / n
-    outside = [(layer.change - layer.updates.T @ inside) / ridge for layer in layers]
+    gram = sum(layer.updates @ layer.updates.T for layer in layers) + n * shrinkage / (1 - shrinkage) * jnp.eye(n)
+    factor = jax.scipy.linalg.cho_factor(gram, lower=True)
+    inside = jax.scipy.linalg.cho_solve(factor, sum(layer.updates @ layer.change for layer in layers))
+    outside = [(layer.change - layer.updates.T @ inside) / shrinkage for layer in layers]
     return jnp.concatenate([layer.back(direction) for layer, direction in zip(layers, outside, strict=True)])
 
 
@@ -60,7 +59,7 @@ class _Layer(NamedTuple):
 
     def back(self, direction: Array) -> Array:
         """A direction on these coordinates `[size]` as one on the layer's `[size]`."""
-        return _turned(direction.reshape(self.deviation.shape) / self.deviation, self.bases, 1).ravel()
+        return _turned(direction.reshape(self.deviation.shape) / self.deviation, self.bases, back=True).ravel()
 
 
 def _standardised(updates: Array, change: Array, least: Array) -> _Layer:
@@ -86,11 +85,11 @@ def _eigenbases(updates: Array) -> _Bases:
     return along(1), along(2)
 
 
-def _turned(updates: Array, bases: _Bases, contracted: int = 0) -> Array:
-    """Updates `[..., rows, columns]` in coordinates of these bases; from them, if the bases' axis 1 is contracted."""
+def _turned(updates: Array, bases: _Bases, *, back: bool = False) -> Array:
+    """Updates `[..., rows, columns]` in coordinates of these bases, or back from them."""
     for axis, basis in zip((-2, -1), bases, strict=True):
         if basis is not None:
-            updates = jnp.moveaxis(jnp.tensordot(updates, basis, (axis, contracted)), -1, axis)
+            updates = jnp.moveaxis(jnp.tensordot(updates, basis, (axis, int(back))), -1, axis)
     return updates
 
 

@@ -139,7 +139,7 @@ def test_gls_knows_to_which_norm_gradients_were_clipped():
 
 
 def test_gls_knows_that_records_were_mixed():
-    """Mixup hides pairs, and with them much; an adversary that knows of it reads more, and fits the messages better."""
+    """Mixup hides who was paired; an adversary that knows of it reads more (0.75, else 0.69; majority 0.61) and fits better."""
     model, training = mlp(D, (64,), 3), LocalTraining(0.3, mixup=True)
     read, majorities = [], []
     for seed in range(3):
