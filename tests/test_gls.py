@@ -1,6 +1,7 @@
 """Decoding of clients that take many steps a round: better than the closed form, blind on another client's messages."""
 
 import dataclasses
+import operator
 import sys
 
 import jax
@@ -11,8 +12,9 @@ from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, binary_column, check_knowledge
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
-from attacks.candidate_decoding.candidates import candidate_records, mean_gradients
-from attacks.candidate_decoding.gls import KEPT, _one_round, batch_weights
+from attacks.candidate_decoding.candidates import candidate_records, gradient_changes, mean_gradients, record_gradients
+from attacks.candidate_decoding.gls import KEPT, _one_round
+from attacks.candidate_decoding.order_noise import batch_weights, place_variance
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import DPSGD, Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
 from tests.victims import KEY, ONE_HOT, D, N, explicit, make_victim
@@ -166,13 +168,88 @@ def test_records_weights_in_random_batches():
         assert drawn.var() == pytest.approx(variance, rel=0.05, abs=1e-12)
 
 
-def test_gls_on_another_clients_messages_tells_nothing():
+def test_variance_of_a_records_place():
+    """Of a record's place among the steps of each epoch, in units of the way from the first of all steps to the last, times its
+    weight; over random orders."""
+    rng = np.random.default_rng(0)
+    for records, size, epochs in ((12, 4, 1), (12, 4, 3), (10, 2, 2), (7, None, 3)):
+        training = LocalTraining(0.1, epochs, size)
+        places = rng.permuted(np.tile(np.arange(records), (epochs, 20_000, 1)), axis=2)[..., 0] // (size or records)
+        drawn = (places / (size or records)).sum(0) / (training.steps(records) - 1)
+        assert drawn.var() == pytest.approx(place_variance(training, records), rel=0.03, abs=1e-12)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_changes_of_gradients(named):
+    """Against gradients written out by another program, at models far apart; a derivative, where they are close."""
+    model = mlp(D, (16, 8), 3)
+    x, y, _, messages = make_victim(model)
+    first, last = (jax.tree.map(operator.itemgetter(t), messages.received) for t in (0, 2))
+    named_model = model if named else explicit(model)
+
+    def gradient(params, x, y):
+        return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(params))[0]
+
+    every = jax.vmap(gradient, (None, 0, 0))
+    written = np.asarray(every(last, x, y) - every(first, x, y), np.float64)
+    with jax.default_matmul_precision("highest"):
+        changes, own = gradient_changes(named_model, first, last, x, y), record_gradients(named_model, first, x, y)
+        assert np.allclose(changes.inner(changes), written @ written.T, atol=1e-5 * (written**2).sum(1).max())
+        across = written @ np.asarray(every(first, x, y), np.float64).T
+        assert np.allclose(changes.inner(own), across, atol=1e-4 * np.abs(across).max())
+        assert np.allclose(changes.along(last), written @ np.asarray(ravel_pytree(last)[0]), atol=1e-4)
+        small = jax.tree.map(lambda a, b: 1e-3 * (b - a), first, last)
+        near = gradient_changes(named_model, first, jax.tree.map(jnp.add, first, small), x, y)
+    derivative = np.asarray(
+        jax.vmap(lambda x, y: jax.jvp(lambda p: gradient(p, x, y), (first,), (small,))[1])(x, y), np.float64
+    )
+    limit = 0.02 if named else 0.1  # rounding, of which written gradients have more
+    difference = np.asarray(near.inner(near)) - derivative @ derivative.T
+    assert np.linalg.norm(difference) < limit * np.linalg.norm(derivative @ derivative.T)
+
+
+def test_drift_tells_records_apart_that_are_nearly_alike():
+    """Of one class and hardly different: what tells a bit is small beside the noise of orders, of which eight runs say
+    little."""
+    training, model, read = LocalTraining(0.2, batch_size=15), mlp(D, (128,), 3), []
+    for seed in range(4):
+        rng, key = np.random.default_rng(seed), jax.random.key(seed)
+        x = (rng.normal(size=D) + 0.1 * rng.normal(size=(60, D))).astype(np.float32)
+        truth = rng.integers(0, 2, 60)
+        x[:, 6], y = truth, np.ones(60, int)
+        federated = Federated(rounds=5, training=training)
+        messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
+        known = Knowledge(x, y, (binary_column(6, 0.5),))
+        # The last: rounding must not make the noise's covariance indefinite.
+        of = ({"drift": False}, {"drift": True}, {"drift": True, "floor": 1e-6, "spread": 1e-3})
+        found = [gls(model, messages, known, KEY, settings=GLS(training, orders=8, **each)) for each in of]
+        read.append([(np.asarray(each.values[0]) == truth).mean() for each in found])
+    without, drift, least = np.mean(read, 0)
+    assert drift > 0.95
+    assert least > 0.95
+    assert drift > without + 0.05
+
+
+@pytest.mark.parametrize("changed", [{"points": 2}, {"mixup": True}, {"privacy": DPSGD(1.0, 0.1)}])
+def test_drift_is_for_plain_training(changed):
+    model = mlp(D, (16,), 3)
+    x, y, _, messages = make_victim(model)
+    points = changed.pop("points", 1)
+    settings = GLS(LocalTraining(0.1, batch_size=4, **changed), points=points, drift=True)
+    with pytest.raises(ValueError, match="drift=True"):
+        gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)
+
+
+@pytest.mark.parametrize("drift", [False, True])
+def test_gls_on_another_clients_messages_tells_nothing(drift):
     model = mlp(D, (64,), 3)
     scores, majorities = [], []
     for seed in range(6):
         x, y, truth, _ = make_victim(model, seed, training=MINIBATCH)
         wrong = make_victim(model, seed + 100, training=MINIBATCH)[3]
-        found = gls(model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=SMALL)
+        found = gls(
+            model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=dataclasses.replace(SMALL, drift=drift)
+        )
         scores.append(float((np.asarray(found.values[0]) == truth).mean()))
         majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
     assert accuracy_interval(scores, N).low <= np.mean(majorities)

@@ -1,8 +1,9 @@
 """Candidates: what each record could be, their weights, and their gradients by layers or written out."""
 
 import functools
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,27 +53,62 @@ def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
     return base, difference, input_products(base, difference, count - 1)
 
 
+class RecordGradients(NamedTuple):
+    """Gradients of records, or their changes, as sums of outer products of a layer's inputs and errors, none of them written
+    out; or, of models that name no dense layers, written out as one layer's inputs.
+
+    Attributes:
+      layers: of every layer, pairs of inputs, the bias as a last input of one, and errors, each `[records, width]`.
+      matrices: any tree like the parameters as such layers `[inputs, errors]`.
+    """
+
+    layers: list[list[tuple[Array, Array]]]
+    matrices: Callable[[Any], list[Array]]
+
+    def inner(self, others: "RecordGradients") -> Array:
+        """Products with other records' gradients `[records, others]`."""
+        pairs = [pair for layer in zip(self.layers, others.layers, strict=True) for pair in itertools.product(*layer)]
+        return sum(((a @ c.T) * (b @ d.T) for (a, b), (c, d) in pairs), jnp.zeros(()))
+
+    def along(self, target: Any) -> Array:
+        """Products with a tree like the parameters `[records]`."""
+        layers = zip(self.layers, self.matrices(target), strict=True)
+        return sum((((a @ matrix) * b).sum(1) for terms, matrix in layers for a, b in terms), jnp.zeros(()))
+
+
+def record_gradients(model: Model, params: Any, x: Array, y: Array) -> RecordGradients:
+    """Gradients of the losses of records `x [records, ...]`, `y [records]`."""
+    layers = model.layers
+    if layers is None:
+        written = jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
+        return RecordGradients([[(written, jnp.ones((len(x), 1)))]], lambda tree: [ravel_pytree(tree)[0][:, None]])
+    inputs, errors = inputs_and_errors(model, params, x, y)
+    biased = {name: "bias" in layers.parameters(params, name) for name in layers.names}
+
+    def matrices(tree: Any) -> list[Array]:
+        found = [layers.parameters(tree, name) for name in layers.names]
+        return [jnp.concatenate([at["kernel"], at["bias"][None]]) if "bias" in at else at["kernel"] for at in found]
+
+    one = jnp.ones((len(x), 1), x.dtype)
+    with_bias = [jnp.concatenate([inputs[n], one], 1) if biased[n] else inputs[n] for n in layers.names]
+    return RecordGradients([[(i, errors[n])] for i, n in zip(with_bias, layers.names, strict=True)], matrices)
+
+
+def gradient_changes(model: Model, first: Any, last: Any, x: Array, y: Array) -> RecordGradients:
+    """By how much records' gradients at a last model exceed those at a first, from the changes of inputs and errors:
+    differences of products would be mostly rounding where the models are close."""
+    before, after = (record_gradients(model, params, x, y) for params in (first, last))
+    changes = [[(i1 - i0, e1), (i0, e1 - e0)] for ((i0, e0),), ((i1, e1),) in zip(before.layers, after.layers, strict=True)]
+    # What enters the first layer, or is written out, changes in one factor alone.
+    changes[0] = changes[0][:1] if model.layers is None else changes[0][1:]
+    return RecordGradients(changes, before.matrices)
+
+
 def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products of all candidates' gradients `[records * K, records * K]`, and their products with any tree like the
     parameters `[records * K]`. No gradient is formed where the model names its dense layers."""
-    if model.layers is None:
-        return mean_gradients(model, jax.tree.map(lambda a: a[None], params), x, y)
-    x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
-    layers = model.layers
-    inputs, errors = inputs_and_errors(model, params, x, y)
-    gram = jnp.zeros((len(x), len(x)), x.dtype)
-    for name in layers.names:
-        bias = "bias" in layers.parameters(params, name)
-        gram += (inputs[name] @ inputs[name].T + bias) * (errors[name] @ errors[name].T)
-
-    def project(target: Any) -> Array:
-        total = jnp.zeros(len(x), x.dtype)
-        for name in layers.names:
-            at = layers.parameters(target, name)
-            total += ((inputs[name] @ at["kernel"] + at.get("bias", 0)) * errors[name]).sum(1)
-        return total
-
-    return gram, project
+    gradients = record_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    return gradients.inner(gradients), gradients.along
 
 
 def mean_gradients(model: Model, models: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:

@@ -3,17 +3,20 @@
 Such a client's update is no gradient: the model moves under way, and the order of its records is random and unknown. To first
 order in the unknown weights s around a current guess, round t says, in units of the learning rate,
 
-    u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d,    cov(e_t) = v A_t'A_t + R_t'R_t / M + sigma^2 I.
+    u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d,
+    cov(e_t) = v A_t'A_t + R_t'R_t / M + w H_t' diag(s) H_t + sigma^2 I.
 
 The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in M fresh orders: a record's
 loss is that of its candidates, weighted by the guess and by what clipping leaves of its gradient (under mixup, that of its
 expected value). J_t holds, per unknown, the difference of the record's gradients between candidates, A_t the records'
 gradients, both at the centre of the path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local
 steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in every epoch: with mean
-a = K / N, and with a variance v that a short last batch makes large. Woodbury inverts the covariance in N + M dimensions, so
-that only inner products of candidates' gradients are needed; at the centre, where all parameters belong to dense layers, no
-gradient is formed. All rounds together give a quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is
-repeated from the new guess: the simulated mean corrects what the path's centre misses.
+a = K / N, and with a variance v that a short last batch makes large. H_t, if asked for, holds by how much a candidate's
+gradient changes from the first step to the last, and w is the variance of a record's weighted place between the two. Woodbury
+inverts the covariance in as many dimensions as A_t, R_t and H_t have rows, so that only inner products of candidates' gradients
+are needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together give a
+quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean
+corrects what the path's centre misses.
 
 What a client does against it is known where its server prescribed it: norms to which gradients are clipped, noise, mixup
 (whose pairs are not known; a record's partner is taken to be the average one).
@@ -34,11 +37,12 @@ from attacks.candidate_decoding.candidates import (
     candidate_records,
     mean_gradients,
     prior_weights,
+    record_gradients,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
-from jaxfl import LocalTraining, Messages, Model, _check, local_update
-from jaxfl.clients import ClientData
-from jaxfl.federated import Strategy, map_clients
+from attacks.candidate_decoding.order_noise import batch_weights, drift, noise_variance, on_path, place_variance
+from attacks.candidate_decoding.simulated_client import Guess, clipping, guess_of, simulated, simulated_path
+from jaxfl import LocalTraining, Messages, Model, _check
 
 Array = jax.Array
 KEPT = 2**29
@@ -55,6 +59,9 @@ class GLS:
       training: the client's recipe, known to the server that prescribed it. Jacobian and weights are those of plain SGD.
       orders: simulated runs M per round, each on all candidates, for mean and noise (static). Many small batches make noise
         in about N directions; what M runs miss of them is taken for signal. Clients with few steps need few.
+      drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
+        order. With True that is a row of noise for every candidate, where otherwise M runs sample it: for clients of like
+        records, of which M runs miss what tells them apart. Plain SGD only; N + M rows become N (1 + K) + M (static).
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
         where a random part of the records has been seen: better for many small batches, at the price of writing gradients
         out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
@@ -67,6 +74,7 @@ class GLS:
 
     training: LocalTraining = LocalTraining()
     orders: int = dataclasses.field(default=64, metadata={"static": True})
+    drift: bool = dataclasses.field(default=False, metadata={"static": True})
     points: int = dataclasses.field(default=1, metadata={"static": True})
     passes: int = dataclasses.field(default=3, metadata={"static": True})
     spread: float | Array = 0.01
@@ -102,6 +110,8 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
         orders=settings.orders, points=settings.points, passes=settings.passes, iterations=settings.iterations
     )
     settings.training.check(len(knowledge.x))
+    if settings.drift and (settings.points > 1 or settings.training.mixup or settings.training.privacy is not None):
+        raise ValueError("drift=True is for points=1 and clients without mixup and differential privacy")
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
     return _gls(model, messages, knowledge, key, settings)
 
@@ -117,7 +127,9 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
     if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
         with jax.default_matmul_precision("highest"):
-            kept = jax.lax.map(lambda m: candidate_gradients(model, _centre(m[0], m[1], settings, records), x, y)[0], models)
+            kept = jax.lax.map(
+                lambda m: candidate_gradients(model, _centre(m[0], m[1], settings.training, records), x, y)[0], models
+            )
     rounds = *models, kept, jnp.arange(len(messages))
 
     def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array, Array]]:
@@ -174,29 +186,6 @@ def _misfit(gram: Array, right: Array, weights: Array, prior: Array) -> Array:
     return above(weights) / jnp.maximum(above(prior), jnp.finfo(gram.dtype).tiny)
 
 
-def _batch_sizes(training: LocalTraining, records: int) -> list[int]:
-    """Of one epoch; the last batch holds what is left."""
-    size = min(training.batch_size or records, records)
-    return [size] * (records // size) + [records % size] * (records % size > 0)
-
-
-def batch_weights(training: LocalTraining, records: int) -> tuple[float, float]:
-    """Mean and variance of the weight with which a record enters an update, over random orders: 1 / (its batch's size) in
-    every epoch."""
-    sizes = _batch_sizes(training, records)
-    variance = sum(1 / b for b in sizes) / records - (len(sizes) / records) ** 2
-    return training.epochs * len(sizes) / records, training.epochs * max(variance, 0.0)
-
-
-def noise_variance(training: LocalTraining, records: int) -> Array:
-    """Variance per number of what differentially private training adds to an update, in units of the learning rate."""
-    if training.privacy is None:
-        return jnp.zeros(())
-    sizes = _batch_sizes(training, records)
-    deviation = training.privacy.clip * training.privacy.noise_multiplier
-    return jnp.asarray(training.epochs * sum(1 / b**2 for b in sizes) * deviation**2)
-
-
 def _one_round(
     model: Model,
     received: Any,
@@ -212,8 +201,13 @@ def _one_round(
     training, (records, count) = settings.training, x.shape[:2]
     mean_weight, variance = batch_weights(training, records)
     simulate_key, path_key = jax.random.split(key)
-    guess = _guess(model, received, update, kept, scores, x, y, settings)
-    mean, deviations = _simulated(guess, received, simulate_key, settings)
+
+    def products() -> Array:
+        centre = _centre(received, update, training, records)
+        return candidate_gradients(model, centre, x, y)[0] if kept is None else kept
+
+    guess = guess_of(model, training, scores, x, y, products)
+    mean, deviations = simulated(guess, received, simulate_key, settings.orders)
     gram, project = _products(model, received, update, kept, guess, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
     unravel = ravel_pytree(received)[1]
@@ -223,16 +217,20 @@ def _one_round(
     def difference(a: Array) -> Array:
         return (a[:, 1:] - a[:, :1]).reshape(records * (count - 1), *a.shape[2:])
 
-    # Rows B of the noise: the records' gradients, and the simulated deviations.
     across = jnp.einsum("nkml,ml->nkm", gram, scores)
     own = jnp.einsum("nk,nk...->n...", scores, jnp.concatenate([across, projected], 2))
     among, towards = own[:, :records], own[:, records:]
     root = jnp.sqrt(variance + settings.spread * mean_weight**2)
-    mixed = root * towards[:, 1:]
-    inner = jnp.block([[root**2 * among, mixed], [mixed.T, deviations @ deviations.T]])
-    floor = settings.floor * jnp.trace(inner) / records + noise_variance(training, records)
-    seen = difference(jnp.concatenate([root * across, projected[..., 1:]], 2))
-    right = jnp.concatenate([root * towards[:, 0], deviations @ residual])
+    # Rows of the noise: what the order does, and before it the records' gradients.
+    noise = _Noise(projected[..., 1:], towards[:, 1:], deviations @ deviations.T, deviations @ residual)
+    if settings.drift:
+        noise = _with_drift(noise, model, received, update, scores, x, y, residual, deviations, training)
+    inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
+    # Less than rounding leaves of inner products would make no positive matrix.
+    least = jnp.maximum(settings.floor / records, 4 * jnp.finfo(inner.dtype).eps)
+    floor = least * jnp.trace(inner) + noise_variance(training, records)
+    seen = difference(jnp.concatenate([root * across, noise.candidates], 2))
+    right = jnp.concatenate([root * towards[:, 0], noise.residual])
     factor = jnp.linalg.cholesky(inner + floor * jnp.eye(len(inner)))
     white = jax.scipy.linalg.solve_triangular(factor, jnp.concatenate([seen.T, right[:, None]], 1), lower=True)
     both = difference(difference(gram).reshape(-1, records, count).transpose(1, 2, 0)).T
@@ -242,71 +240,42 @@ def _one_round(
     return quadratic, entries * (difference(projected[..., 0]) - explained[:, -1]) / floor
 
 
-class _Guess(NamedTuple):
-    """What a client is simulated with: its model, its records by the guess, its recipe."""
+class _Noise(NamedTuple):
+    """Products of rows of the noise with the candidates' gradients `[records, K, rows]`, the records' own `[records, rows]`,
+    each other `[rows, rows]`, and the residual `[rows]`."""
 
-    model: Model
-    data: ClientData
-    training: LocalTraining
-
-
-def _guess(
-    model: Model, received: Any, update: Any, kept: Array | None, scores: Array, x: Array, y: Array, settings: GLS
-) -> _Guess:
-    """All candidates of a record, with weights: the guess, times what clipping leaves of their gradients at the path's centre.
-    Under mixup expected records instead, since it would average the weights too.
-
-    The noise of private training is not drawn: its variance is known.
-    """
-    training, rest = settings.training, (y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0))
-    if training.mixup:
-        if training.privacy is not None:
-            training = dataclasses.replace(training, privacy=dataclasses.replace(training.privacy, noise_multiplier=0.0))
-        return _Guess(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest), training)
-    weights = scores
-    if training.privacy is not None:
-        if kept is None:
-            kept, _ = candidate_gradients(model, _centre(received, update, settings, len(x)), x, y)
-        weights = scores * _clipping(kept, training.privacy.clip).reshape(scores.shape)
-        training = dataclasses.replace(training, privacy=None)
-    weighted = jnp.concatenate([x.reshape(*scores.shape, -1), weights[..., None]], 2)
-    return _Guess(_weighted(model, x.shape[2:]), ClientData(weighted, *rest), training)
+    candidates: Array
+    own: Array
+    inner: Array
+    residual: Array
 
 
-def _clipping(gram: Array, clip: float | Array) -> Array:
-    """Factors that clip gradients, from their inner products."""
-    return jnp.minimum(1, clip / jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny)))
-
-
-def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
-    """The model on records `[K, features + 1]`: flat candidates of that shape, and in the last column their losses' weights."""
-
-    def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Any:
-        candidates = x[..., :-1].reshape(*x.shape[:2], *shape)
-        # All candidates of a record get the same dropout.
-        outputs = jax.vmap(lambda each: model.apply(params, each, key=key, mask=mask), 1, 1)(candidates)
-        return outputs, x[..., -1]
-
-    def loss(outputs: Any, y: Array) -> Array:
-        candidates, weights = outputs
-        return (weights * jax.vmap(model.loss, (1, None), 1)(candidates, y)).sum(1)
-
-    return dataclasses.replace(model, apply=apply, loss=loss, layers=None)
-
-
-def _simulated(guess: _Guess, received: Any, key: Array, settings: GLS) -> tuple[Array, Array]:
-    """Mean update `[parameters]` and deviations `[orders, parameters]`, over the root of their number, of the client's training
-    on the guess, in units of the learning rate."""
-
-    def run(k: Array) -> Array:
-        returned = local_update(guess.model, received, guess.data, k, guess.training)
-        return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0] / guess.training.learning_rate
-
-    # Products of small batches leave a core idle unless several runs share it, whose models should fit its cache.
-    together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
-    updates = map_clients(run, jax.random.split(key, settings.orders), together)
-    mean = updates.mean(0)
-    return mean, (updates - mean) / settings.orders**0.5
+def _with_drift(
+    noise: _Noise,
+    model: Model,
+    received: Any,
+    update: Any,
+    scores: Array,
+    x: Array,
+    y: Array,
+    residual: Array,
+    deviations: Array,
+    training: LocalTraining,
+) -> _Noise:
+    """The simulated deviations' rows, and before them those of the drift: of every candidate, since a record is one of them."""
+    records, unravel = len(x), ravel_pytree(received)[1]
+    flat = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
+    moved = drift(model, received, update, *flat, training.steps(records))
+    scale = jnp.sqrt(place_variance(training, records) * jnp.maximum(scores, 0)).reshape(-1, 1)
+    centre = record_gradients(model, _centre(received, update, training, records), *flat)
+    candidates = (scale * moved.inner(centre)).T.reshape(*scores.shape, -1)
+    along = scale * jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(jnp.concatenate([residual[None], deviations]))
+    return _Noise(
+        jnp.concatenate([candidates, noise.candidates], 2),
+        jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
+        jnp.block([[scale * moved.inner(moved) * scale.T, along[:, 1:]], [along[:, 1:].T, noise.inner]]),
+        jnp.concatenate([along[:, 0], noise.residual]),
+    )
 
 
 def _products(
@@ -314,7 +283,7 @@ def _products(
     received: Any,
     update: Any,
     kept: Array | None,
-    guess: _Guess,
+    guess: Guess,
     x: Array,
     y: Array,
     key: Array,
@@ -326,39 +295,19 @@ def _products(
     if training.mixup:
         model, x = _towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
     if settings.points == 1:
-        gram, project = candidate_gradients(model, _centre(received, update, settings, len(x)), x, y)
+        gram, project = candidate_gradients(model, _centre(received, update, training, len(x)), x, y)
         gram = gram if kept is None else kept  # what is not used is not computed
     else:
-        gram, project = mean_gradients(model, _path(guess, received, key, settings), x, y)
+        gram, project = mean_gradients(model, simulated_path(guess, received, key, settings.points), x, y)
     if training.privacy is not None:
-        factor = _clipping(gram, training.privacy.clip)
+        factor = clipping(gram, training.privacy.clip)
         return (gram * factor[:, None] * factor).reshape(*shape, *shape), lambda target: factor * project(target)
     return gram.reshape(*shape, *shape), project
 
 
-def _centre(received: Any, update: Any, settings: GLS, records: int) -> Any:
-    steps = settings.training.steps(records)
-    return jax.tree.map(lambda w, u: w - (steps - 1) / (2 * steps) * u, received, update)
-
-
-def _path(guess: _Guess, received: Any, key: Array, settings: GLS) -> Any:
-    """Models `[epochs * points, ...]` on a simulated path: in every epoch after a random part of the records."""
-    model, data, training = guess
-    records, one_epoch = len(data.mask), dataclasses.replace(training, epochs=1)
-    fractions = (jnp.arange(settings.points) + 0.5) / settings.points
-
-    def after(params: Any, fraction: Array, key: Array) -> Any:
-        part_key, order_key = jax.random.split(key)
-        ranks = jax.random.uniform(part_key, (records,)).argsort().argsort()
-        return local_update(model, params, dataclasses.replace(data, mask=ranks < fraction * records), order_key, one_epoch)
-
-    def epoch(params: Any, key: Array) -> tuple[Any, Any]:
-        point_key, epoch_key = jax.random.split(key)
-        points = jax.vmap(functools.partial(after, params))(fractions, jax.random.split(point_key, settings.points))
-        return after(params, jnp.ones(()), epoch_key), points
-
-    _, models = jax.lax.scan(epoch, received, jax.random.split(key, training.epochs))
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)
+def _centre(received: Any, update: Any, training: LocalTraining, records: int) -> Any:
+    steps = training.steps(records)
+    return on_path(received, update, (steps - 1) / (2 * steps))
 
 
 def _towards_average(model: Model, y: Array) -> Model:
