@@ -3,7 +3,7 @@
 Settings beyond those of `benchmarks.federations`:
   measures: what is measured: "zest", "attribute", "source", "samples", comma-separated.
   decoded, orders, passes: messages that `gls` uses, from the first, its simulated orders and repetitions.
-  drift: whether `gls` gives every record a row of noise (LEAF, whose clients' records are alike).
+  drift, floor: of `gls`: on LEAF, whose clients' records are alike, drifts of gradients are modelled, and less is left over.
   matched, cos_steps: messages and Adam iterations of `cos`.
   fit_steps, search_steps: of the mapping network (Eq. 7 and 8).
   pseudo, pseudo_steps, finish: made-up records, steps of their fit, most steps of training on them.
@@ -145,7 +145,9 @@ class Reconstructions:
     def _decode(self, c: int) -> np.ndarray:
         federation, cell = self.federation, self.cell
         known, _ = federation.knowledge(c)
-        settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"], drift=bool(cell["drift"]))
+        settings = GLS(
+            federation.training[c], orders=cell["orders"], passes=cell["passes"], drift=bool(cell["drift"]), floor=cell["floor"]
+        )
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
         return np.asarray(answer.values[0])
 

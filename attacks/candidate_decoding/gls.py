@@ -226,8 +226,8 @@ def _one_round(
     if settings.drift:
         noise = _with_drift(noise, model, received, update, scores, x, y, residual, deviations, training)
     inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
-    # Less than rounding leaves of inner products would make no positive matrix.
-    least = jnp.maximum(settings.floor / records, 4 * jnp.finfo(inner.dtype).eps)
+    # With less the matrix might not be positive: inner products are rounded, independently.
+    least = jnp.maximum(settings.floor / records, 8 * jnp.finfo(inner.dtype).eps / len(inner) ** 0.5)
     floor = least * jnp.trace(inner) + noise_variance(training, records)
     seen = difference(jnp.concatenate([root * across, noise.candidates], 2))
     right = jnp.concatenate([root * towards[:, 0], noise.residual])
