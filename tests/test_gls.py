@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, binary_column, check_knowledge
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
-from attacks.candidate_decoding.candidates import candidate_records, gradient_changes, mean_gradients, record_gradients
+from attacks.candidate_decoding.candidates import candidate_records, factored_gradients, gradient_changes, mean_gradients
 from attacks.candidate_decoding.gls import KEPT, _one_round
 from attacks.candidate_decoding.order_noise import batch_weights, place_variance
 from attacks.metrics import accuracy_interval, majority_rate
@@ -193,7 +193,7 @@ def test_changes_of_gradients(named):
     every = jax.vmap(gradient, (None, 0, 0))
     written = np.asarray(every(last, x, y) - every(first, x, y), np.float64)
     with jax.default_matmul_precision("highest"):
-        changes, own = gradient_changes(named_model, first, last, x, y), record_gradients(named_model, first, x, y)
+        changes, own = gradient_changes(named_model, first, last, x, y), factored_gradients(named_model, first, x, y)
         assert np.allclose(changes.inner(changes), written @ written.T, atol=1e-5 * (written**2).sum(1).max())
         across = written @ np.asarray(every(first, x, y), np.float64).T
         assert np.allclose(changes.inner(own), across, atol=1e-4 * np.abs(across).max())

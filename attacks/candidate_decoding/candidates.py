@@ -53,7 +53,7 @@ def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
     return base, difference, input_products(base, difference, count - 1)
 
 
-class RecordGradients(NamedTuple):
+class FactoredGradients(NamedTuple):
     """Gradients of records, or their changes, as sums of outer products of a layer's inputs and errors, none of them written
     out; or, of models that name no dense layers, written out as one layer's inputs.
 
@@ -65,23 +65,24 @@ class RecordGradients(NamedTuple):
     layers: list[list[tuple[Array, Array]]]
     matrices: Callable[[Any], list[Array]]
 
-    def inner(self, others: "RecordGradients") -> Array:
+    def inner(self, others: "FactoredGradients") -> Array:
         """Products with other records' gradients `[records, others]`."""
         pairs = [pair for layer in zip(self.layers, others.layers, strict=True) for pair in itertools.product(*layer)]
-        return sum(((a @ c.T) * (b @ d.T) for (a, b), (c, d) in pairs), jnp.zeros(()))
+        return functools.reduce(jnp.add, [(a @ c.T) * (b @ d.T) for (a, b), (c, d) in pairs])
 
     def along(self, target: Any) -> Array:
         """Products with a tree like the parameters `[records]`."""
         layers = zip(self.layers, self.matrices(target), strict=True)
-        return sum((((a @ matrix) * b).sum(1) for terms, matrix in layers for a, b in terms), jnp.zeros(()))
+        return functools.reduce(jnp.add, [((a @ matrix) * b).sum(1) for terms, matrix in layers for a, b in terms])
 
 
-def record_gradients(model: Model, params: Any, x: Array, y: Array) -> RecordGradients:
+def factored_gradients(model: Model, params: Any, x: Array, y: Array) -> FactoredGradients:
     """Gradients of the losses of records `x [records, ...]`, `y [records]`."""
     layers = model.layers
     if layers is None:
         written = jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
-        return RecordGradients([[(written, jnp.ones((len(x), 1)))]], lambda tree: [ravel_pytree(tree)[0][:, None]])
+        one = jnp.ones((len(x), 1), written.dtype)
+        return FactoredGradients([[(written, one)]], lambda tree: [ravel_pytree(tree)[0][:, None]])
     inputs, errors = inputs_and_errors(model, params, x, y)
     biased = {name: "bias" in layers.parameters(params, name) for name in layers.names}
 
@@ -91,23 +92,23 @@ def record_gradients(model: Model, params: Any, x: Array, y: Array) -> RecordGra
 
     one = jnp.ones((len(x), 1), x.dtype)
     with_bias = [jnp.concatenate([inputs[n], one], 1) if biased[n] else inputs[n] for n in layers.names]
-    return RecordGradients([[(i, errors[n])] for i, n in zip(with_bias, layers.names, strict=True)], matrices)
+    return FactoredGradients([[(i, errors[n])] for i, n in zip(with_bias, layers.names, strict=True)], matrices)
 
 
-def gradient_changes(model: Model, first: Any, last: Any, x: Array, y: Array) -> RecordGradients:
+def gradient_changes(model: Model, first: Any, last: Any, x: Array, y: Array) -> FactoredGradients:
     """By how much records' gradients at a last model exceed those at a first, from the changes of inputs and errors:
     differences of products would be mostly rounding where the models are close."""
-    before, after = (record_gradients(model, params, x, y) for params in (first, last))
+    before, after = (factored_gradients(model, params, x, y) for params in (first, last))
     changes = [[(i1 - i0, e1), (i0, e1 - e0)] for ((i0, e0),), ((i1, e1),) in zip(before.layers, after.layers, strict=True)]
     # What enters the first layer, or is written out, changes in one factor alone.
     changes[0] = changes[0][:1] if model.layers is None else changes[0][1:]
-    return RecordGradients(changes, before.matrices)
+    return FactoredGradients(changes, before.matrices)
 
 
 def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products of all candidates' gradients `[records * K, records * K]`, and their products with any tree like the
     parameters `[records * K]`. No gradient is formed where the model names its dense layers."""
-    gradients = record_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    gradients = factored_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
     return gradients.inner(gradients), gradients.along
 
 

@@ -35,9 +35,9 @@ from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_kn
 from attacks.candidate_decoding.candidates import (
     candidate_gradients,
     candidate_records,
+    factored_gradients,
     mean_gradients,
     prior_weights,
-    record_gradients,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
 from attacks.candidate_decoding.order_noise import batch_weights, drift, noise_variance, on_path, place_variance
@@ -267,7 +267,7 @@ def _with_drift(
     flat = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     moved = drift(model, received, update, *flat, training.steps(records))
     scale = jnp.sqrt(place_variance(training, records) * jnp.maximum(scores, 0)).reshape(-1, 1)
-    centre = record_gradients(model, _centre(received, update, training, records), *flat)
+    centre = factored_gradients(model, _centre(received, update, training, records), *flat)
     candidates = (scale * moved.inner(centre)).T.reshape(*scores.shape, -1)
     along = scale * jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(jnp.concatenate([residual[None], deviations]))
     return _Noise(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attacks.candidate_decoding.candidates import RecordGradients, gradient_changes
+from attacks.candidate_decoding.candidates import FactoredGradients, gradient_changes
 from jaxfl import LocalTraining, Model
 
 Array = jax.Array
@@ -49,7 +49,7 @@ def on_path(received: Any, update: Any, fraction: float) -> Any:
     return jax.tree.map(lambda w, u: w - fraction * u, received, update)
 
 
-def drift(model: Model, received: Any, update: Any, x: Array, y: Array, steps: int) -> RecordGradients:
+def drift(model: Model, received: Any, update: Any, x: Array, y: Array, steps: int) -> FactoredGradients:
     """Changes of gradients of records `x [records, ...]`, `y [records]` while a client's model moves, from its first step to
     its last."""
     return gradient_changes(model, received, on_path(received, update, (steps - 1) / steps), x, y)
