@@ -67,7 +67,7 @@ class GLS:
         out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what the linearisation misses.
-      floor: sigma^2 relative to the other noise's variance per record.
+      floor: sigma^2 relative to the other noise's variance per record; raised where rounding asks for more.
       ridge: pull towards the prior, relative to the precision of a draw from it.
       iterations: of the constrained minimisation (static).
     """
@@ -226,18 +226,30 @@ def _one_round(
     if settings.drift:
         noise = _with_drift(noise, model, received, update, scores, x, y, residual, deviations, training)
     inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
-    # With less the matrix might not be positive: inner products are rounded, independently.
-    least = jnp.maximum(settings.floor / records, 8 * jnp.finfo(inner.dtype).eps / len(inner) ** 0.5)
-    floor = least * jnp.trace(inner) + noise_variance(training, records)
+    least = settings.floor * jnp.trace(inner) / records + noise_variance(training, records)
+    floor, factor = _positive(inner, least)
     seen = difference(jnp.concatenate([root * across, noise.candidates], 2))
     right = jnp.concatenate([root * towards[:, 0], noise.residual])
-    factor = jnp.linalg.cholesky(inner + floor * jnp.eye(len(inner)))
     white = jax.scipy.linalg.solve_triangular(factor, jnp.concatenate([seen.T, right[:, None]], 1), lower=True)
     both = difference(difference(gram).reshape(-1, records, count).transpose(1, 2, 0)).T
     entries = mean_weight * (2 if training.mixup else 1)  # a record is in two of the averages
     explained = white[:, :-1].T @ white
     quadratic = entries**2 * (both - explained[:, :-1]) / floor
     return quadratic, entries * (difference(projected[..., 0]) - explained[:, -1]) / floor
+
+
+def _positive(inner: Array, floor: Array) -> tuple[Array, Array]:
+    """A floor and the Cholesky factor of `inner + floor I`: the least that makes it positive, rounded as inner products are, of
+    the given floor and its multiples by powers of 4."""
+    eye, most = jnp.eye(len(inner), dtype=inner.dtype), jnp.trace(inner)
+
+    def factorised(floor: Array) -> tuple[Array, Array]:
+        return floor, jnp.linalg.cholesky(inner + floor * eye)
+
+    def fails(found: tuple[Array, Array]) -> Array:
+        return (found[0] < most) & ~jnp.isfinite(found[1]).all()
+
+    return jax.lax.while_loop(fails, lambda found: factorised(4 * found[0]), factorised(floor))
 
 
 class _Noise(NamedTuple):
