@@ -77,8 +77,6 @@ WITHOUT_MODEL = {
     "invert_gradient": "samples",
 }
 METHODS = (*MODELS, *WITHOUT_MODEL)
-DRIFT_FLOOR = 1e-4
-"""`floor` of `gls` with drift, which leaves less over; chosen on LEAF's first client of seed 0."""
 SHOWN = 8
 """Images in a row of the report."""
 
@@ -149,7 +147,7 @@ class Reconstructions:
         known, _ = federation.knowledge(c)
         settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"])
         if cell["drift"] and cell["defense"] == "none":
-            settings = dataclasses.replace(settings, drift=True, floor=DRIFT_FLOOR)
+            settings = dataclasses.replace(settings, drift=True)
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
         return np.asarray(answer.values[0])
 

@@ -13,8 +13,9 @@ from jax.flatten_util import ravel_pytree
 from attacks.attribute_reconstruction import Knowledge, binary_column, check_knowledge
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
 from attacks.candidate_decoding.candidates import candidate_records, factored_gradients, gradient_changes, mean_gradients
-from attacks.candidate_decoding.gls import KEPT, _one_round
+from attacks.candidate_decoding.gls import KEPT, _one_round, _positive
 from attacks.candidate_decoding.order_noise import batch_weights, place_variance
+from attacks.candidate_decoding.simulated_client import guess_of, simulated
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import DPSGD, Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
 from tests.victims import KEY, ONE_HOT, D, N, explicit, make_victim
@@ -172,10 +173,12 @@ def test_variance_of_a_records_place():
     """Of a record's place among the steps of each epoch, in units of the way from the first of all steps to the last, times its
     weight; over random orders."""
     rng = np.random.default_rng(0)
-    for records, size, epochs in ((12, 4, 1), (12, 4, 3), (10, 2, 2), (7, None, 3)):
-        training = LocalTraining(0.1, epochs, size)
-        places = rng.permuted(np.tile(np.arange(records), (epochs, 20_000, 1)), axis=2)[..., 0] // (size or records)
-        drawn = (places / (size or records)).sum(0) / (training.steps(records) - 1)
+    for records, size, epochs in ((12, 4, 1), (12, 4, 3), (10, 4, 1), (10, 4, 3), (9, 4, 2), (7, None, 3)):
+        training, width = LocalTraining(0.1, epochs, size), size or records
+        batch = rng.permuted(np.tile(np.arange(records), (epochs, 40_000, 1)), axis=2)[..., 0] // width
+        steps = training.steps(records)
+        place = (batch + np.arange(epochs)[:, None] * (steps // epochs) - (steps - 1) / 2) / (steps - 1)
+        drawn = (place / np.minimum(width, records - batch * width)).sum(0)
         assert drawn.var() == pytest.approx(place_variance(training, records), rel=0.03, abs=1e-12)
 
 
@@ -208,6 +211,55 @@ def test_changes_of_gradients(named):
     assert np.linalg.norm(difference) < limit * np.linalg.norm(derivative @ derivative.T)
 
 
+def test_drift_is_a_row_of_noise_per_candidate():
+    """A round's quadratic and slope from a covariance written out, parameters by parameters."""
+    training, model, records = LocalTraining(0.5, 2, 2), mlp(D, (4,), 3), 6
+    settings = GLS(training, orders=3, drift=True, floor=0.05, spread=0.02)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(records, 2, D)).astype(np.float32), np.repeat(rng.integers(0, 3, (records, 1)), 2, 1)
+    params = model.init(KEY)
+    update = jax.tree.map(lambda a: 0.3 * jax.random.normal(KEY, a.shape), params)
+    ones = rng.uniform(0.1, 0.9, records)
+    scores = jnp.asarray(np.stack([1 - ones, ones], 1), jnp.float32)
+    with jax.default_matmul_precision("highest"):
+        found = _one_round(model, params, update, None, scores, jnp.asarray(x), jnp.asarray(y), KEY, settings)
+        guess = guess_of(model, training, scores, jnp.asarray(x), jnp.asarray(y), lambda: None)
+        mean, deviations = (np.asarray(a, np.float64) for a in simulated(guess, params, jax.random.split(KEY)[0], 3))
+
+    def gradients(at):
+        def one(x, y):
+            return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(at))[0]
+
+        return np.asarray(jax.vmap(jax.vmap(one))(x, y), np.float64)  # [records, 2, parameters]
+
+    def moved(fraction):
+        return jax.tree.map(lambda w, u: w - fraction * u, params, update)
+
+    centre, change = gradients(moved(5 / 12)), gradients(moved(5 / 6)) - gradients(params)  # six steps
+    s, weight = np.asarray(scores, np.float64), 2 * 3 / records
+    own = np.einsum("nk,nkp->np", s, centre)
+    places = [(i - 2.5) / 5 for i in range(6)]
+    variance = sum(np.var(places[e : e + 3]) * (3 / records) ** 2 for e in (0, 3))
+    flat = change.reshape(12, -1)
+    drift = variance * flat.T @ (np.diag(s.ravel()) - np.outer(s.ravel(), s.ravel()) / records) @ flat * records / (records - 1)
+    covariance = 0.02 * weight**2 * own.T @ own + deviations.T @ deviations + drift
+    covariance += 0.05 * np.trace(covariance) / records * np.eye(len(covariance))
+    jacobian = weight * (centre[:, 1] - centre[:, 0])
+    white = np.linalg.solve(covariance, jacobian.T)
+    residual = np.asarray(ravel_pytree(update)[0], np.float64) / 0.5 - mean
+    assert np.allclose(found[0], jacobian @ white, atol=2e-3 * np.abs(jacobian @ white).max())
+    assert np.allclose(found[1], residual @ white, atol=2e-3 * np.abs(residual @ white).max())
+
+
+def test_a_covariance_that_rounding_made_indefinite():
+    inner = jnp.diag(jnp.asarray([1.0, 0.5, -1e-3]))
+    floor, factor = _positive(inner, jnp.asarray(1e-4))
+    assert floor == pytest.approx(1.6e-3)
+    assert np.allclose(factor @ factor.T, inner + floor * jnp.eye(3), atol=1e-6)
+    assert _positive(inner, jnp.asarray(0.01))[0] == pytest.approx(0.01)
+    assert np.isnan(_positive(inner * jnp.nan, jnp.asarray(1e-4))[1]).any()  # which is left for the caller to say
+
+
 def test_drift_tells_records_apart_that_are_nearly_alike():
     """Of one class and hardly different: what tells a bit is small beside the noise of orders, of which eight runs say
     little."""
@@ -220,8 +272,7 @@ def test_drift_tells_records_apart_that_are_nearly_alike():
         federated = Federated(rounds=5, training=training)
         messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
         known = Knowledge(x, y, (binary_column(6, 0.5),))
-        # The last: rounding must not make the noise's covariance indefinite.
-        of = ({"drift": False}, {"drift": True}, {"drift": True, "floor": 1e-6, "spread": 1e-3})
+        of = ({"drift": False}, {"drift": True}, {"drift": True, "floor": 1e-5})
         found = [gls(model, messages, known, KEY, settings=GLS(training, orders=8, **each)) for each in of]
         read.append([(np.asarray(each.values[0]) == truth).mean() for each in found])
     without, drift, least = np.mean(read, 0)
@@ -234,8 +285,8 @@ def test_drift_tells_records_apart_that_are_nearly_alike():
 def test_drift_is_for_plain_training(changed):
     model = mlp(D, (16,), 3)
     x, y, _, messages = make_victim(model)
-    points = changed.pop("points", 1)
-    settings = GLS(LocalTraining(0.1, batch_size=4, **changed), points=points, drift=True)
+    training = LocalTraining(0.1, batch_size=4, **{name: value for name, value in changed.items() if name != "points"})
+    settings = GLS(training, points=changed.get("points", 1), drift=True)
     with pytest.raises(ValueError, match="drift=True"):
         gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)
 

@@ -4,15 +4,16 @@ Such a client's update is no gradient: the model moves under way, and the order 
 order in the unknown weights s around a current guess, round t says, in units of the learning rate,
 
     u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d,
-    cov(e_t) = v A_t'A_t + R_t'R_t / M + w H_t' diag(s) H_t + sigma^2 I.
+    cov(e_t) = v A_t'A_t + R_t'R_t / M + w H_t' (diag(s) - s s' / N) H_t N / (N - 1) + sigma^2 I.
 
 The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in M fresh orders: a record's
 loss is that of its candidates, weighted by the guess and by what clipping leaves of its gradient (under mixup, that of its
 expected value). J_t holds, per unknown, the difference of the record's gradients between candidates, A_t the records'
 gradients, both at the centre of the path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local
 steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in every epoch: with mean
-a = K / N, and with a variance v that a short last batch makes large. H_t, if asked for, holds by how much a candidate's
-gradient changes from the first step to the last, and w is the variance of a record's weighted place between the two. Woodbury
+a = K / N, and with a variance v that a short last batch makes large. H_t, if asked for, holds by how much every
+candidate's gradient changes from the first step to the last, w is the variance of a record's weighted place between the two
+(which is not independent of its weight where the last batch is short; that is left out). Woodbury
 inverts the covariance in as many dimensions as A_t, R_t and H_t have rows, so that only inner products of candidates' gradients
 are needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together give a
 quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean
@@ -48,6 +49,8 @@ Array = jax.Array
 KEPT = 2**29
 """Inner products of gradients, as many as are kept between passes and not computed again (2 GiB in float32, in each call: times
 those that are mapped over at once)."""
+ROUNDING = 64
+"""Relative errors of inner products, in units of the precision: those of sums of some hundred numbers."""
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +64,8 @@ class GLS:
         in about N directions; what M runs miss of them is taken for signal. Clients with few steps need few.
       drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
         order. With True that is a row of noise for every candidate, where otherwise M runs sample it: for clients of like
-        records, of which M runs miss what tells them apart. Plain SGD only; N + M rows become N (1 + K) + M (static).
+        records, of which M runs miss what tells them apart. Plain SGD only; with C candidates a record N + M rows become
+        N (1 + C) + M (static).
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
         where a random part of the records has been seen: better for many small batches, at the price of writing gradients
         out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
@@ -100,7 +104,8 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
       while that is at most `KEPT` numbers).
 
     Raises:
-      ValueError: as `cos_matching`; and if labels are unknown or there are several unknown columns.
+      ValueError: as `cos_matching`; and if labels are unknown, there are several unknown columns, or `drift` is asked for with
+        `points`, mixup or differential privacy.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None or len(knowledge.columns) != 1:
@@ -211,7 +216,8 @@ def _one_round(
     gram, project = _products(model, received, update, kept, guess, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
     unravel = ravel_pytree(received)[1]
-    projected = jax.vmap(lambda v: project(unravel(v)))(jnp.concatenate([residual[None], deviations]))
+    vectors = jnp.concatenate([residual[None], deviations])
+    projected = jax.vmap(lambda v: project(unravel(v)))(vectors)
     projected = projected.reshape(-1, records, count).transpose(1, 2, 0)  # [records, K, 1 + orders]
 
     def difference(a: Array) -> Array:
@@ -222,11 +228,14 @@ def _one_round(
     among, towards = own[:, :records], own[:, records:]
     root = jnp.sqrt(variance + settings.spread * mean_weight**2)
     # Rows of the noise: what the order does, and before it the records' gradients.
-    noise = _Noise(projected[..., 1:], towards[:, 1:], deviations @ deviations.T, deviations @ residual)
+    sampled = deviations @ deviations.T
+    noise = _Noise(projected[..., 1:], towards[:, 1:], sampled, deviations @ residual, jnp.trace(sampled))
     if settings.drift:
-        noise = _with_drift(noise, model, received, update, scores, x, y, residual, deviations, training)
+        noise = _with_drift(noise, model, received, update, scores, x, y, vectors, training)
     inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
-    least = settings.floor * jnp.trace(inner) / records + noise_variance(training, records)
+    # Rounding of inner products, as if independent, moves eigenvalues by about so much.
+    rounding = ROUNDING * jnp.finfo(inner.dtype).eps * (jnp.trace(root**2 * among) + noise.squares) / len(inner) ** 0.5
+    least = jnp.maximum(settings.floor * jnp.trace(inner) / records, rounding) + noise_variance(training, records)
     floor, factor = _positive(inner, least)
     seen = difference(jnp.concatenate([root * across, noise.candidates], 2))
     right = jnp.concatenate([root * towards[:, 0], noise.residual])
@@ -254,12 +263,13 @@ def _positive(inner: Array, floor: Array) -> tuple[Array, Array]:
 
 class _Noise(NamedTuple):
     """Products of rows of the noise with the candidates' gradients `[records, K, rows]`, the records' own `[records, rows]`,
-    each other `[rows, rows]`, and the residual `[rows]`."""
+    each other `[rows, rows]`, and the residual `[rows]`; their sum of squares, before what is common to them is taken off."""
 
     candidates: Array
     own: Array
     inner: Array
     residual: Array
+    squares: Array
 
 
 def _with_drift(
@@ -270,23 +280,34 @@ def _with_drift(
     scores: Array,
     x: Array,
     y: Array,
-    residual: Array,
-    deviations: Array,
+    vectors: Array,
     training: LocalTraining,
 ) -> _Noise:
-    """The simulated deviations' rows, and before them those of the drift: of every candidate, since a record is one of them."""
+    """The simulated deviations' rows, and before them those of the drift: of every candidate, since a record is one of them.
+    `vectors`: the residual and the deviations.
+
+    Places in the order are dealt without repetition: their sum is fixed, and what drifts alike in all records is no noise.
+    """
     records, unravel = len(x), ravel_pytree(received)[1]
     flat = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     moved = drift(model, received, update, *flat, training.steps(records))
-    scale = jnp.sqrt(place_variance(training, records) * jnp.maximum(scores, 0)).reshape(-1, 1)
     centre = factored_gradients(model, _centre(received, update, training, records), *flat)
-    candidates = (scale * moved.inner(centre)).T.reshape(*scores.shape, -1)
-    along = scale * jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(jnp.concatenate([residual[None], deviations]))
+    share = jnp.sqrt(jnp.maximum(scores, 0).ravel() / records)  # of unit length
+    scale = share * (place_variance(training, records) * records**2 / max(records - 1, 1)) ** 0.5
+
+    def rows(products: Array) -> Array:
+        scaled = scale[:, None] * products
+        return scaled - jnp.outer(share, share @ scaled)
+
+    candidates = rows(moved.inner(centre)).T.reshape(*scores.shape, -1)
+    along = rows(jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(vectors))
+    inner = moved.inner(moved)
     return _Noise(
         jnp.concatenate([candidates, noise.candidates], 2),
         jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
-        jnp.block([[scale * moved.inner(moved) * scale.T, along[:, 1:]], [along[:, 1:].T, noise.inner]]),
+        jnp.block([[rows(rows(inner).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
         jnp.concatenate([along[:, 0], noise.residual]),
+        noise.squares + (scale**2 * jnp.diag(inner)).sum(),
     )
 
 

@@ -39,9 +39,13 @@ def noise_variance(training: LocalTraining, records: int) -> Array:
 
 def place_variance(training: LocalTraining, records: int) -> float:
     """Variance of what a record adds to an update per unit of its gradient's change between the first and the last of all
-    steps: in every epoch it is in a batch of random place."""
-    batches, steps = len(_batch_sizes(training, records)), training.steps(records)
-    return training.epochs * (batches / records) ** 2 * (batches**2 - 1) / 12 / max(steps - 1, 1) ** 2
+    steps, from the middle: in every epoch it is in a batch of random place."""
+    sizes, steps = _batch_sizes(training, records), training.steps(records)
+    total = 0.0
+    for epoch in range(training.epochs):
+        places = [(epoch * len(sizes) + i - (steps - 1) / 2) / max(steps - 1, 1) for i in range(len(sizes))]
+        total += sum(p**2 / b for p, b in zip(places, sizes, strict=True)) / records - (sum(places) / records) ** 2
+    return max(total, 0.0)
 
 
 def on_path(received: Any, update: Any, fraction: float) -> Any:
