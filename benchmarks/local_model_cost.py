@@ -39,9 +39,7 @@ def cost(job: Job) -> Cost:
     gram = 2.0 * (2 * records) ** 2 * 2 * sum(widths)
     # Simulated on both candidates of a bit; inner products are kept between passes.
     simulated = cell["orders"] * (2 * epoch * cell["epochs"] + 8.0 * weights * records)
-    # Every candidate's drift: its products with gradients and with other drifts, and two more rows of noise per record.
-    drifting = cell["drift"] * (6.0 * gram + 80.0 * records**3)
-    decode = cell["decoded"] * (cell["passes"] * (simulated + 5.0 * records**3 + drifting) + gram)
+    decode = cell["decoded"] * (cell["passes"] * (simulated + 5.0 * records**3) + gram)
     kept = min(4.0 * cell["decoded"] * (2 * records) ** 2, 4.0 * KEPT) if job.method in ("gls", "records") else 0.0
     literal = 6.0 * 2 * weights * 32 * (cell["fit_steps"] * steps + cell["search_steps"])
     everyone = (cell["targets"] or records) * clients

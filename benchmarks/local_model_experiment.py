@@ -3,7 +3,6 @@
 Settings beyond those of `benchmarks.federations`:
   measures: what is measured: "zest", "attribute", "source", "samples", comma-separated.
   decoded, orders, passes: messages that `gls` uses, from the first, its simulated orders and repetitions.
-  drift: whether `gls` models the drift of gradients of clients without defences (LEAF's, whose records are alike).
   matched, cos_steps: messages and Adam iterations of `cos`.
   fit_steps, search_steps: of the mapping network (Eq. 7 and 8).
   pseudo, pseudo_steps, finish: made-up records, steps of their fit, most steps of training on them.
@@ -146,8 +145,6 @@ class Reconstructions:
         federation, cell = self.federation, self.cell
         known, _ = federation.knowledge(c)
         settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"])
-        if cell["drift"] and cell["defense"] == "none":
-            settings = dataclasses.replace(settings, drift=True)
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
         return np.asarray(answer.values[0])
 

@@ -21,7 +21,7 @@ MEASURES = {FACES: "zest,source,samples"} | dict.fromkeys((*TABULAR, "leaf_milde
 PAPER: dict[str, Value] = {
     **{"model": "mlp", "hidden": "256,256,256", "batch_norm": 0, "clients": 10, "records": 0, "batch_size": 512, "epochs": 1},
     **{"learning_rate": 0.01, "rounds": 1000, "every": 10, "defense": "none", "epsilon": 10.0, "attacked": 10, "side": "80,70"},
-    **{"optimum_steps": 4000, "decoded": 10, "orders": 8, "passes": 3, "drift": 0, "matched": 5, "cos_steps": 300},
+    **{"optimum_steps": 4000, "decoded": 10, "orders": 8, "passes": 3, "matched": 5, "cos_steps": 300},
     **{"fit_steps": 200, "search_steps": 1000, "pseudo": 128, "pseudo_steps": 800, "finish": 4000},
     **{"zest_records": 32, "zest_masks": 300, "targets": 100, "source_messages": 20},
     **{"inversion_steps": 5000, "inversion_rate": 1e-3, "gradient_steps": 1000},
@@ -65,7 +65,6 @@ def _grid(
             if dataset == FACES:  # Appendix C.1 and C.2
                 chosen |= {"hidden": "32,32,32", "batch_size": 32}
             chosen |= values
-            chosen |= {"drift": int(dataset == "leaf_synthetic")}
             chosen = shrunk(chosen) if size == "small" else chosen
             found.append(Cell(SUITE, table, size, dataset, tuple(sorted(chosen.items()))))
         return list(dict.fromkeys(found))
