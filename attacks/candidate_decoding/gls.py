@@ -13,11 +13,11 @@ gradients, both at the centre of the path that the client went, theta_t + (K - 1
 steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in every epoch: with mean
 a = K / N, and with a variance v that a short last batch makes large. H_t, if asked for, holds by how much every
 candidate's gradient changes from the first step to the last, w is the variance of a record's weighted place between the two
-(which is not independent of its weight where the last batch is short; that is left out). Woodbury
-inverts the covariance in as many dimensions as A_t, R_t and H_t have rows, so that only inner products of candidates' gradients
-are needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together give a
-quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean
-corrects what the path's centre misses.
+(which is not independent of its weight where the last batch is short; that is left out). Woodbury inverts the covariance in as
+many dimensions as A_t, R_t and H_t have rows, so that only inner products of candidates' gradients are needed; at the centre,
+where all parameters belong to dense layers, no gradient is formed. All rounds together give a quadratic in s, minimised under
+0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean corrects what the path's centre
+misses.
 
 What a client does against it is known where its server prescribed it: norms to which gradients are clipped, noise, mixup
 (whose pairs are not known; a record's partner is taken to be the average one).
@@ -51,6 +51,9 @@ KEPT = 2**29
 those that are mapped over at once)."""
 ROUNDING = 64
 """Relative errors of inner products, in units of the precision: those of sums of some hundred numbers."""
+INDEFINITE = -0.01
+"""A misfit relative to the prior's so far below the unconstrained minimum's is of no positive quadratic: what tells records
+apart was lost in rounding."""
 
 
 @jax.tree_util.register_dataclass
@@ -65,7 +68,7 @@ class GLS:
       drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
         order. With True that is a row of noise for every candidate, where otherwise M runs sample it: for clients of like
         records, of which M runs miss what tells them apart. Plain SGD only; with C candidates a record N + M rows become
-        N (1 + C) + M (static). For hundreds of records: with 2,000 of one class the quadratic is lost in float32's rounding.
+        N (1 + C) + M (static). For hundreds of records: of 2,000 of one class float32 loses the quadratic, which `status` says.
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
         where a random part of the records has been seen: better for many small batches, at the price of writing gradients
         out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
@@ -116,7 +119,11 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
     )
     settings.training.check(len(knowledge.x))
     if settings.drift and (settings.points > 1 or settings.training.mixup or settings.training.privacy is not None):
-        raise ValueError("drift=True is for points=1 and clients without mixup and differential privacy")
+        training = settings.training
+        raise ValueError(
+            f"drift=True does not go with points={settings.points}, mixup={training.mixup}, privacy={training.privacy}; "
+            "it needs points=1 and a client that has neither"
+        )
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
     return _gls(model, messages, knowledge, key, settings)
 
@@ -164,7 +171,7 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     scores = _scores(weights, records)
     chosen = scores.argmax(1)
     rounded = jax.nn.one_hot(chosen, count)[:, 1:].reshape(-1)
-    failed = ~jnp.isfinite(weights).all()
+    failed = ~jnp.isfinite(weights).all() | (trace[-1] < INDEFINITE)
     return Reconstruction(
         values=(jnp.where(failed, -1, chosen),),
         scores=(scores,),
