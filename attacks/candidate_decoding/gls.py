@@ -65,10 +65,6 @@ class GLS:
       training: the client's recipe, known to the server that prescribed it. Jacobian and weights are those of plain SGD.
       orders: simulated runs M per round, each on all candidates, for mean and noise (static). Many small batches make noise
         in about N directions; what M runs miss of them is taken for signal. Clients with few steps need few.
-      drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
-        order. With True that is a row of noise for every candidate, where otherwise M runs sample it: for clients of like
-        records, of which M runs miss what tells them apart. Plain SGD only; with C candidates a record N + M rows become
-        N (1 + C) + M (static). For hundreds of records: of 2,000 of one class float32 loses the quadratic, which `status` says.
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
         where a random part of the records has been seen: better for many small batches, at the price of writing gradients
         out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
@@ -77,17 +73,21 @@ class GLS:
       floor: sigma^2 relative to the other noise's variance per record; raised where rounding asks for more.
       ridge: pull towards the prior, relative to the precision of a draw from it.
       iterations: of the constrained minimisation (static).
+      drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
+        order. With True that is a row of noise for every candidate, where otherwise M runs sample it: for clients of like
+        records, of which M runs miss what tells them apart. Plain SGD only; with C candidates a record N + M rows become
+        N (1 + C) + M (static). For hundreds of records: of 2,000 of one class float32 loses the quadratic, which `status` says.
     """
 
     training: LocalTraining = LocalTraining()
     orders: int = dataclasses.field(default=64, metadata={"static": True})
-    drift: bool = dataclasses.field(default=False, metadata={"static": True})
     points: int = dataclasses.field(default=1, metadata={"static": True})
     passes: int = dataclasses.field(default=3, metadata={"static": True})
     spread: float | Array = 0.01
     floor: float | Array = 3e-3
     ridge: float | Array = 0.05
     iterations: int = dataclasses.field(default=500, metadata={"static": True})
+    drift: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, settings: GLS | None = None) -> Reconstruction:
