@@ -201,7 +201,7 @@ class Attack:
         if self.method == "gauss_newton":
             return gauss_newton(model, messages, knowledge, settings=GaussNewton(member.step))
         if self.method == "gls":
-            simulated = GLS(training, chosen["gls_orders"], chosen["gls_points"], chosen["gls_passes"])
+            simulated = GLS(training, orders=chosen["gls_orders"], points=chosen["gls_points"], passes=chosen["gls_passes"])
             return gls(model, messages, knowledge, key, settings=simulated)
         if self.method == "l2_lbfgs":
             rival = L2Matching(chosen["evaluations"], Virtual(training=LocalTraining(member.step)))

@@ -144,7 +144,9 @@ class Reconstructions:
     def _decode(self, c: int) -> np.ndarray:
         federation, cell = self.federation, self.cell
         known, _ = federation.knowledge(c)
-        settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"])
+        training = federation.training[c]
+        drift = bool(cell["drift"]) and training.privacy is None and not training.mixup
+        settings = GLS(training, orders=cell["orders"], passes=cell["passes"], drift=drift)
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
         return np.asarray(answer.values[0])
 

@@ -75,6 +75,13 @@ def test_resuming_runs_nothing_again_and_more_seeds_only_those(finished, capsys)
     assert [r for r in after if r["seed"] != "5"] == before
 
 
+def test_small_batches_are_decoded(tmp_path):
+    where = ["--where", "phases=pre5", "--methods", "majority,gls", "--seeds", "1"]
+    assert run("quick/minibatch", *where, "--out", str(tmp_path)) == 0
+    found = {r["method"]: float(r["value"]) for r in rows_of(tmp_path)}
+    assert found["gls"] > found["majority"] + 0.2
+
+
 def test_report_is_written_anew_from_the_store(finished, capsys):
     (finished / "report.html").unlink()
     assert report.main(str(finished)) == 0

@@ -26,11 +26,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
 from attacks.candidate_decoding.candidates import candidate_records, prior_weights, with_absence
 from attacks.candidate_decoding.linear_problem import linear_problem, solve_iteratively
 from attacks.candidate_decoding.normal_equations import misfit, normal_equations, solve
+from attacks.candidate_decoding.precision import arithmetic, cast
 from jaxfl import Messages, Model, _check
 
 Array = jax.Array
@@ -121,26 +123,15 @@ def closed_form(
     rate = settings.learning_rate
     if rate is not None and not _check.is_traced(rate) and not 0 < float(rate) < float("inf"):
         raise ValueError(f"learning_rate={rate!r} must be positive, or None if unknown")
-    traced = _check.is_traced(messages, knowledge, settings)
-    with jax.enable_x64(jax.config.read("jax_enable_x64") if traced else dtype == jnp.float64):
-        return _closed_form(model, messages, knowledge, settings, members, jnp.zeros((), dtype).dtype)
-
-
-def _cast(tree: Any, floating: Any, integer: Any = None) -> Any:
-    def cast(a: Any) -> Array:
-        a = jnp.asarray(a)
-        if jnp.issubdtype(a.dtype, jnp.floating):
-            return a.astype(floating)
-        return a if integer is None or not jnp.issubdtype(a.dtype, jnp.integer) else a.astype(integer)
-
-    return jax.tree.map(cast, tree)
+    with arithmetic(dtype, messages, knowledge, settings):
+        return _closed_form(model, messages, knowledge, settings, members, canonicalize_dtype(dtype))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "members", "dtype"))
 def _closed_form(
     model: Model, messages: Messages, knowledge: Knowledge, settings: ClosedForm, members: int | None, dtype: Any
 ) -> Decoding:
-    messages, knowledge, settings = _cast((messages, knowledge, settings), dtype)
+    messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
     x, y = candidate_records(model, knowledge)
     start = prior_weights(model, knowledge, x.shape[1])
     if members is not None:
@@ -174,7 +165,7 @@ def _closed_form(
     )
     decoding = Decoding(reconstruction, condition, residual, jnp.asarray(rate), decoded.presence)
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
-    return _cast(decoding, jnp.float32, jnp.int32)
+    return cast(decoding, jnp.float32, jnp.int32)
 
 
 def _least_squares(

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
@@ -42,6 +43,7 @@ from attacks.candidate_decoding.candidates import (
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
 from attacks.candidate_decoding.order_noise import batch_weights, drift, noise_variance, on_path, place_variance
+from attacks.candidate_decoding.precision import arithmetic, cast
 from attacks.candidate_decoding.simulated_client import Guess, clipping, guess_of, simulated, simulated_path
 from jaxfl import LocalTraining, Messages, Model, _check
 
@@ -70,7 +72,8 @@ class GLS:
         out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what the linearisation misses.
-      floor: sigma^2 relative to the other noise's variance per record; raised where rounding asks for more.
+      floor: sigma^2 relative to the other noise's variance per record; raised where rounding asks for more. By default 3e-3, or
+        1e-5 with `drift`, beside which little is left that the noise does not say.
       ridge: pull towards the prior, relative to the precision of a draw from it.
       iterations: of the constrained minimisation (static).
       drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
@@ -80,17 +83,26 @@ class GLS:
     """
 
     training: LocalTraining = LocalTraining()
+    _: dataclasses.KW_ONLY
     orders: int = dataclasses.field(default=64, metadata={"static": True})
     points: int = dataclasses.field(default=1, metadata={"static": True})
     passes: int = dataclasses.field(default=3, metadata={"static": True})
     spread: float | Array = 0.01
-    floor: float | Array = 3e-3
+    floor: float | Array | None = None
     ridge: float | Array = 0.05
     iterations: int = dataclasses.field(default=500, metadata={"static": True})
     drift: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
-def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, settings: GLS | None = None) -> Reconstruction:
+def gls(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    key: Array,
+    *,
+    settings: GLS | None = None,
+    dtype: Any = None,
+) -> Reconstruction:
     """Reconstruct one unknown column from the messages of a client with any local training.
 
     Args:
@@ -100,6 +112,8 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
       knowledge: one unknown column; known labels.
       key: draws simulated batch orders.
       settings: see `GLS`.
+      dtype: of the arithmetic (static); by default float64 with `drift`, else the models'. 64-bit types are switched on for the
+        call. Inside an outer `jit` that runs without them, float32 is used. Results are float32.
 
     Returns:
       A `Reconstruction`; `objective` is the whitened misfit of the rounded answer relative to that of the prior's mean,
@@ -124,12 +138,14 @@ def gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, s
             f"drift=True does not go with points={settings.points}, mixup={training.mixup}, privacy={training.privacy}; "
             "it needs points=1 and a client that has neither"
         )
-    settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
-    return _gls(model, messages, knowledge, key, settings)
+    dtype = dtype or (jnp.float64 if settings.drift else jnp.result_type(*jax.tree.leaves(messages.received)))
+    with arithmetic(dtype, messages, knowledge, key, settings):
+        return _gls(model, messages, knowledge, key, settings, canonicalize_dtype(dtype))
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: GLS) -> Reconstruction:
+@functools.partial(jax.jit, static_argnames=("model", "dtype"))
+def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: GLS, dtype: Any) -> Reconstruction:
+    messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
     x, y = candidate_records(model, knowledge)
     records, count = x.shape[:2]
     prior = prior_weights(model, knowledge, count)
@@ -137,11 +153,9 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
     models, kept = (messages.received, messages.pseudo_gradient), None
     guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
-    if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
+    if guess_free and len(messages) * (records * count) ** 2 * (3 if settings.drift else 1) <= KEPT:
         with jax.default_matmul_precision("highest"):
-            kept = jax.lax.map(
-                lambda m: candidate_gradients(model, _centre(m[0], m[1], settings.training, records), x, y)[0], models
-            )
+            kept = jax.lax.map(lambda m: _inner_products(model, m[0], m[1], x, y, settings), models)
     rounds = *models, kept, jnp.arange(len(messages))
 
     def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array, Array]]:
@@ -172,7 +186,7 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     chosen = scores.argmax(1)
     rounded = jax.nn.one_hot(chosen, count)[:, 1:].reshape(-1)
     failed = ~jnp.isfinite(weights).all() | (trace[-1] < INDEFINITE)
-    return Reconstruction(
+    found = Reconstruction(
         values=(jnp.where(failed, -1, chosen),),
         scores=(scores,),
         labels=None,
@@ -181,6 +195,7 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
         gradient_norm=jnp.full_like(trace, jnp.nan),
         status=failed.astype(jnp.int32),
     )
+    return cast(found, jnp.float32, jnp.int32)
 
 
 def _scores(weights: Array, records: int) -> Array:
@@ -198,11 +213,34 @@ def _misfit(gram: Array, right: Array, weights: Array, prior: Array) -> Array:
     return above(weights) / jnp.maximum(above(prior), jnp.finfo(gram.dtype).tiny)
 
 
+class _Products(NamedTuple):
+    """Inner products that depend on no guess, all `[records * K, records * K]`.
+
+    Attributes:
+      own: of the candidates' gradients at the path's centre.
+      across: of their changes while the model moves with those; None without `drift`.
+      changes: of their changes; None without `drift`.
+    """
+
+    own: Array
+    across: Array | None
+    changes: Array | None
+
+
+def _inner_products(model: Model, received: Any, update: Any, x: Array, y: Array, settings: GLS) -> _Products:
+    flat, training = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), settings.training
+    centre = factored_gradients(model, _centre(received, update, training, len(x)), *flat)
+    if not settings.drift:
+        return _Products(centre.inner(centre), None, None)
+    moved = drift(model, received, update, *flat, training.steps(len(x)))
+    return _Products(centre.inner(centre), moved.inner(centre), moved.inner(moved))
+
+
 def _one_round(
     model: Model,
     received: Any,
     update: Any,
-    kept: Array | None,
+    kept: _Products | None,
     scores: Array,
     x: Array,
     y: Array,
@@ -214,13 +252,13 @@ def _one_round(
     mean_weight, variance = batch_weights(training, records)
     simulate_key, path_key = jax.random.split(key)
 
-    def products() -> Array:
-        centre = _centre(received, update, training, records)
-        return candidate_gradients(model, centre, x, y)[0] if kept is None else kept
+    @functools.cache
+    def products() -> _Products:
+        return _inner_products(model, received, update, x, y, settings) if kept is None else kept
 
-    guess = guess_of(model, training, scores, x, y, products)
+    guess = guess_of(model, training, scores, x, y, lambda: products().own)
     mean, deviations = simulated(guess, received, simulate_key, settings.orders)
-    gram, project = _products(model, received, update, kept, guess, x, y, path_key, settings)
+    gram, project = _gradients(model, received, update, products, guess, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
     unravel = ravel_pytree(received)[1]
     vectors = jnp.concatenate([residual[None], deviations])
@@ -238,11 +276,14 @@ def _one_round(
     sampled = deviations @ deviations.T
     noise = _Noise(projected[..., 1:], towards[:, 1:], sampled, deviations @ residual, jnp.trace(sampled))
     if settings.drift:
-        noise = _with_drift(noise, model, received, update, scores, x, y, vectors, training)
+        moved = drift(model, received, update, x.reshape(-1, *x.shape[2:]), y.reshape(-1), training.steps(records))
+        along = jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(vectors)
+        noise = _with_drift(noise, products(), along, scores, training)
     inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
     # Rounding of inner products, as if independent, moves eigenvalues by about so much.
     rounding = ROUNDING * jnp.finfo(inner.dtype).eps * (jnp.trace(root**2 * among) + noise.squares) / len(inner) ** 0.5
-    least = jnp.maximum(settings.floor * jnp.trace(inner) / records, rounding) + noise_variance(training, records)
+    relative = (1e-5 if settings.drift else 3e-3) if settings.floor is None else settings.floor
+    least = jnp.maximum(relative * jnp.trace(inner) / records, rounding) + noise_variance(training, records)
     floor, factor = _positive(inner, least)
     seen = difference(jnp.concatenate([root * across, noise.candidates], 2))
     right = jnp.concatenate([root * towards[:, 0], noise.residual])
@@ -279,26 +320,16 @@ class _Noise(NamedTuple):
     squares: Array
 
 
-def _with_drift(
-    noise: _Noise,
-    model: Model,
-    received: Any,
-    update: Any,
-    scores: Array,
-    x: Array,
-    y: Array,
-    vectors: Array,
-    training: LocalTraining,
-) -> _Noise:
+def _with_drift(noise: _Noise, products: _Products, along: Array, scores: Array, training: LocalTraining) -> _Noise:
     """The simulated deviations' rows, and before them those of the drift: of every candidate, since a record is one of them.
-    `vectors`: the residual and the deviations.
+    `along`: products of the changes with the residual and the deviations.
 
     Places in the order are dealt without repetition: their sum is fixed, and what drifts alike in all records is no noise.
     """
-    records, unravel = len(x), ravel_pytree(received)[1]
-    flat = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
-    moved = drift(model, received, update, *flat, training.steps(records))
-    centre = factored_gradients(model, _centre(received, update, training, records), *flat)
+    across, changes = products.across, products.changes
+    assert across is not None
+    assert changes is not None
+    records = len(scores)
     share = jnp.sqrt(jnp.maximum(scores, 0).ravel() / records)  # of unit length
     scale = share * (place_variance(training, records) * records**2 / max(records - 1, 1)) ** 0.5
 
@@ -306,23 +337,21 @@ def _with_drift(
         scaled = scale[:, None] * products
         return scaled - jnp.outer(share, share @ scaled)
 
-    candidates = rows(moved.inner(centre)).T.reshape(*scores.shape, -1)
-    along = rows(jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(vectors))
-    inner = moved.inner(moved)
+    candidates, along = rows(across).T.reshape(*scores.shape, -1), rows(along)
     return _Noise(
         jnp.concatenate([candidates, noise.candidates], 2),
         jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
-        jnp.block([[rows(rows(inner).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
+        jnp.block([[rows(rows(changes).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
         jnp.concatenate([along[:, 0], noise.residual]),
-        noise.squares + (scale**2 * jnp.diag(inner)).sum(),
+        noise.squares + (scale**2 * jnp.diag(changes)).sum(),
     )
 
 
-def _products(
+def _gradients(
     model: Model,
     received: Any,
     update: Any,
-    kept: Array | None,
+    products: Callable[[], _Products],
     guess: Guess,
     x: Array,
     y: Array,
@@ -336,7 +365,7 @@ def _products(
         model, x = _towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
     if settings.points == 1:
         gram, project = candidate_gradients(model, _centre(received, update, training, len(x)), x, y)
-        gram = gram if kept is None else kept  # what is not used is not computed
+        gram = gram if training.mixup else products().own  # what is not used is not computed
     else:
         gram, project = mean_gradients(model, simulated_path(guess, received, key, settings.points), x, y)
     if training.privacy is not None:

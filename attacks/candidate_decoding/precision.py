@@ -1,0 +1,29 @@
+"""Arithmetic in 64 bits for one call, where inner products of nearly equal gradients need it."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import _check
+
+Array = jax.Array
+
+
+def arithmetic(dtype: Any, *inputs: Any) -> AbstractContextManager[Any]:
+    """Switches 64-bit types on if `dtype` asks for them, off otherwise; leaves them as they are inside an outer `jit`."""
+    is_on: bool = jax.config.read("jax_enable_x64")
+    return jax.enable_x64(is_on if _check.is_traced(*inputs) else dtype == jnp.float64)
+
+
+def cast(tree: Any, floating: Any, integer: Any = None) -> Any:
+    """Floating leaves in another type; integer ones too, if a type is given."""
+
+    def one(a: Any) -> Array:
+        a = jnp.asarray(a)
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return a.astype(floating)
+        return a if integer is None or not jnp.issubdtype(a.dtype, jnp.integer) else a.astype(integer)
+
+    return jax.tree.map(one, tree)
