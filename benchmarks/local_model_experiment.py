@@ -100,6 +100,11 @@ def measured(cell: Cell) -> Any:
     return cell.dataset, tuple(pair for pair in cell.settings if pair[0] != "measures")
 
 
+def drifts(cell: Cell) -> bool:
+    """Whether `gls` takes changes of records' gradients for noise, which it can of clients without defences."""
+    return bool(cell["drift"]) and cell["defense"] == "none"
+
+
 class Reconstructions:
     """Models that stand for the attacked clients' own, made when first asked for."""
 
@@ -144,9 +149,7 @@ class Reconstructions:
     def _decode(self, c: int) -> np.ndarray:
         federation, cell = self.federation, self.cell
         known, _ = federation.knowledge(c)
-        training = federation.training[c]
-        drift = bool(cell["drift"]) and training.privacy is None and not training.mixup
-        settings = GLS(training, orders=cell["orders"], passes=cell["passes"], drift=drift)
+        settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"], drift=drifts(cell))
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
         return np.asarray(answer.values[0])
 
