@@ -219,12 +219,17 @@ def test_changes_of_gradients(named):
     assert np.linalg.norm(difference) < limit * np.linalg.norm(derivative @ derivative.T)
 
 
-def test_drift_is_a_row_of_noise_per_candidate():
+@pytest.mark.parametrize("layers", [None, 1])
+def test_drift_is_a_row_of_noise_per_candidate(layers):
     """A round's quadratic and slope from a covariance written out, parameters by parameters."""
     training, model, records = LocalTraining(0.5, 2, 2), mlp(D, (4,), 3), 6
-    settings = GLS(training, orders=3, drift=True, floor=0.05, spread=0.02)
+    settings = GLS(training, orders=3, drift=True, floor=0.05, spread=0.02, layers=layers)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(records, 2, D)).astype(np.float32), np.repeat(rng.integers(0, 3, (records, 1)), 2, 1)
+
+    def vector(tree):
+        return ravel_pytree(tree if layers is None else tree["Dense_0"])[0]
+
     params = model.init(KEY)
     update = jax.tree.map(lambda a: 0.3 * jax.random.normal(KEY, a.shape), params)
     ones = rng.uniform(0.1, 0.9, records)
@@ -233,11 +238,14 @@ def test_drift_is_a_row_of_noise_per_candidate():
         found = one_round(model, params, update, None, scores, jnp.asarray(x), jnp.asarray(y), KEY, settings)
         guess = guess_of(model, training, scores, jnp.asarray(x), jnp.asarray(y), lambda: None)
         runs = jax.jit(lambda key: simulated(guess, params, key, 3))(jax.random.split(KEY)[0])
-        mean, deviations = (np.asarray(a, np.float64) for a in runs)
+        together = jnp.concatenate([runs[0][None], runs[1]])
+        unravel = ravel_pytree(params)[1]
+        mean, *deviations = np.asarray(jax.vmap(lambda run: vector(unravel(run)))(together), np.float64)
+        deviations = np.stack(deviations)
 
     def gradients(at):
         def one(x, y):
-            return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(at))[0]
+            return vector(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(at))
 
         return np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(x, y), np.float64)  # [records, 2, parameters]
 
@@ -255,7 +263,7 @@ def test_drift_is_a_row_of_noise_per_candidate():
     covariance += 0.05 * np.trace(covariance) / records * np.eye(len(covariance))
     jacobian = weight * (centre[:, 1] - centre[:, 0])
     white = np.linalg.solve(covariance, jacobian.T)
-    residual = np.asarray(ravel_pytree(update)[0], np.float64) / 0.5 - mean
+    residual = np.asarray(vector(update), np.float64) / 0.5 - mean
     assert np.allclose(found[0], jacobian @ white, atol=2e-3 * np.abs(jacobian @ white).max())
     assert np.allclose(found[1], residual @ white, atol=2e-3 * np.abs(residual @ white).max())
 
@@ -281,12 +289,13 @@ def test_drift_tells_records_apart_that_are_nearly_alike():
         federated = Federated(rounds=5, training=training)
         messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
         known = Knowledge(x, y, (binary_column(6, 0.5),))
-        of = ({"drift": False}, {"drift": True, "floor": 3e-3}, {"drift": True})
+        of = ({"drift": False}, {"drift": True, "floor": 3e-3}, {"drift": True}, {"drift": True, "layers": 1})
         found = [gls(model, messages, known, KEY, settings=GLS(training, orders=8, **each)) for each in of]
         read.append([(np.asarray(each.values[0]) == truth).mean() for each in found])
-    without, drift, least = np.mean(read, 0)
+    without, drift, least, first_layer = np.mean(read, 0)
     assert drift > 0.95
     assert least > 0.95
+    assert first_layer > 0.95
     assert drift > without + 0.05
 
 
@@ -298,6 +307,19 @@ def test_drift_is_for_plain_training(changed):
     settings = GLS(training, points=changed.get("points", 1), drift=True)
     with pytest.raises(ValueError, match="drift=True"):
         gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)
+
+
+def test_layers_are_dense_and_named():
+    model = mlp(D, (16,), 3)
+    x, y, _, messages = make_victim(model)
+    known = Knowledge(x, y, (binary_column(6, 0.4),))
+    for m, changed, message in (
+        (explicit(model), {"layers": 1}, "model.layers=None"),
+        (model, {"layers": 1, "points": 2}, "points=2"),
+        (model, {"layers": 0}, "layers=0 must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gls(m, messages, known, KEY, settings=GLS(MINIBATCH, **changed))
 
 
 @pytest.mark.parametrize("drift", [False, True])

@@ -67,8 +67,14 @@ class FactoredGradients(NamedTuple):
 
     def inner(self, others: "FactoredGradients") -> Array:
         """Products with other records' gradients `[records, others]`."""
-        pairs = [pair for layer in zip(self.layers, others.layers, strict=True) for pair in itertools.product(*layer)]
-        return functools.reduce(jnp.add, [(a @ c.T) * (b @ d.T) for (a, b), (c, d) in pairs])
+        return functools.reduce(jnp.add, [(a @ c.T) * (b @ d.T) for (a, b), (c, d) in self._pairs(others)])
+
+    def squares(self) -> Array:
+        """Squared norms `[records]`."""
+        return functools.reduce(jnp.add, [(a * c).sum(1) * (b * d).sum(1) for (a, b), (c, d) in self._pairs(self)])
+
+    def _pairs(self, others: "FactoredGradients") -> list[tuple[tuple[Array, Array], tuple[Array, Array]]]:
+        return [pair for layer in zip(self.layers, others.layers, strict=True) for pair in itertools.product(*layer)]
 
     def along(self, target: Any) -> Array:
         """Products with a tree like the parameters `[records]`."""
@@ -76,40 +82,53 @@ class FactoredGradients(NamedTuple):
         return functools.reduce(jnp.add, [((a @ matrix) * b).sum(1) for terms, matrix in layers for a, b in terms])
 
 
-def factored_gradients(model: Model, params: Any, x: Array, y: Array) -> FactoredGradients:
-    """Gradients of the losses of records `x [records, ...]`, `y [records]`."""
+def factored_gradients(model: Model, params: Any, x: Array, y: Array, first: int | None = None) -> FactoredGradients:
+    """Gradients of the losses of records `x [records, ...]`, `y [records]`; if `first` is given, of the first so many dense
+    layers alone, which the model must name then."""
     layers = model.layers
     if layers is None:
         written = jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
         one = jnp.ones((len(x), 1), written.dtype)
         return FactoredGradients([[(written, one)]], lambda tree: [ravel_pytree(tree)[0][:, None]])
     inputs, errors = inputs_and_errors(model, params, x, y)
-    biased = {name: "bias" in layers.parameters(params, name) for name in layers.names}
+    names = layers.names[:first]
+    biased = {name: "bias" in layers.parameters(params, name) for name in names}
 
     def matrices(tree: Any) -> list[Array]:
-        found = [layers.parameters(tree, name) for name in layers.names]
+        found = [layers.parameters(tree, name) for name in names]
         return [jnp.concatenate([at["kernel"], at["bias"][None]]) if "bias" in at else at["kernel"] for at in found]
 
     one = jnp.ones((len(x), 1), x.dtype)
-    with_bias = [jnp.concatenate([inputs[n], one], 1) if biased[n] else inputs[n] for n in layers.names]
-    return FactoredGradients([[(i, errors[n])] for i, n in zip(with_bias, layers.names, strict=True)], matrices)
+    with_bias = [jnp.concatenate([inputs[n], one], 1) if biased[n] else inputs[n] for n in names]
+    return FactoredGradients([[(i, errors[n])] for i, n in zip(with_bias, names, strict=True)], matrices)
 
 
-def gradient_changes(model: Model, first: Any, last: Any, x: Array, y: Array) -> FactoredGradients:
-    """By how much records' gradients at a last model exceed those at a first, from the changes of inputs and errors:
+def gradient_changes(model: Model, before: Any, after: Any, x: Array, y: Array, first: int | None = None) -> FactoredGradients:
+    """By how much records' gradients at one model exceed those at one before, from the changes of inputs and errors:
     differences of products would be mostly rounding where the models are close."""
-    before, after = (factored_gradients(model, params, x, y) for params in (first, last))
-    changes = [[(i1 - i0, e1), (i0, e1 - e0)] for ((i0, e0),), ((i1, e1),) in zip(before.layers, after.layers, strict=True)]
+    early, late = (factored_gradients(model, params, x, y, first) for params in (before, after))
+    changes = [[(i1 - i0, e1), (i0, e1 - e0)] for ((i0, e0),), ((i1, e1),) in zip(early.layers, late.layers, strict=True)]
     # What enters the first layer, or is written out, changes in one factor alone.
     changes[0] = changes[0][:1] if model.layers is None else changes[0][1:]
-    return FactoredGradients(changes, before.matrices)
+    return FactoredGradients(changes, early.matrices)
 
 
-def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
+def candidate_gradients(
+    model: Model, params: Any, x: Array, y: Array, first: int | None = None
+) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products of all candidates' gradients `[records * K, records * K]`, and their products with any tree like the
-    parameters `[records * K]`. No gradient is formed where the model names its dense layers."""
-    gradients = factored_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    parameters `[records * K]`; `first` as in `factored_gradients`. No gradient is formed where the model names its dense
+    layers."""
+    gradients = factored_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1), first)
     return gradients.inner(gradients), gradients.along
+
+
+def of_layers(model: Model, tree: Any, first: int | None) -> Any:
+    """What belongs to the `first` so many dense layers of a tree like the parameters; all of it with None."""
+    if first is None:
+        return tree
+    assert model.layers is not None
+    return [model.layers.parameters(tree, name) for name in model.layers.names[:first]]
 
 
 def mean_gradients(model: Model, models: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:

@@ -39,6 +39,7 @@ from attacks.candidate_decoding.candidates import (
     candidate_records,
     factored_gradients,
     mean_gradients,
+    of_layers,
     prior_weights,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
@@ -79,7 +80,9 @@ class GLS:
       drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
         order. With True that is a row of noise for every candidate, where otherwise M runs sample it: for clients of like
         records, of which M runs miss what tells them apart. Plain SGD only; with C candidates a record N + M rows become
-        N (1 + C) + M (static). For hundreds of records: of 2,000 of one class float32 loses the quadratic, which `status` says.
+        N (1 + C) + M (static). In float32 rounding loses the quadratic of thousands of like records, which `status` says.
+      layers: look at the gradients of the first so many dense layers alone; all parameters with None (static). A column that is
+        an input enters the first layer as it is; what later layers add of it is mostly noise of orders if records are alike.
     """
 
     training: LocalTraining = LocalTraining()
@@ -92,6 +95,7 @@ class GLS:
     ridge: float | Array = 0.05
     iterations: int = dataclasses.field(default=500, metadata={"static": True})
     drift: bool = dataclasses.field(default=False, metadata={"static": True})
+    layers: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def gls(
@@ -121,8 +125,8 @@ def gls(
       while that is at most `KEPT` numbers).
 
     Raises:
-      ValueError: as `cos_matching`; and if labels are unknown, there are several unknown columns, or `drift` is asked for with
-        `points`, mixup or differential privacy.
+      ValueError: as `cos_matching`; and if labels are unknown, there are several unknown columns, `drift` is asked for with
+        `points`, mixup or differential privacy, or `layers` with `points` or of a model that names no dense layers.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None or len(knowledge.columns) != 1:
@@ -132,6 +136,13 @@ def gls(
         orders=settings.orders, points=settings.points, passes=settings.passes, iterations=settings.iterations
     )
     settings.training.check(len(knowledge.x))
+    if settings.layers is not None:
+        _check.positive_integer(layers=settings.layers)
+        if model.layers is None or settings.points > 1:
+            raise ValueError(
+                f"layers={settings.layers} does not go with points={settings.points}, model.layers={model.layers}; it needs "
+                "points=1 and a model that names its dense layers"
+            )
     if settings.drift and (settings.points > 1 or settings.training.mixup or settings.training.privacy is not None):
         training = settings.training
         raise ValueError(
@@ -229,10 +240,10 @@ class _Products(NamedTuple):
 
 def _inner_products(model: Model, received: Any, update: Any, x: Array, y: Array, settings: GLS) -> _Products:
     flat, training = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), settings.training
-    centre = factored_gradients(model, _centre(received, update, training, len(x)), *flat)
+    centre = factored_gradients(model, _centre(received, update, training, len(x)), *flat, settings.layers)
     if not settings.drift:
         return _Products(centre.inner(centre), None, None)
-    moved = drift(model, received, update, *flat, training.steps(len(x)))
+    moved = drift(model, received, update, *flat, training.steps(len(x)), settings.layers)
     return _Products(centre.inner(centre), moved.inner(centre), moved.inner(moved))
 
 
@@ -250,13 +261,16 @@ def _one_round(
     """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round; `kept`: its inner products, if they are at hand."""
     training, (records, count) = settings.training, x.shape[:2]
     mean_weight, variance = batch_weights(training, records)
-    simulate_key, path_key = jax.random.split(key)
+    flat, (simulate_key, path_key) = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), jax.random.split(key)
 
     @functools.cache
     def products() -> _Products:
         return _inner_products(model, received, update, x, y, settings) if kept is None else kept
 
-    guess = guess_of(model, training, scores, x, y, lambda: products().own)
+    def squares() -> Array:
+        return factored_gradients(model, _centre(received, update, training, records), *flat).squares()
+
+    guess = guess_of(model, training, scores, x, y, squares)
     mean, deviations = simulated(guess, received, simulate_key, settings.orders)
     gram, project = _gradients(model, received, update, products, guess, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
@@ -273,10 +287,11 @@ def _one_round(
     among, towards = own[:, :records], own[:, records:]
     root = jnp.sqrt(variance + settings.spread * mean_weight**2)
     # Rows of the noise: what the order does, and before it the records' gradients.
-    sampled = deviations @ deviations.T
-    noise = _Noise(projected[..., 1:], towards[:, 1:], sampled, deviations @ residual, jnp.trace(sampled))
+    looked_at = jax.vmap(lambda v: ravel_pytree(of_layers(model, unravel(v), settings.layers))[0])(vectors)
+    sampled = looked_at[1:] @ looked_at[1:].T
+    noise = _Noise(projected[..., 1:], towards[:, 1:], sampled, looked_at[1:] @ looked_at[0], jnp.trace(sampled))
     if settings.drift:
-        moved = drift(model, received, update, x.reshape(-1, *x.shape[2:]), y.reshape(-1), training.steps(records))
+        moved = drift(model, received, update, *flat, training.steps(records), settings.layers)
         along = jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(vectors)
         noise = _with_drift(noise, products(), along, scores, training)
     inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
@@ -364,12 +379,15 @@ def _gradients(
     if training.mixup:
         model, x = _towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
     if settings.points == 1:
-        gram, project = candidate_gradients(model, _centre(received, update, training, len(x)), x, y)
+        centre = _centre(received, update, training, len(x))
+        gram, project = candidate_gradients(model, centre, x, y, settings.layers)
         gram = gram if training.mixup else products().own  # what is not used is not computed
+        squares = factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1)).squares()
     else:
         gram, project = mean_gradients(model, simulated_path(guess, received, key, settings.points), x, y)
+        squares = jnp.diag(gram)
     if training.privacy is not None:
-        factor = clipping(gram, training.privacy.clip)
+        factor = clipping(squares, training.privacy.clip)
         return (gram * factor[:, None] * factor).reshape(*shape, *shape), lambda target: factor * project(target)
     return gram.reshape(*shape, *shape), project
 

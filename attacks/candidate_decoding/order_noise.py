@@ -53,7 +53,9 @@ def on_path(received: Any, update: Any, fraction: float) -> Any:
     return jax.tree.map(lambda w, u: w - fraction * u, received, update)
 
 
-def drift(model: Model, received: Any, update: Any, x: Array, y: Array, steps: int) -> FactoredGradients:
+def drift(
+    model: Model, received: Any, update: Any, x: Array, y: Array, steps: int, first: int | None = None
+) -> FactoredGradients:
     """Changes of gradients of records `x [records, ...]`, `y [records]` while a client's model moves, from its first step to
-    its last."""
-    return gradient_changes(model, received, on_path(received, update, (steps - 1) / steps), x, y)
+    its last; `first` as in `factored_gradients`."""
+    return gradient_changes(model, received, on_path(received, update, (steps - 1) / steps), x, y, first)

@@ -25,9 +25,9 @@ class Guess(NamedTuple):
     training: LocalTraining
 
 
-def guess_of(model: Model, training: LocalTraining, scores: Array, x: Array, y: Array, products: Callable[[], Array]) -> Guess:
-    """All candidates of a record, with weights: the guess, times what clipping leaves of their gradients, of which `products`
-    gives the inner products. Under mixup expected records instead, since it would average the weights too.
+def guess_of(model: Model, training: LocalTraining, scores: Array, x: Array, y: Array, squares: Callable[[], Array]) -> Guess:
+    """All candidates of a record, with weights: the guess, times what clipping leaves of their gradients, of which `squares`
+    gives the squared norms. Under mixup expected records instead, since it would average the weights too.
 
     The noise of private training is not drawn: its variance is known.
     """
@@ -38,15 +38,15 @@ def guess_of(model: Model, training: LocalTraining, scores: Array, x: Array, y: 
         return Guess(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest), training)
     weights = scores
     if training.privacy is not None:
-        weights = scores * clipping(products(), training.privacy.clip).reshape(scores.shape)
+        weights = scores * clipping(squares(), training.privacy.clip).reshape(scores.shape)
         training = dataclasses.replace(training, privacy=None)
     weighted = jnp.concatenate([x.reshape(*scores.shape, -1), weights[..., None]], 2)
     return Guess(_weighted(model, x.shape[2:]), ClientData(weighted, *rest), training)
 
 
-def clipping(gram: Array, clip: float | Array) -> Array:
-    """Factors that clip gradients, from their inner products."""
-    return jnp.minimum(1, clip / jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny)))
+def clipping(squares: Array, clip: float | Array) -> Array:
+    """Factors that clip gradients, from their squared norms."""
+    return jnp.minimum(1, clip / jnp.sqrt(jnp.maximum(squares, jnp.finfo(squares.dtype).tiny)))
 
 
 def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
