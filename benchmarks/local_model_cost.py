@@ -36,7 +36,8 @@ def cost(job: Job) -> Cost:
     batch = records if cell["batch_size"] == "full" else min(cell["batch_size"], records)
     epoch = 6.0 * weights * records
     train = cell["optimum_steps"] * 6.0 * weights * batch
-    gram = 2.0 * (2 * records) ** 2 * 2 * sum(widths)
+    looked_at = widths[: cell["layers"] + 1] if cell["layers"] else widths
+    gram = 2.0 * (2 * records) ** 2 * 2 * sum(looked_at)
     # Simulated on both candidates of a bit; inner products are kept between passes.
     simulated = cell["orders"] * (2 * epoch * cell["epochs"] + 8.0 * weights * records)
     drift = drifts(cell)

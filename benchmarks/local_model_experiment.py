@@ -149,7 +149,13 @@ class Reconstructions:
     def _decode(self, c: int) -> np.ndarray:
         federation, cell = self.federation, self.cell
         known, _ = federation.knowledge(c)
-        settings = GLS(federation.training[c], orders=cell["orders"], passes=cell["passes"], drift=drifts(cell))
+        settings = GLS(
+            federation.training[c],
+            orders=cell["orders"],
+            passes=cell["passes"],
+            drift=drifts(cell),
+            layers=cell["layers"] or None,
+        )
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
         return np.asarray(answer.values[0])
 
