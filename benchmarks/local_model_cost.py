@@ -5,7 +5,7 @@ from typing import Any
 
 from attacks.candidate_decoding.gls import KEPT
 from benchmarks.jobs import Cost, Job
-from benchmarks.local_model_experiment import applies, drifts, measured, measures
+from benchmarks.local_model_experiment import applies, drift, measured, measures
 
 SHAPES = {
     "adult_bachelors": (53, 2, 1211),
@@ -40,12 +40,12 @@ def cost(job: Job) -> Cost:
     gram = 2.0 * (2 * records) ** 2 * 2 * sum(looked_at)
     # Simulated on both candidates of a bit; inner products are kept between passes.
     simulated = cell["orders"] * (2 * epoch * cell["epochs"] + 8.0 * weights * records)
-    drift = drifts(cell)
-    # With drift, in 64 bits: three rows of noise a record for one, products of changes beside the gradients'.
-    rows, products, width = (3.0 * records, 7, 2) if drift else (1.0 * records, 1, 1)
+    # With drift, in 64 bits: rows of noise for both candidates of a bit, products of changes beside the gradients'.
+    pieces, width = drift(cell), 2 if drift(cell) else 1
+    rows, products = (1.0 + 2 * pieces) * records, 1 + 2 * pieces + 4 * pieces**2
     solved = rows**3 / 3 + rows**2 * records + 2 * rows * records**2
     decode = width * cell["decoded"] * (cell["passes"] * (simulated + 1.5 * solved) + products * gram)
-    held = 4.0 * width * min((3 if drift else 1) * cell["decoded"] * (2 * records) ** 2, KEPT)
+    held = 4.0 * width * min((1 + pieces + pieces**2) * cell["decoded"] * (2 * records) ** 2, KEPT)
     kept = held if job.method in ("gls", "records") else 0.0
     literal = 6.0 * 2 * weights * 32 * (cell["fit_steps"] * steps + cell["search_steps"])
     everyone = (cell["targets"] or records) * clients

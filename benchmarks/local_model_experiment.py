@@ -100,9 +100,9 @@ def measured(cell: Cell) -> Any:
     return cell.dataset, tuple(pair for pair in cell.settings if pair[0] != "measures")
 
 
-def drifts(cell: Cell) -> bool:
-    """Whether `gls` takes changes of records' gradients for noise, which it can of clients without defences."""
-    return bool(cell["drift"]) and cell["defense"] == "none"
+def drift(cell: Cell) -> int:
+    """For how many pieces of a path `gls` takes changes of records' gradients for noise: it can of clients without defences."""
+    return int(cell["drift"]) if cell["defense"] == "none" else 0
 
 
 class Reconstructions:
@@ -153,7 +153,7 @@ class Reconstructions:
             federation.training[c],
             orders=cell["orders"],
             passes=cell["passes"],
-            drift=drifts(cell),
+            drift=drift(cell),
             layers=cell["layers"] or None,
         )
         answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)

@@ -143,6 +143,8 @@ class Messages:
     """Messages read at once."""
     orders: int = 8
     """Simulated batch orders per message."""
+    layers: int = 1
+    """Dense layers whose gradients are looked at, from the first."""
     repeats: int = 3
     """Timed attacks."""
     beside: str | None = None
@@ -158,7 +160,7 @@ class Messages:
         federated = Federated(rounds=self.rounds, training=training)
         run = simulate(model, model.init(init_key), stack_clients([(x, y)]), key, federated)
         messages, knowledge = run.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
-        settings = GLS(training, orders=self.orders)
+        settings = GLS(training, orders=self.orders, layers=self.layers)
         return {
             "gls, a message": _time(
                 lambda: gls(model, messages, knowledge, key, settings=settings).values, self.repeats, self.rounds

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import operator
 import sys
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from attacks.attribute_reconstruction import Knowledge, binary_column, check_kno
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
 from attacks.candidate_decoding.candidates import candidate_records, factored_gradients, gradient_changes, mean_gradients
 from attacks.candidate_decoding.gls import KEPT, _one_round, _positive
-from attacks.candidate_decoding.order_noise import batch_weights, place_variance
+from attacks.candidate_decoding.order_noise import batch_weights, place_covariance
 from attacks.candidate_decoding.simulated_client import guess_of, simulated
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import DPSGD, Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
@@ -186,9 +187,15 @@ def test_variance_of_a_records_place():
         training, width = LocalTraining(0.1, epochs, size), size or records
         batch = rng.permuted(np.tile(np.arange(records), (epochs, 40_000, 1)), axis=2)[..., 0] // width
         steps = training.steps(records)
-        place = (batch + np.arange(epochs)[:, None] * (steps // epochs) - (steps - 1) / 2) / (steps - 1)
-        drawn = (place / np.minimum(width, records - batch * width)).sum(0)
-        assert drawn.var() == pytest.approx(place_variance(training, records), rel=0.03, abs=1e-12)
+        place = (batch + np.arange(epochs)[:, None] * (steps // epochs)) / max(steps - 1, 1)
+        weight = 1 / np.minimum(width, records - batch * width)
+        drawn = ((place - 0.5) * weight).sum(0)
+        assert drawn.var() == pytest.approx(place_covariance(training, records)[0, 0], rel=0.03, abs=1e-12)
+        ends = np.linspace(0, 1, 4)  # of three pieces
+        passed = [np.interp(place, [low, high], [0, 1]) - np.interp(0.5, [low, high], [0, 1]) for low, high in pairwise(ends)]
+        drawn = np.stack([(p * weight).sum(0) for p in passed])
+        found = place_covariance(training, records, 3)
+        assert np.allclose(found, np.cov(drawn), atol=0.03 * np.trace(found) + 1e-12)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -219,11 +226,11 @@ def test_changes_of_gradients(named):
     assert np.linalg.norm(difference) < limit * np.linalg.norm(derivative @ derivative.T)
 
 
-@pytest.mark.parametrize("layers", [None, 1])
-def test_drift_is_a_row_of_noise_per_candidate(layers):
+@pytest.mark.parametrize(("pieces", "layers"), [(1, None), (1, 1), (2, None)])
+def test_drift_is_a_row_of_noise_per_candidate(pieces, layers):
     """A round's quadratic and slope from a covariance written out, parameters by parameters."""
     training, model, records = LocalTraining(0.5, 2, 2), mlp(D, (4,), 3), 6
-    settings = GLS(training, orders=3, drift=True, floor=0.05, spread=0.02, layers=layers)
+    settings = GLS(training, orders=3, drift=pieces, floor=0.05, spread=0.02, layers=layers)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(records, 2, D)).astype(np.float32), np.repeat(rng.integers(0, 3, (records, 1)), 2, 1)
 
@@ -252,13 +259,14 @@ def test_drift_is_a_row_of_noise_per_candidate(layers):
     def moved(fraction):
         return jax.tree.map(lambda w, u: w - fraction * u, params, update)
 
-    centre, change = gradients(moved(5 / 12)), gradients(moved(5 / 6)) - gradients(params)  # six steps
+    centre, ends = gradients(moved(5 / 12)), [gradients(moved(5 / 6 * p / pieces)) for p in range(pieces + 1)]  # six steps
     s, weight = np.asarray(scores, np.float64), 2 * 3 / records
     own = np.einsum("nk,nkp->np", s, centre)
-    places = [(i - 2.5) / 5 for i in range(6)]
-    variance = sum(np.var(places[e : e + 3]) * (3 / records) ** 2 for e in (0, 3))
-    flat = change.reshape(12, -1)
-    drift = variance * flat.T @ (np.diag(s.ravel()) - np.outer(s.ravel(), s.ravel()) / records) @ flat * records / (records - 1)
+    passed = np.asarray([[np.clip(i / 5 * pieces - p, 0, 1) for p in range(pieces)] for i in range(6)])
+    among = sum(np.cov(passed[e : e + 3].T, bias=True).reshape(pieces, pieces) * (3 / records) ** 2 for e in (0, 3))
+    changes = np.stack([after - before for before, after in pairwise(ends)]).reshape(pieces, 12, -1)
+    shares = (np.diag(s.ravel()) - np.outer(s.ravel(), s.ravel()) / records) * records / (records - 1)
+    drift = np.einsum("kl,knp,nm,lmq->pq", among, changes, shares, changes)
     covariance = 0.02 * weight**2 * own.T @ own + deviations.T @ deviations + drift
     covariance += 0.05 * np.trace(covariance) / records * np.eye(len(covariance))
     jacobian = weight * (centre[:, 1] - centre[:, 0])
@@ -289,7 +297,7 @@ def test_drift_tells_records_apart_that_are_nearly_alike():
         federated = Federated(rounds=5, training=training)
         messages = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated).messages(0)
         known = Knowledge(x, y, (binary_column(6, 0.5),))
-        of = ({"drift": False}, {"drift": True, "floor": 3e-3}, {"drift": True}, {"drift": True, "layers": 1})
+        of = ({"drift": 0}, {"drift": 1, "floor": 3e-3}, {"drift": 1}, {"drift": 1, "layers": 1})
         found = [gls(model, messages, known, KEY, settings=GLS(training, orders=8, **each)) for each in of]
         read.append([(np.asarray(each.values[0]) == truth).mean() for each in found])
     without, drift, least, first_layer = np.mean(read, 0)
@@ -304,8 +312,8 @@ def test_drift_is_for_plain_training(changed):
     model = mlp(D, (16,), 3)
     x, y, _, messages = make_victim(model)
     training = LocalTraining(0.1, batch_size=4, **{name: value for name, value in changed.items() if name != "points"})
-    settings = GLS(training, points=changed.get("points", 1), drift=True)
-    with pytest.raises(ValueError, match="drift=True"):
+    settings = GLS(training, points=changed.get("points", 1), drift=1)
+    with pytest.raises(ValueError, match="drift=1"):
         gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)
 
 
@@ -322,7 +330,7 @@ def test_layers_are_dense_and_named():
             gls(m, messages, known, KEY, settings=GLS(MINIBATCH, **changed))
 
 
-@pytest.mark.parametrize("drift", [False, True])
+@pytest.mark.parametrize("drift", [0, 1])
 def test_gls_on_another_clients_messages_tells_nothing(drift):
     model = mlp(D, (64,), 3)
     scores, majorities = [], []

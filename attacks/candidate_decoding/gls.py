@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
@@ -43,7 +44,7 @@ from attacks.candidate_decoding.candidates import (
     prior_weights,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
-from attacks.candidate_decoding.order_noise import batch_weights, drift, noise_variance, on_path, place_variance
+from attacks.candidate_decoding.order_noise import batch_weights, drift, noise_variance, on_path, place_covariance
 from attacks.candidate_decoding.precision import arithmetic, cast
 from attacks.candidate_decoding.simulated_client import Guess, clipping, guess_of, simulated, simulated_path
 from jaxfl import LocalTraining, Messages, Model, _check
@@ -78,9 +79,10 @@ class GLS:
       ridge: pull towards the prior, relative to the precision of a draw from it.
       iterations: of the constrained minimisation (static).
       drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
-        order. With True that is a row of noise for every candidate, where otherwise M runs sample it: for clients of like
-        records, of which M runs miss what tells them apart. Plain SGD only; with C candidates a record N + M rows become
-        N (1 + C) + M (static). In float32 rounding loses the quadratic of thousands of like records, which `status` says.
+        order. With 1 that is a row of noise for every candidate, with more as many, one for each piece of the path: gradients
+        of rectified units jump. With 0 M runs sample it, which for clients of like records miss what tells these apart. Plain
+        SGD only; with C candidates a record N + M rows become N (1 + C drift) + M (static). In float32 rounding loses the
+        quadratic of thousands of like records, which `status` says.
       layers: look at the gradients of the first so many dense layers alone; all parameters with None (static). A column that is
         an input enters the first layer as it is; what later layers add of it is mostly noise of orders if records are alike.
     """
@@ -94,7 +96,7 @@ class GLS:
     floor: float | Array | None = None
     ridge: float | Array = 0.05
     iterations: int = dataclasses.field(default=500, metadata={"static": True})
-    drift: bool = dataclasses.field(default=False, metadata={"static": True})
+    drift: int = dataclasses.field(default=0, metadata={"static": True})
     layers: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
@@ -143,11 +145,13 @@ def gls(
                 f"layers={settings.layers} does not go with points={settings.points}, model.layers={model.layers}; it needs "
                 "points=1 and a model that names its dense layers"
             )
+    if settings.drift:
+        _check.positive_integer(drift=settings.drift)
     if settings.drift and (settings.points > 1 or settings.training.mixup or settings.training.privacy is not None):
         training = settings.training
         raise ValueError(
-            f"drift=True does not go with points={settings.points}, mixup={training.mixup}, privacy={training.privacy}; "
-            "it needs points=1 and a client that has neither"
+            f"drift={settings.drift} does not go with points={settings.points}, mixup={training.mixup}, "
+            f"privacy={training.privacy}; it needs points=1 and a client that has neither"
         )
     dtype = dtype or (jnp.float64 if settings.drift else jnp.result_type(*jax.tree.leaves(messages.received)))
     with arithmetic(dtype, messages, knowledge, key, settings):
@@ -164,7 +168,7 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
     models, kept = (messages.received, messages.pseudo_gradient), None
     guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
-    if guess_free and len(messages) * (records * count) ** 2 * (3 if settings.drift else 1) <= KEPT:
+    if guess_free and len(messages) * (records * count) ** 2 * (1 + settings.drift + settings.drift**2) <= KEPT:
         with jax.default_matmul_precision("highest"):
             kept = jax.lax.map(lambda m: _inner_products(model, m[0], m[1], x, y, settings), models)
     rounds = *models, kept, jnp.arange(len(messages))
@@ -243,7 +247,7 @@ def _inner_products(model: Model, received: Any, update: Any, x: Array, y: Array
     centre = factored_gradients(model, _centre(received, update, training, len(x)), *flat, settings.layers)
     if not settings.drift:
         return _Products(centre.inner(centre), None, None)
-    moved = drift(model, received, update, *flat, training.steps(len(x)), settings.layers)
+    moved = drift(model, received, update, *flat, training.steps(len(x)), settings.drift, settings.layers)
     return _Products(centre.inner(centre), moved.inner(centre), moved.inner(moved))
 
 
@@ -291,7 +295,7 @@ def _one_round(
     sampled = looked_at[1:] @ looked_at[1:].T
     noise = _Noise(projected[..., 1:], towards[:, 1:], sampled, looked_at[1:] @ looked_at[0], jnp.trace(sampled))
     if settings.drift:
-        moved = drift(model, received, update, *flat, training.steps(records), settings.layers)
+        moved = drift(model, received, update, *flat, training.steps(records), settings.drift, settings.layers)
         along = jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(vectors)
         noise = _with_drift(noise, products(), along, scores, training)
     inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
@@ -346,19 +350,29 @@ def _with_drift(noise: _Noise, products: _Products, along: Array, scores: Array,
     assert changes is not None
     records = len(scores)
     share = jnp.sqrt(jnp.maximum(scores, 0).ravel() / records)  # of unit length
-    scale = share * (place_variance(training, records) * records**2 / max(records - 1, 1)) ** 0.5
+    covariance = place_covariance(training, records, len(changes) // len(share)) * records**2 / max(records - 1, 1)
+    variances, directions = np.linalg.eigh(covariance)
+    root = np.sqrt(np.maximum(variances, 0))[:, None] * directions.T
+
+    def scaled(products: Array) -> Array:
+        pieces = products.reshape(len(root), len(share), -1)
+        return jnp.einsum("kl,lnm->knm", root, pieces * share[:, None]).reshape(products.shape)
+
+    def centred(rows: Array) -> Array:
+        pieces = rows.reshape(len(root), len(share), -1)
+        return (pieces - share[:, None] * jnp.einsum("n,knm->km", share, pieces)[:, None]).reshape(rows.shape)
 
     def rows(products: Array) -> Array:
-        scaled = scale[:, None] * products
-        return scaled - jnp.outer(share, share @ scaled)
+        return centred(scaled(products))
 
+    inner = scaled(scaled(changes).T)
     candidates, along = rows(across).T.reshape(*scores.shape, -1), rows(along)
     return _Noise(
         jnp.concatenate([candidates, noise.candidates], 2),
         jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
-        jnp.block([[rows(rows(changes).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
+        jnp.block([[centred(centred(inner).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
         jnp.concatenate([along[:, 0], noise.residual]),
-        noise.squares + (scale**2 * jnp.diag(changes)).sum(),
+        noise.squares + jnp.trace(inner),
     )
 
 

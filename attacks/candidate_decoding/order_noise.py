@@ -3,10 +3,12 @@
 In units of the learning rate, for K local steps on N records.
 """
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attacks.candidate_decoding.candidates import FactoredGradients, gradient_changes
 from jaxfl import LocalTraining, Model
@@ -37,15 +39,14 @@ def noise_variance(training: LocalTraining, records: int) -> Array:
     return jnp.asarray(training.epochs * sum(1 / b**2 for b in sizes) * deviation**2)
 
 
-def place_variance(training: LocalTraining, records: int) -> float:
-    """Variance of what a record adds to an update per unit of its gradient's change between the first and the last of all
-    steps, from the middle: in every epoch it is in a batch of random place."""
-    sizes, steps = _batch_sizes(training, records), training.steps(records)
-    total = 0.0
-    for epoch in range(training.epochs):
-        places = [(epoch * len(sizes) + i - (steps - 1) / 2) / max(steps - 1, 1) for i in range(len(sizes))]
-        total += sum(p**2 / b for p, b in zip(places, sizes, strict=True)) / records - (sum(places) / records) ** 2
-    return max(total, 0.0)
+def place_covariance(training: LocalTraining, records: int, pieces: int = 1) -> np.ndarray:
+    """Covariance `[pieces, pieces]` of what a record adds to an update per unit of its gradient's change on every piece of the
+    path from the first to the last of all steps, from the path's middle: in every epoch it is in a batch of random place."""
+    sizes, steps = np.asarray(_batch_sizes(training, records)), training.steps(records)
+    place = np.arange(steps).reshape(training.epochs, -1, 1) / max(steps - 1, 1)
+    passed = np.clip(place * pieces - np.arange(pieces), 0, 1) - np.clip(pieces / 2 - np.arange(pieces), 0, 1)
+    mean = passed.sum(1) / records
+    return np.einsum("ebk,ebl,b->kl", passed, passed, 1 / sizes) / records - mean.T @ mean
 
 
 def on_path(received: Any, update: Any, fraction: float) -> Any:
@@ -54,8 +55,10 @@ def on_path(received: Any, update: Any, fraction: float) -> Any:
 
 
 def drift(
-    model: Model, received: Any, update: Any, x: Array, y: Array, steps: int, first: int | None = None
+    model: Model, received: Any, update: Any, x: Array, y: Array, steps: int, pieces: int, first: int | None = None
 ) -> FactoredGradients:
-    """Changes of gradients of records `x [records, ...]`, `y [records]` while a client's model moves, from its first step to
-    its last; `first` as in `factored_gradients`."""
-    return gradient_changes(model, received, on_path(received, update, (steps - 1) / steps), x, y, first)
+    """Changes `[pieces * records]` of gradients of records `x [records, ...]`, `y [records]` on every piece of the path from a
+    client's first step to its last; `first` as in `factored_gradients`."""
+    ends = [on_path(received, update, piece / pieces * (steps - 1) / steps) for piece in range(pieces + 1)]
+    changes = [gradient_changes(model, *pair, x, y, first) for pair in itertools.pairwise(ends)]
+    return FactoredGradients(jax.tree.map(lambda *a: jnp.concatenate(a), *(c.layers for c in changes)), changes[0].matrices)
