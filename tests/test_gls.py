@@ -322,7 +322,8 @@ def test_layers_are_dense_and_named():
     x, y, _, messages = make_victim(model)
     known = Knowledge(x, y, (binary_column(6, 0.4),))
     for m, changed, message in (
-        (explicit(model), {"layers": 1}, "model.layers=None"),
+        (explicit(model), {"layers": 1}, "the model's 0 named dense layers"),
+        (model, {"layers": 3}, "layers=3 does not go with points=1 and the model's 2 "),
         (model, {"layers": 1, "points": 2}, "points=2"),
         (model, {"layers": 0}, "layers=0 must be"),
     ):

@@ -140,10 +140,11 @@ def gls(
     settings.training.check(len(knowledge.x))
     if settings.layers is not None:
         _check.positive_integer(layers=settings.layers)
-        if model.layers is None or settings.points > 1:
+        named = () if model.layers is None else model.layers.names
+        if settings.layers > len(named) or settings.points > 1:
             raise ValueError(
-                f"layers={settings.layers} does not go with points={settings.points}, model.layers={model.layers}; it needs "
-                "points=1 and a model that names its dense layers"
+                f"layers={settings.layers} does not go with points={settings.points} and the model's {len(named)} named dense "
+                "layers; it needs points=1 and so many layers"
             )
     if settings.drift:
         _check.positive_integer(drift=settings.drift)
