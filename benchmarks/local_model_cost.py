@@ -40,12 +40,12 @@ def cost(job: Job) -> Cost:
     gram = 2.0 * (2 * records) ** 2 * 2 * sum(looked_at)
     # Simulated on both candidates of a bit; inner products are kept between passes.
     simulated = cell["orders"] * (2 * epoch * cell["epochs"] + 8.0 * weights * records)
-    # With drift, in 64 bits: rows of noise for both candidates of a bit, products of changes beside the gradients'.
+    # With drift, in 64 bits: rows of noise for every record, products of changes beside those of both candidates' gradients.
     pieces, width = drift(cell), 2 if drift(cell) else 1
-    rows, products = (1.0 + 2 * pieces) * records, 1 + 2 * pieces + 4 * pieces**2
+    rows, products = (1.0 + pieces) * records, pieces / 2 + pieces**2 / 4
     solved = rows**3 / 3 + rows**2 * records + 2 * rows * records**2
-    decode = width * cell["decoded"] * (cell["passes"] * (simulated + 1.5 * solved) + products * gram)
-    held = 4.0 * width * min((1 + pieces + pieces**2) * cell["decoded"] * (2 * records) ** 2, KEPT)
+    decode = width * cell["decoded"] * (cell["passes"] * (simulated + 1.5 * solved + products * gram) + gram)
+    held = 4.0 * width * min(cell["decoded"] * (2 * records) ** 2, KEPT)
     kept = held if job.method in ("gls", "records") else 0.0
     literal = 6.0 * 2 * weights * 32 * (cell["fit_steps"] * steps + cell["search_steps"])
     everyone = (cell["targets"] or records) * clients

@@ -227,7 +227,7 @@ def test_changes_of_gradients(named):
 
 
 @pytest.mark.parametrize(("pieces", "layers"), [(1, None), (1, 1), (2, None)])
-def test_drift_is_a_row_of_noise_per_candidate(pieces, layers):
+def test_drift_is_a_row_of_noise_per_record(pieces, layers):
     """A round's quadratic and slope from a covariance written out, parameters by parameters."""
     training, model, records = LocalTraining(0.5, 2, 2), mlp(D, (4,), 3), 6
     settings = GLS(training, orders=3, drift=pieces, floor=0.05, spread=0.02, layers=layers)
@@ -264,9 +264,9 @@ def test_drift_is_a_row_of_noise_per_candidate(pieces, layers):
     own = np.einsum("nk,nkp->np", s, centre)
     passed = np.asarray([[np.clip(i / 5 * pieces - p, 0, 1) for p in range(pieces)] for i in range(6)])
     among = sum(np.cov(passed[e : e + 3].T, bias=True).reshape(pieces, pieces) * (3 / records) ** 2 for e in (0, 3))
-    changes = np.stack([after - before for before, after in pairwise(ends)]).reshape(pieces, 12, -1)
-    shares = (np.diag(s.ravel()) - np.outer(s.ravel(), s.ravel()) / records) * records / (records - 1)
-    drift = np.einsum("kl,knp,nm,lmq->pq", among, changes, shares, changes)
+    changes = np.stack([np.einsum("nk,nkp->np", s, after - before) for before, after in pairwise(ends)])
+    once = (np.eye(records) - 1 / records) * records / (records - 1)  # places are dealt without repetition
+    drift = np.einsum("kl,knp,nm,lmq->pq", among, changes, once, changes)
     covariance = 0.02 * weight**2 * own.T @ own + deviations.T @ deviations + drift
     covariance += 0.05 * np.trace(covariance) / records * np.eye(len(covariance))
     jacobian = weight * (centre[:, 1] - centre[:, 0])

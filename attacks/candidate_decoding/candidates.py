@@ -73,6 +73,17 @@ class FactoredGradients(NamedTuple):
         """Squared norms `[records]`."""
         return functools.reduce(jnp.add, [(a * c).sum(1) * (b * d).sum(1) for (a, b), (c, d) in self._pairs(self)])
 
+    def expected(self, scores: Array) -> "FactoredGradients":
+        """Of every record, from those of its candidates, which come one after another, with weights `scores [records, K]`."""
+        scores = scores[..., None]
+
+        def mixed(inputs: Array, errors: Array) -> list[tuple[Array, Array]]:
+            every, weighted = (a.reshape(*scores.shape[:2], -1) for a in (inputs, errors))
+            weighted = weighted * scores
+            return [(every[:, k], weighted[:, k]) for k in range(scores.shape[1])]
+
+        return self._replace(layers=[[pair for term in layer for pair in mixed(*term)] for layer in self.layers])
+
     def _pairs(self, others: "FactoredGradients") -> list[tuple[tuple[Array, Array], tuple[Array, Array]]]:
         return [pair for layer in zip(self.layers, others.layers, strict=True) for pair in itertools.product(*layer)]
 

@@ -26,17 +26,16 @@ What a client does against it is known where its server prescribed it: norms to 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
 from attacks.candidate_decoding.candidates import (
-    candidate_gradients,
+    FactoredGradients,
     candidate_records,
     factored_gradients,
     mean_gradients,
@@ -44,7 +43,7 @@ from attacks.candidate_decoding.candidates import (
     prior_weights,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
-from attacks.candidate_decoding.order_noise import batch_weights, drift, noise_variance, on_path, place_covariance
+from attacks.candidate_decoding.order_noise import OrderNoise, batch_weights, drift, noise_variance, on_path, with_drift
 from attacks.candidate_decoding.precision import arithmetic, cast
 from attacks.candidate_decoding.simulated_client import Guess, clipping, guess_of, simulated, simulated_path
 from jaxfl import LocalTraining, Messages, Model, _check
@@ -79,9 +78,9 @@ class GLS:
       ridge: pull towards the prior, relative to the precision of a draw from it.
       iterations: of the constrained minimisation (static).
       drift: a record's gradient changes while the model moves, so that what it adds to the update depends on its place in the
-        order. With 1 that is a row of noise for every candidate, with more as many, one for each piece of the path: gradients
-        of rectified units jump. With 0 M runs sample it, which for clients of like records miss what tells these apart. Plain
-        SGD only; with C candidates a record N + M rows become N (1 + C drift) + M (static). In float32 rounding loses the
+        order. With 1 that is a row of noise for every record (the expected one of its candidates), with more as many, one for
+        each piece of the path: gradients of rectified units jump. With 0 M runs sample it, which for clients of like records
+        miss what tells these apart. Plain SGD only; N + M rows become N (1 + drift) + M (static). In float32 rounding loses the
         quadratic of thousands of like records, which `status` says.
       layers: look at the gradients of the first so many dense layers alone; all parameters with None (static). A column that is
         an input enters the first layer as it is; what later layers add of it is mostly noise of orders if records are alike.
@@ -167,19 +166,20 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     prior = prior_weights(model, knowledge, count)
     # Precision of a draw from the prior, per unknown.
     precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
+    at_centre = functools.partial(_at_centre, model, training=settings.training, x=x, y=y, layers=settings.layers)
     models, kept = (messages.received, messages.pseudo_gradient), None
     guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
-    if guess_free and len(messages) * (records * count) ** 2 * (1 + settings.drift + settings.drift**2) <= KEPT:
+    if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
         with jax.default_matmul_precision("highest"):
-            kept = jax.lax.map(lambda m: _inner_products(model, m[0], m[1], x, y, settings), models)
+            kept = jax.lax.map(lambda m: at_centre(*m).inner(at_centre(*m)), models)
     rounds = *models, kept, jnp.arange(len(messages))
 
     def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array, Array]]:
         scores = _scores(weights, records)
 
         def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
-            received, update, products, t = one
-            gram, right = _one_round(model, received, update, products, scores, x, y, jax.random.fold_in(key, t), settings)
+            received, update, inner, t = one
+            gram, right = _one_round(model, received, update, inner, scores, x, y, jax.random.fold_in(key, t), settings)
             return (total[0] + gram, total[1] + right), None
 
         size = len(weights)
@@ -229,55 +229,29 @@ def _misfit(gram: Array, right: Array, weights: Array, prior: Array) -> Array:
     return above(weights) / jnp.maximum(above(prior), jnp.finfo(gram.dtype).tiny)
 
 
-class _Products(NamedTuple):
-    """Inner products that depend on no guess, all `[records * K, records * K]`.
-
-    Attributes:
-      own: of the candidates' gradients at the path's centre.
-      across: of their changes while the model moves with those; None without `drift`.
-      changes: of their changes; None without `drift`.
-    """
-
-    own: Array
-    across: Array | None
-    changes: Array | None
-
-
-def _inner_products(model: Model, received: Any, update: Any, x: Array, y: Array, settings: GLS) -> _Products:
-    flat, training = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), settings.training
-    centre = factored_gradients(model, _centre(received, update, training, len(x)), *flat, settings.layers)
-    if not settings.drift:
-        return _Products(centre.inner(centre), None, None)
-    moved = drift(model, received, update, *flat, training.steps(len(x)), settings.drift, settings.layers)
-    return _Products(centre.inner(centre), moved.inner(centre), moved.inner(moved))
-
-
 def _one_round(
     model: Model,
     received: Any,
     update: Any,
-    kept: _Products | None,
+    kept: Array | None,
     scores: Array,
     x: Array,
     y: Array,
     key: Array,
     settings: GLS,
 ) -> tuple[Array, Array]:
-    """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round; `kept`: its inner products, if they are at hand."""
+    """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round; `kept`: inner products of the candidates' gradients, if
+    they are at hand."""
     training, (records, count) = settings.training, x.shape[:2]
     mean_weight, variance = batch_weights(training, records)
-    flat, (simulate_key, path_key) = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), jax.random.split(key)
-
-    @functools.cache
-    def products() -> _Products:
-        return _inner_products(model, received, update, x, y, settings) if kept is None else kept
+    simulate_key, path_key = jax.random.split(key)
 
     def squares() -> Array:
-        return factored_gradients(model, _centre(received, update, training, records), *flat).squares()
+        return _at_centre(model, received, update, training, x, y).squares()
 
     guess = guess_of(model, training, scores, x, y, squares)
     mean, deviations = simulated(guess, received, simulate_key, settings.orders)
-    gram, project = _gradients(model, received, update, products, guess, x, y, path_key, settings)
+    gram, project = _gradients(model, received, update, kept, guess, x, y, path_key, settings)
     residual = ravel_pytree(update)[0] / training.learning_rate - mean
     unravel = ravel_pytree(received)[1]
     vectors = jnp.concatenate([residual[None], deviations])
@@ -294,11 +268,14 @@ def _one_round(
     # Rows of the noise: what the order does, and before it the records' gradients.
     looked_at = jax.vmap(lambda v: ravel_pytree(of_layers(model, unravel(v), settings.layers))[0])(vectors)
     sampled = looked_at[1:] @ looked_at[1:].T
-    noise = _Noise(projected[..., 1:], towards[:, 1:], sampled, looked_at[1:] @ looked_at[0], jnp.trace(sampled))
+    noise = OrderNoise(projected[..., 1:], towards[:, 1:], sampled, looked_at[1:] @ looked_at[0], jnp.trace(sampled))
     if settings.drift:
-        moved = drift(model, received, update, *flat, training.steps(records), settings.drift, settings.layers)
+        pieces, flat = settings.drift, (x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+        moved = drift(model, received, update, *flat, training.steps(records), pieces, settings.layers)
+        moved = moved.expected(jnp.tile(scores, (pieces, 1)))
         along = jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(vectors)
-        noise = _with_drift(noise, products(), along, scores, training)
+        centre = _at_centre(model, received, update, training, x, y, settings.layers)
+        noise = with_drift(noise, moved, centre, along, scores, training)
     inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
     # Rounding of inner products, as if independent, moves eigenvalues by about so much.
     rounding = ROUNDING * jnp.finfo(inner.dtype).eps * (jnp.trace(root**2 * among) + noise.squares) / len(inner) ** 0.5
@@ -329,59 +306,11 @@ def _positive(inner: Array, floor: Array) -> tuple[Array, Array]:
     return jax.lax.while_loop(fails, lambda found: factorised(4 * found[0]), factorised(floor))
 
 
-class _Noise(NamedTuple):
-    """Products of rows of the noise with the candidates' gradients `[records, K, rows]`, the records' own `[records, rows]`,
-    each other `[rows, rows]`, and the residual `[rows]`; their sum of squares, before what is common to them is taken off."""
-
-    candidates: Array
-    own: Array
-    inner: Array
-    residual: Array
-    squares: Array
-
-
-def _with_drift(noise: _Noise, products: _Products, along: Array, scores: Array, training: LocalTraining) -> _Noise:
-    """The simulated deviations' rows, and before them those of the drift: of every candidate, since a record is one of them.
-    `along`: products of the changes with the residual and the deviations.
-
-    Places in the order are dealt without repetition: their sum is fixed, and what drifts alike in all records is no noise.
-    """
-    across, changes = products.across, products.changes
-    assert across is not None
-    assert changes is not None
-    records = len(scores)
-    share = jnp.sqrt(jnp.maximum(scores, 0).ravel() / records)  # of unit length
-    covariance = place_covariance(training, records, len(changes) // len(share)) * records**2 / max(records - 1, 1)
-    variances, directions = np.linalg.eigh(covariance)
-    root = np.sqrt(np.maximum(variances, 0))[:, None] * directions.T
-
-    def scaled(products: Array) -> Array:
-        pieces = products.reshape(len(root), len(share), -1)
-        return jnp.einsum("kl,lnm->knm", root, pieces * share[:, None]).reshape(products.shape)
-
-    def centred(rows: Array) -> Array:
-        pieces = rows.reshape(len(root), len(share), -1)
-        return (pieces - share[:, None] * jnp.einsum("n,knm->km", share, pieces)[:, None]).reshape(rows.shape)
-
-    def rows(products: Array) -> Array:
-        return centred(scaled(products))
-
-    inner = scaled(scaled(changes).T)
-    candidates, along = rows(across).T.reshape(*scores.shape, -1), rows(along)
-    return _Noise(
-        jnp.concatenate([candidates, noise.candidates], 2),
-        jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
-        jnp.block([[centred(centred(inner).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
-        jnp.concatenate([along[:, 0], noise.residual]),
-        noise.squares + jnp.trace(inner),
-    )
-
-
 def _gradients(
     model: Model,
     received: Any,
     update: Any,
-    products: Callable[[], _Products],
+    kept: Array | None,
     guess: Guess,
     x: Array,
     y: Array,
@@ -394,10 +323,9 @@ def _gradients(
     if training.mixup:
         model, x = _towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
     if settings.points == 1:
-        centre = _centre(received, update, training, len(x))
-        gram, project = candidate_gradients(model, centre, x, y, settings.layers)
-        gram = gram if training.mixup else products().own  # what is not used is not computed
-        squares = factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1)).squares()
+        centre = _at_centre(model, received, update, training, x, y, settings.layers)
+        gram, project = centre.inner(centre) if kept is None else kept, lambda target: centre.along(target)
+        squares = _at_centre(model, received, update, training, x, y).squares()
     else:
         gram, project = mean_gradients(model, simulated_path(guess, received, key, settings.points), x, y)
         squares = jnp.diag(gram)
@@ -407,9 +335,13 @@ def _gradients(
     return gram.reshape(*shape, *shape), project
 
 
-def _centre(received: Any, update: Any, training: LocalTraining, records: int) -> Any:
-    steps = training.steps(records)
-    return on_path(received, update, (steps - 1) / (2 * steps))
+def _at_centre(
+    model: Model, received: Any, update: Any, training: LocalTraining, x: Array, y: Array, layers: int | None = None
+) -> FactoredGradients:
+    """Gradients of all candidates `x [records, K, ...]`, `y [records, K]` at the centre of the client's path."""
+    steps = training.steps(len(x))
+    centre = on_path(received, update, (steps - 1) / (2 * steps))
+    return factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1), layers)
 
 
 def _towards_average(model: Model, y: Array) -> Model:

@@ -4,7 +4,7 @@ In units of the learning rate, for K local steps on N records.
 """
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,3 +62,59 @@ def drift(
     ends = [on_path(received, update, piece / pieces * (steps - 1) / steps) for piece in range(pieces + 1)]
     changes = [gradient_changes(model, *pair, x, y, first) for pair in itertools.pairwise(ends)]
     return FactoredGradients(jax.tree.map(lambda *a: jnp.concatenate(a), *(c.layers for c in changes)), changes[0].matrices)
+
+
+class OrderNoise(NamedTuple):
+    """Rows of the noise, whose squares add to its covariance, by products.
+
+    Attributes:
+      candidates: with the candidates' gradients `[records, K, rows]`.
+      own: with the records' own `[records, rows]`.
+      inner: with each other `[rows, rows]`.
+      residual: with the residual `[rows]`.
+      squares: sum of their squares, before what is common to them is taken off.
+    """
+
+    candidates: Array
+    own: Array
+    inner: Array
+    residual: Array
+    squares: Array
+
+
+def with_drift(
+    noise: OrderNoise, moved: FactoredGradients, centre: FactoredGradients, along: Array, scores: Array, training: LocalTraining
+) -> OrderNoise:
+    """Rows of the drift before those of a noise.
+
+    Places in the order are dealt without repetition: their sum is fixed, and what drifts alike in all records is no noise.
+
+    Args:
+      noise: rows of simulated deviations.
+      moved: expected changes `[pieces * records]` of the records' gradients, as by `drift`.
+      centre: the candidates' gradients `[records * K]`.
+      along: products of the changes with the residual and the deviations `[pieces * records, 1 + deviations]`.
+      scores: `[records, K]`.
+      training: the client's recipe.
+    """
+    records, changes = len(scores), moved.inner(moved)
+    covariance = place_covariance(training, records, len(changes) // records) * records / max(records - 1, 1)
+    variances, directions = np.linalg.eigh(covariance)
+    root = np.sqrt(np.maximum(variances, 0))[:, None] * directions.T
+
+    def scaled(products: Array) -> Array:
+        return jnp.einsum("kl,lnm->knm", root, products.reshape(len(root), records, -1)).reshape(products.shape)
+
+    def centred(rows: Array) -> Array:
+        pieces = rows.reshape(len(root), records, -1)
+        return (pieces - pieces.mean(1, keepdims=True)).reshape(rows.shape)
+
+    inner, along = scaled(scaled(changes).T), centred(scaled(along))
+    candidates = centred(scaled(moved.inner(centre))).T.reshape(*scores.shape, -1)
+    return OrderNoise(
+        jnp.concatenate([candidates, noise.candidates], 2),
+        jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
+        jnp.block([[centred(centred(inner).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
+        jnp.concatenate([along[:, 0], noise.residual]),
+        noise.squares + jnp.trace(inner),
+    )
