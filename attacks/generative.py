@@ -11,6 +11,7 @@ is generated for the victim is not the victim's.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -111,6 +112,7 @@ class Game:
     settings: Adversarial
 
 
+@jax.jit
 def begin(game: Game, shared: Any, key: Array) -> State:
     """Fresh networks around a shared model."""
     keys = jax.random.split(key, 3)
@@ -148,6 +150,7 @@ class Judged(NamedTuple):
     classes: Array
 
 
+@functools.partial(jax.jit, static_argnames="model")
 def judge(model: Model, shared: Any, real: Any, identity: Any, x: Array) -> Judged:
     """What the discriminator says of images `[batch, ...]`; networks as in `Networks`."""
     trunk = _trunk(model)

@@ -66,6 +66,7 @@ def generator(shape: tuple[int, ...], classes: int, width: int) -> Generator:
     return Generator(tuple(shape), classes, width)
 
 
+@functools.partial(jax.jit, static_argnames="make")
 def generate(make: Generator, params: Any, labels: Array, identity: Array, key: Array) -> Array:
     """Images `[images, ...]` in [-1, 1].
 

@@ -231,12 +231,12 @@ class Attack:
             make = generators.generator(self.shape, self.world.classes, self.settings.width)
             labels = jnp.full(SAMPLES, self.target)
             params = self.gan_run.private.generator
-            return _generate(make, params, labels, jnp.ones(SAMPLES, int), key), labels
+            return generators.generate(make, params, labels, jnp.ones(SAMPLES, int), key), labels
         # Both identities in one batch, as in training.
         networks = self.passive(method).networks if method in PASSIVE else self.active_run.private.state.networks
         make = generators.generator(self.shape, self.world.classes, self.settings.width)
         twice, both = jnp.concatenate([labels, labels]), jnp.repeat(jnp.asarray([1, 0]), SAMPLES)
-        images = _generate(make, networks.generator, twice, both, key)
+        images = generators.generate(make, networks.generator, twice, both, key)
         return jnp.split(images, 2)[1 - identity], labels
 
     def shared_accuracy(self, method: str) -> np.ndarray:
@@ -244,9 +244,6 @@ class Attack:
         runs = {"mgan_active": "active_run", "gan_attack": "gan_run"}
         evaluation = getattr(self, runs.get(method, "passive_run")).evaluation
         return np.asarray(evaluation.accuracy)
-
-
-_generate = jax.jit(generators.generate, static_argnames="make")
 
 
 def _together(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
