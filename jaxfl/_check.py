@@ -22,6 +22,20 @@ def positive_integer(**named: Any) -> None:
             raise ValueError(f"{name}={value!r} must be an integer of at least 1")
 
 
+def positive(**named: Any) -> None:
+    """Raise `ValueError` unless every named number is positive and finite."""
+    for name, value in named.items():
+        if not is_traced(value) and not 0 < float(value) < float("inf"):
+            raise ValueError(f"{name}={value!r} must be positive and finite")
+
+
+def not_negative(**named: Any) -> None:
+    """Raise `ValueError` unless every named number is at least 0 and finite."""
+    for name, value in named.items():
+        if not is_traced(value) and not 0 <= float(value) < float("inf"):
+            raise ValueError(f"{name}={value!r} must be at least 0 and finite")
+
+
 def fraction(**named: Any) -> None:
     """Raise `ValueError` unless every named value lies between 0 and 1, neither included."""
     for name, value in named.items():

@@ -2,10 +2,17 @@
 
 import dataclasses
 import os
+import tempfile
 from pathlib import Path
 
 # Tests compile more than they compute: code that is compiled faster and runs slower saves a third of their time.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# What one process or module has compiled the others load; set before the processes start, which inherit it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    programs = tempfile.TemporaryDirectory(prefix="jaxfl-programs-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import jax.numpy as jnp

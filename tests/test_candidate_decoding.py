@@ -17,12 +17,13 @@ from attacks.candidate_decoding import (
     gls,
     normal_equations,
 )
-from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
+from attacks.candidate_decoding.constraints import largest_eigenvalue, minimize_quadratic, onto_simplex
 from attacks.gradient_matching import Virtual, column_objective, matching_objective
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import (
     Federated,
     LocalTraining,
+    Messages,
     Model,
     cross_entropy,
     from_flax,
@@ -43,15 +44,11 @@ def test_the_two_ways_to_the_normal_equations_agree():
         with jax.enable_x64(True):
             wide = jax.tree.map(lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, messages)
             cx, cy = candidate_records(model, Knowledge(jnp.asarray(x, jnp.float64), jnp.asarray(y), (ONE_HOT,)))
-            for rate in (jnp.asarray(0.1), None):
-                a, b = (normal_equations(m, wide, cx, cy, rate) for m in (model, explicit(model)))
-                assert (
-                    largest_difference(
-                        jax.tree.map(lambda u: u / jnp.abs(u).max(), (a, b))[0],
-                        (b.gram / jnp.abs(b.gram).max(), b.right / jnp.abs(b.right).max(), b.square / b.square),
-                    )
-                    < 1e-10
-                )
+            for rate, members in ((jnp.asarray(0.1), None), (None, None), (jnp.asarray(0.1), N // 2)):
+                a, b = (normal_equations(m, wide, cx, cy, rate, members) for m in (model, explicit(model)))
+                for name in ("gram", "right", "square"):
+                    by_layers, written_out = (np.asarray(getattr(found, name)) for found in (a, b))
+                    np.testing.assert_allclose(by_layers, written_out, rtol=0, atol=1e-10 * np.abs(written_out).max())
 
 
 @pytest.mark.parametrize("hidden", [(128,), (64, 32)])
@@ -84,6 +81,7 @@ def test_conjugate_gradients_need_no_named_layers():
     assert (np.asarray(found.reconstruction.values[0]) == truth).all()
 
 
+PLAIN = LocalTraining(0.1)
 SEVERAL = (ONE_HOT, binary_column(10, 0.4), binary_column(11))
 
 
@@ -108,6 +106,7 @@ def test_gauss_newton_on_another_clients_messages_tells_nothing():
         x, y, _, _ = make_victim(model, seed, column=ONE_HOT)
         wrong = make_victim(model, seed + 100, column=ONE_HOT)[3]
         found = gauss_newton(model, wrong, Knowledge(x, y, SEVERAL), settings=GaussNewton(0.1))
+        assert found.status == 0
         right = zip(found.values, several_truths(x), strict=True)
         scores.append(np.mean([(np.asarray(values) == truth).mean() for values, truth in right]))
         majorities.append(np.mean([majority_rate(jnp.asarray(t.astype(int)), 4) for t in several_truths(x)]))
@@ -120,6 +119,45 @@ def test_columns_that_do_not_enter_the_model_keep_their_prior():
     x, y, _, messages = make_victim(blind, column=ONE_HOT)
     found = gauss_newton(blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), settings=GaussNewton(0.1))
     assert np.allclose(found.scores[0], [0.7, 0.3])
+
+
+def test_arithmetic_is_as_wide_however_that_is_said():
+    model = mlp(D, (64,), 3)
+    x, y, _, messages = make_victim(model)
+    known = Knowledge(x, y, (binary_column(6),))
+    wide, *same = [closed_form(model, messages, known, dtype=t).condition for t in (jnp.float64, "float64", np.dtype(float))]
+    assert same == [wide, wide]
+    assert closed_form(model, messages, known, dtype="float32").condition != wide
+
+
+@pytest.mark.parametrize("attack", ["direct", "cg", "gauss_newton"])
+def test_a_round_that_changed_nothing_is_left_out(attack):
+    model = mlp(D, (64,), 3)
+    x, y, truth, messages = make_victim(model, rounds=5)
+    idle = jax.tree.map(lambda r, a: a.at[2].set(r[2]), messages.received, messages.returned)
+    seen, known = Messages.from_arrays(messages.received, idle), Knowledge(x, y, (binary_column(6),))
+    if attack == "gauss_newton":
+        found = gauss_newton(model, seen, known, settings=GaussNewton(0.1))
+    else:
+        found = closed_form(model, seen, known, settings=ClosedForm(0.1, solver=attack)).reconstruction
+    assert found.status == 0
+    assert (np.asarray(found.values[0]) == truth).all()
+
+
+def test_a_negative_rate_tells_that_the_messages_are_wrong():
+    model = mlp(D, (64,), 3)
+    x, y, _, messages = make_victim(model)
+    turned = jax.tree.map(lambda received, returned: 2 * received - returned, messages.received, messages.returned)
+    found = closed_form(model, Messages.from_arrays(messages.received, turned), Knowledge(x, y, (binary_column(6),)))
+    assert found.learning_rate < 0
+    assert found.reconstruction.status == 1
+
+
+def test_the_largest_eigenvalue_where_equal_unknowns_say_nothing():
+    a = jnp.asarray([[2.0, -1.0], [-1.0, 2.0]])
+    centred = jnp.eye(5) - 1 / 5
+    assert largest_eigenvalue(lambda v: a @ v, jnp.zeros(2)) == pytest.approx(3, rel=1e-3)
+    assert largest_eigenvalue(lambda v: centred @ v, jnp.zeros(5)) == pytest.approx(1, rel=1e-3)
 
 
 def test_unknown_rate_is_found_too():
@@ -178,6 +216,7 @@ def test_another_clients_messages_tell_nothing():
         x, y, truth, _ = make_victim(model, seed)
         wrong = make_victim(model, seed + 100)[3]
         found = closed_form(model, wrong, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
+        assert found.reconstruction.status == 0
         scores.append(float((np.asarray(found.reconstruction.values[0]) == truth).mean()))
         majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
     assert accuracy_interval(scores, N).low <= np.mean(majorities)
@@ -291,7 +330,16 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
 @pytest.mark.parametrize(
     ("attack", "message"),
     [
-        (lambda *a: gls(*a, KEY, settings=GLS(orders=0)), "orders=0 must be an integer"),
+        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, orders=0)), "orders=0 must be an integer"),
+        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, orders=1)), "orders=1 must be at least 2"),
+        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, spread=-1.0)), r"spread=-1\.0 must be at least 0"),
+        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, floor=np.inf)), "floor=inf must be at least 0 and finite"),
+        (lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(0.0))), r"learning_rate=0\.0 must be positive"),
+        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN), dtype="int32"), "dtype='int32' must be float32 or float64"),
+        (lambda *a: closed_form(*a, dtype=jnp.bfloat16), "dtype=.*bfloat16.* must be float32 or float64"),
+        (lambda *a: closed_form(*a, members=2.5), r"members=2\.5 must be an integer"),
+        (lambda *a: closed_form(*a, members=99), "members=99 must lie between 1 and the number of records, 40"),
+        (lambda *a: closed_form(*a, settings=ClosedForm(ridge=-1.0)), r"ridge=-1\.0 must be at least 0"),
         (lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(batch_size=99))), "batch_size=99 is larger than the client's 40"),
         (lambda *a: closed_form(*a, settings=ClosedForm(0.0)), r"learning_rate=0\.0 must be positive"),
         (lambda *a: closed_form(*a, settings=ClosedForm(0.1, solver="lu")), "solver='lu' is unknown"),

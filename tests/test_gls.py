@@ -9,17 +9,29 @@ from itertools import pairwise
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, binary_column, check_knowledge
 from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
 from attacks.candidate_decoding.candidates import candidate_records, factored_gradients, gradient_changes, mean_gradients
-from attacks.candidate_decoding.gls import KEPT, _one_round, _positive
-from attacks.candidate_decoding.order_noise import batch_weights, place_covariance
-from attacks.candidate_decoding.simulated_client import guess_of, simulated
+from attacks.candidate_decoding.gls import KEPT, _one_round, _positive, _Round
+from attacks.candidate_decoding.order_noise import batch_weights, noise_variance, place_covariance
+from attacks.candidate_decoding.simulated_client import guess_of, simulated, simulated_path
 from attacks.metrics import accuracy_interval, majority_rate
-from jaxfl import DPSGD, Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
+from jaxfl import (
+    DPSGD,
+    Federated,
+    LocalTraining,
+    Model,
+    cross_entropy,
+    local_update,
+    mlp,
+    one_client,
+    simulate,
+    stack_clients,
+)
 from tests.victims import KEY, ONE_HOT, D, N, explicit, make_victim
 
 MINIBATCH = LocalTraining(0.2, batch_size=4)
@@ -73,9 +85,8 @@ def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess(pri
     for seed in range(2):
         guess = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(candidates.shape[1]), N), jnp.float32)
         with jax.default_matmul_precision("highest"):
-            gram, right = one_round(
-                model, received, update, None, guess, candidates, labels, KEY, GLS(training, orders=2, floor=0.1)
-            )
+            settings = GLS(training, orders=2, floor=0.1)
+            gram, right = one_round(model, _Round(received, update), guess, candidates, labels, KEY, settings)
         moved = np.asarray(gram @ (exact - guess)[:, 1:].reshape(-1))
         assert np.linalg.norm(right - moved) < 1e-3 * np.linalg.norm(moved)
 
@@ -111,6 +122,37 @@ def test_gls_averages_gradients_along_the_path_if_asked():
     along, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
     assert (np.asarray(along.values[0]) == truth).mean() > 0.9
     assert np.allclose(along.scores[0], plain.scores[0], atol=0.02)
+
+
+@pytest.mark.parametrize(("batch_size", "one_epoch"), [(None, 1), (4, 7), (8, 4)])
+def test_a_simulated_path_is_where_gradients_are_taken(batch_size, one_epoch):
+    """After none of the batches to all but one: where all records are the same, the way tells the number of steps."""
+    model = Model(lambda key: jnp.zeros(1), lambda p, x, **_: p + x[:, 0], lambda outputs, y: outputs, None)
+    records, points, training = 28, 9, LocalTraining(1.0, 2, batch_size)
+    x, y = np.zeros((records, 1, 1), np.float32), np.zeros((records, 1), int)
+    guess = guess_of(model, training, jnp.ones((records, 1)), jnp.asarray(x), jnp.asarray(y), lambda: None)
+    taken = -np.asarray(simulated_path(guess, jnp.zeros(1), KEY, points)).reshape(2, points)
+    expected = np.floor((np.arange(points) + 0.5) / points * one_epoch)
+    np.testing.assert_allclose(taken, np.stack([expected, expected + one_epoch]), atol=1e-6)
+    assert expected.min() == 0
+    assert expected.max() == one_epoch - 1
+
+
+def test_the_noise_of_private_training_is_as_long_as_it_is_drawn():
+    training = LocalTraining(0.5, 2, 4, privacy=DPSGD(0.3, 2.0))
+    model, records = mlp(D, (8,), 3), 10  # batches of 4, 4 and 2
+    x, y, _, _ = make_victim(model)
+    data, params = one_client(x[:records], y[:records]), model.init(KEY)
+    quiet = dataclasses.replace(training, privacy=DPSGD(0.3, 0.0))
+
+    @jax.jit
+    def noise(key):
+        noisy, plain = (ravel_pytree(local_update(model, params, data, key, t))[0] for t in (training, quiet))
+        return (noisy - plain) / training.learning_rate
+
+    # A first step's noise moves what later ones follow, which adds less than the bound leaves.
+    drawn = jax.vmap(noise)(jax.random.split(KEY, 200))
+    assert float((drawn**2).mean()) == pytest.approx(float(noise_variance(training, records)), rel=0.05)
 
 
 def test_mean_gradients_are_those_of_every_model_averaged():
@@ -226,10 +268,10 @@ def test_changes_of_gradients(named):
     assert np.linalg.norm(difference) < limit * np.linalg.norm(derivative @ derivative.T)
 
 
-@pytest.mark.parametrize(("pieces", "layers"), [(1, None), (1, 1), (2, None)])
-def test_drift_is_a_row_of_noise_per_record(pieces, layers):
-    """A round's quadratic and slope from a covariance written out, parameters by parameters."""
-    training, model, records = LocalTraining(0.5, 2, 2), mlp(D, (4,), 3), 6
+@pytest.mark.parametrize(("records", "pieces", "layers"), [(6, 1, None), (6, 1, 1), (6, 2, None), (5, 1, None)])
+def test_drift_is_a_row_of_noise_per_record(records, pieces, layers):
+    """A round's quadratic and slope from a covariance written out, parameters by parameters; with a short last batch, too."""
+    training, model = LocalTraining(0.5, 2, 2), mlp(D, (4,), 3)
     settings = GLS(training, orders=3, drift=pieces, floor=0.05, spread=0.02, layers=layers)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(records, 2, D)).astype(np.float32), np.repeat(rng.integers(0, 3, (records, 1)), 2, 1)
@@ -242,7 +284,7 @@ def test_drift_is_a_row_of_noise_per_record(pieces, layers):
     ones = rng.uniform(0.1, 0.9, records)
     scores = jnp.asarray(np.stack([1 - ones, ones], 1), jnp.float32)
     with jax.default_matmul_precision("highest"):
-        found = one_round(model, params, update, None, scores, jnp.asarray(x), jnp.asarray(y), KEY, settings)
+        found = one_round(model, _Round(params, update), scores, jnp.asarray(x), jnp.asarray(y), KEY, settings)
         guess = guess_of(model, training, scores, jnp.asarray(x), jnp.asarray(y), lambda: None)
         runs = jax.jit(lambda key: simulated(guess, params, key, 3))(jax.random.split(KEY)[0])
         together = jnp.concatenate([runs[0][None], runs[1]])
@@ -263,11 +305,18 @@ def test_drift_is_a_row_of_noise_per_record(pieces, layers):
     s, weight = np.asarray(scores, np.float64), 2 * 3 / records
     own = np.einsum("nk,nkp->np", s, centre)
     passed = np.asarray([[np.clip(i / 5 * pieces - p, 0, 1) for p in range(pieces)] for i in range(6)])
-    among = sum(np.cov(passed[e : e + 3].T, bias=True).reshape(pieces, pieces) * (3 / records) ** 2 for e in (0, 3))
+    in_batch = np.resize([1 / 2, 1 / 2, 1 / 2 if records == 6 else 1], 6)[:, None]  # a record's weight where it is in it
+    chance = np.resize([2, 2, 2 if records == 6 else 1], 3)[:, None] / records
+    passed = passed - [np.clip(pieces / 2 - p, 0, 1) for p in range(pieces)]
+    among = np.zeros((pieces, pieces))
+    for e in (slice(0, 3), slice(3, 6)):
+        placed = in_batch[e] * passed[e]
+        among += (chance * placed).T @ placed - np.outer((chance * placed).sum(0), (chance * placed).sum(0))
+    weights = 2 * ((chance * in_batch[:3] ** 2).sum() - (3 / records) ** 2)
     changes = np.stack([np.einsum("nk,nkp->np", s, after - before) for before, after in pairwise(ends)])
-    once = (np.eye(records) - 1 / records) * records / (records - 1)  # places are dealt without repetition
+    once = (np.eye(records) - 1 / records) * records / (records - 1)  # places and weights are dealt without repetition
     drift = np.einsum("kl,knp,nm,lmq->pq", among, changes, once, changes)
-    covariance = 0.02 * weight**2 * own.T @ own + deviations.T @ deviations + drift
+    covariance = own.T @ (0.02 * weight**2 * np.eye(records) + weights * once) @ own + deviations.T @ deviations + drift
     covariance += 0.05 * np.trace(covariance) / records * np.eye(len(covariance))
     jacobian = weight * (centre[:, 1] - centre[:, 0])
     white = np.linalg.solve(covariance, jacobian.T)
@@ -317,6 +366,24 @@ def test_drift_is_for_plain_training(changed):
         gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)
 
 
+@pytest.mark.parametrize("drift", [0, 1])
+def test_another_optimiser_is_refused(drift):
+    model = mlp(D, (16,), 3)
+    x, y, _, messages = make_victim(model)
+    settings = GLS(LocalTraining(0.1, batch_size=4, optimizer=optax.adam), drift=drift)
+    with pytest.raises(ValueError, match=r"optimizer=.*adam.*: gls linearises the steps of optax\.sgd"):
+        gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)
+
+
+def test_labels_in_any_type_mean_the_same():
+    """Under mixup a partner's label is averaged over: as a class, whatever its type."""
+    model, training = mlp(D, (16,), 3), LocalTraining(0.3, mixup=True)
+    x, y, _, messages = make_victim(model, rounds=3, training=training)
+    of = [Knowledge(x, labels, (binary_column(6, 0.4),)) for labels in (y, y.astype(np.float32))]
+    found = [gls(model, messages, known, KEY, settings=GLS(training, orders=8)).scores[0] for known in of]
+    assert np.allclose(*found, atol=1e-5)
+
+
 def test_layers_are_dense_and_named():
     model = mlp(D, (16,), 3)
     x, y, _, messages = make_victim(model)
@@ -341,6 +408,7 @@ def test_gls_on_another_clients_messages_tells_nothing(drift):
         found = gls(
             model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=dataclasses.replace(SMALL, drift=drift)
         )
+        assert found.status == 0
         scores.append(float((np.asarray(found.values[0]) == truth).mean()))
         majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
     assert accuracy_interval(scores, N).low <= np.mean(majorities)
@@ -352,3 +420,5 @@ def test_gls_keeps_the_prior_of_a_column_that_does_not_enter_the_model():
     x, y, _, messages = make_victim(blind, training=MINIBATCH)
     answer = gls(blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), KEY, settings=SMALL)
     assert (np.asarray(answer.values[0]) == 0).all()
+    assert np.isfinite(answer.objective)
+    assert answer.status == 0

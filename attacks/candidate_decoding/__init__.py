@@ -1,7 +1,7 @@
 """Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
 
 `closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it to several unknown columns
-at once, and `gls` is to first order right for any other client.
+at once, and `gls` is to first order right for any other client that takes plain steps of SGD.
 """
 
 from attacks.candidate_decoding.candidates import candidate_records

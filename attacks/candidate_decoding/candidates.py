@@ -93,8 +93,8 @@ class FactoredGradients(NamedTuple):
         return functools.reduce(jnp.add, [((a @ matrix) * b).sum(1) for terms, matrix in layers for a, b in terms])
 
 
-def factored_gradients(model: Model, params: Any, x: Array, y: Array, first: int | None = None) -> FactoredGradients:
-    """Gradients of the losses of records `x [records, ...]`, `y [records]`; if `first` is given, of the first so many dense
+def factored_gradients(model: Model, params: Any, x: Array, y: Array, depth: int | None = None) -> FactoredGradients:
+    """Gradients of the losses of records `x [records, ...]`, `y [records]`; if `depth` is given, of the first so many dense
     layers alone, which the model must name then."""
     layers = model.layers
     if layers is None:
@@ -102,7 +102,7 @@ def factored_gradients(model: Model, params: Any, x: Array, y: Array, first: int
         one = jnp.ones((len(x), 1), written.dtype)
         return FactoredGradients([[(written, one)]], lambda tree: [ravel_pytree(tree)[0][:, None]])
     inputs, errors = inputs_and_errors(model, params, x, y)
-    names = layers.names[:first]
+    names = layers.names[:depth]
     biased = {name: "bias" in layers.parameters(params, name) for name in names}
 
     def matrices(tree: Any) -> list[Array]:
@@ -114,32 +114,29 @@ def factored_gradients(model: Model, params: Any, x: Array, y: Array, first: int
     return FactoredGradients([[(i, errors[n])] for i, n in zip(with_bias, names, strict=True)], matrices)
 
 
-def gradient_changes(model: Model, before: Any, after: Any, x: Array, y: Array, first: int | None = None) -> FactoredGradients:
+def gradient_changes(model: Model, before: Any, after: Any, x: Array, y: Array, depth: int | None = None) -> FactoredGradients:
     """By how much records' gradients at one model exceed those at one before, from the changes of inputs and errors:
     differences of products would be mostly rounding where the models are close."""
-    early, late = (factored_gradients(model, params, x, y, first) for params in (before, after))
+    early, late = (factored_gradients(model, params, x, y, depth) for params in (before, after))
     changes = [[(i1 - i0, e1), (i0, e1 - e0)] for ((i0, e0),), ((i1, e1),) in zip(early.layers, late.layers, strict=True)]
     # What enters the first layer, or is written out, changes in one factor alone.
     changes[0] = changes[0][:1] if model.layers is None else changes[0][1:]
     return FactoredGradients(changes, early.matrices)
 
 
-def candidate_gradients(
-    model: Model, params: Any, x: Array, y: Array, first: int | None = None
-) -> tuple[Array, Callable[[Any], Array]]:
+def candidate_gradients(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products of all candidates' gradients `[records * K, records * K]`, and their products with any tree like the
-    parameters `[records * K]`; `first` as in `factored_gradients`. No gradient is formed where the model names its dense
-    layers."""
-    gradients = factored_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1), first)
+    parameters `[records * K]`. No gradient is formed where the model names its dense layers."""
+    gradients = factored_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
     return gradients.inner(gradients), gradients.along
 
 
-def of_layers(model: Model, tree: Any, first: int | None) -> Any:
-    """What belongs to the `first` so many dense layers of a tree like the parameters; all of it with None."""
-    if first is None:
+def of_layers(model: Model, tree: Any, depth: int | None) -> Any:
+    """What belongs to the first `depth` dense layers of a tree like the parameters; all of it with None."""
+    if depth is None:
         return tree
     assert model.layers is not None
-    return [model.layers.parameters(tree, name) for name in model.layers.names[:first]]
+    return [model.layers.parameters(tree, name) for name in model.layers.names[:depth]]
 
 
 def mean_gradients(model: Model, models: Any, x: Array, y: Array) -> tuple[Array, Callable[[Any], Array]]:
@@ -214,7 +211,11 @@ def prior_weights(model: Model, knowledge: Knowledge, count: int) -> Array:
     return jnp.tile(prior[1:], len(knowledge.x))
 
 
+def with_first(weights: Array) -> Array:
+    """Weights of all candidates `[records, K]`, which sum to 1, from those of all but the first `[records, K - 1]`."""
+    return jnp.concatenate([1 - weights.sum(1, keepdims=True), weights], 1)
+
+
 def with_absence(prior: Array, present: float, records: int) -> Array:
     """Prior weights where being absent is the base: those of all real candidates, times the fraction present."""
-    others = prior.reshape(records, -1)
-    return present * jnp.concatenate([1 - others.sum(1, keepdims=True), others], 1).reshape(-1)
+    return present * with_first(prior.reshape(records, -1)).reshape(-1)

@@ -29,10 +29,10 @@ import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
-from attacks.candidate_decoding.candidates import candidate_records, prior_weights, with_absence
+from attacks.candidate_decoding.candidates import candidate_records, prior_weights, with_absence, with_first
 from attacks.candidate_decoding.linear_problem import linear_problem, solve_iteratively
 from attacks.candidate_decoding.normal_equations import misfit, normal_equations, solve
-from attacks.candidate_decoding.precision import arithmetic, cast
+from attacks.candidate_decoding.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model, _check
 
 Array = jax.Array
@@ -55,8 +55,8 @@ class ClosedForm:
       iterations: at most, of "cg" (static).
     """
 
-    learning_rate: Any = None
-    ridge: Any = 1e-12
+    learning_rate: float | Array | None = None
+    ridge: float | Array = 1e-12
     solver: Literal["direct", "cg"] | None = dataclasses.field(default=None, metadata={"static": True})
     iterations: int = dataclasses.field(default=500, metadata={"static": True})
 
@@ -108,21 +108,23 @@ def closed_form(
       records x parameters; that of "cg" with records x K x features.
 
     Raises:
-      ValueError: as `cos_matching`; if there is more than one unknown column; if `members` is not in [1, records].
+      ValueError: as `cos_matching`; if there is more than one unknown column; if `members` is not in [1, records]; if a setting
+        is out of range.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     if len(knowledge.columns) != 1:
         raise ValueError(f"columns has {len(knowledge.columns)} entries; closed_form decodes one unknown column")
-    if members is not None and not 1 <= members <= len(knowledge.x):
-        raise ValueError(f"members={members!r} must lie between 1 and the number of records, {len(knowledge.x)}")
-    settings = settings or ClosedForm()
-    _check.finite(ridge=settings.ridge)
+    if members is not None:
+        _check.positive_integer(members=members)
+        if members > len(knowledge.x):
+            raise ValueError(f"members={members!r} must lie between 1 and the number of records, {len(knowledge.x)}")
+    settings, dtype = settings or ClosedForm(), floating(dtype)
+    _check.not_negative(ridge=settings.ridge)
     _check.positive_integer(iterations=settings.iterations)
     if settings.solver is not None:
         _check.one_of(("direct", "cg"), solver=settings.solver)
-    rate = settings.learning_rate
-    if rate is not None and not _check.is_traced(rate) and not 0 < float(rate) < float("inf"):
-        raise ValueError(f"learning_rate={rate!r} must be positive, or None if unknown")
+    if settings.learning_rate is not None:
+        _check.positive(learning_rate=settings.learning_rate)
     with arithmetic(dtype, messages, knowledge, settings):
         return _closed_form(model, messages, knowledge, settings, members, canonicalize_dtype(dtype))
 
@@ -153,7 +155,8 @@ def _closed_form(
         weights = solution[: records * (count - 1)]
         decoded = _decoded(knowledge, weights.reshape(records, -1), members)
         objective = misfit(jnp.concatenate([decoded.rounded, solution[len(weights) :]]))
-    failed = ~(jnp.isfinite(solution).all() & jnp.isfinite(objective))
+    # No client has a rate that is not positive: found, it tells that the messages are not of these records.
+    failed = ~(jnp.isfinite(solution).all() & jnp.isfinite(objective) & jnp.isfinite(rate) & (jnp.asarray(rate) > 0))
     reconstruction = Reconstruction(
         values=(jnp.where(failed, -1, decoded.values),),
         scores=(decoded.scores,),
@@ -173,7 +176,7 @@ def _least_squares(
     messages: Messages,
     x: Array,
     y: Array,
-    rate: Array | None,
+    rate: float | Array | None,
     members: int | None,
     start: Array,
     settings: ClosedForm,
@@ -204,7 +207,7 @@ class _Decoded(NamedTuple):
 
 def _decoded(knowledge: Knowledge, weights: Array, members: int | None) -> _Decoded:
     """One candidate per record, from the weights `[records, K - 1]` of all but the first."""
-    scores = jnp.concatenate([1 - weights.sum(1, keepdims=True), weights], 1)
+    scores = with_first(weights)
     rounded = jax.nn.one_hot(scores.argmax(1), scores.shape[1], dtype=scores.dtype)[:, 1:].reshape(-1)
     presence = None
     if members is not None:

@@ -42,3 +42,18 @@ def minimize_quadratic(
         return (moved, jax.tree.map(lambda m, n: m + momentum * (m - n), moved, now), later), None
 
     return jax.lax.scan(step, (start, start, jnp.ones_like(largest)), length=iterations)[0][0]
+
+
+def largest_eigenvalue(apply: Callable[[Any], Any], like: Any, iterations: int = 20) -> Array:
+    """Of a symmetric, positive operator on pytrees like `like`, from below, by power iteration (static `iterations`). Its start
+    is tilted, since equal entries may be what the operator takes to zero."""
+
+    def unit(tree: Any) -> tuple[Any, Array]:
+        norm = optax.tree.norm(tree)
+        return jax.tree.map(lambda a: a / jnp.maximum(norm, jnp.finfo(a.dtype).tiny), tree), norm
+
+    def iterate(_: int, found: tuple[Any, Array]) -> tuple[Any, Array]:
+        return unit(apply(found[0]))
+
+    tilted = jax.tree.map(lambda a: 1 + jnp.linspace(0, 1, a.size, dtype=a.dtype).reshape(a.shape), like)
+    return jax.lax.fori_loop(0, iterations, iterate, unit(tilted))[1]

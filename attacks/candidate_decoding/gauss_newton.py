@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, erase
-from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
+from attacks.candidate_decoding.candidates import with_first
+from attacks.candidate_decoding.constraints import largest_eigenvalue, minimize_quadratic, onto_simplex
+from attacks.candidate_decoding.linear_problem import dot, relative_weights
 from jaxfl import Messages, Model, _check
 from jaxfl.models import mean_loss
 
@@ -32,7 +34,7 @@ class GaussNewton:
       iterations: of each constrained minimisation (static).
     """
 
-    learning_rate: Any
+    learning_rate: float | Array
     passes: int = dataclasses.field(default=20, metadata={"static": True})
     iterations: int = dataclasses.field(default=40, metadata={"static": True})
 
@@ -60,8 +62,7 @@ def gauss_newton(model: Model, messages: Messages, knowledge: Knowledge, *, sett
     rate = settings.learning_rate
     if rate is None:
         raise ValueError("learning_rate=None: gauss_newton needs the client's step size")
-    if not _check.is_traced(rate) and not 0 < float(rate) < float("inf"):
-        raise ValueError(f"learning_rate={rate!r} must be positive")
+    _check.positive(learning_rate=rate)
     return _gauss_newton(model, messages, knowledge, settings)
 
 
@@ -69,7 +70,7 @@ def gauss_newton(model: Model, messages: Messages, knowledge: Knowledge, *, sett
 def _gauss_newton(model: Model, messages: Messages, knowledge: Knowledge, settings: GaussNewton) -> Reconstruction:
     base, y = erase(knowledge), jnp.asarray(knowledge.y)
     updates = jax.tree.map(lambda u: u / settings.learning_rate, messages.pseudo_gradient)
-    lengths = jnp.sqrt(sum((u.reshape(len(u), -1) ** 2).sum(1) for u in jax.tree.leaves(updates)))
+    scales = jnp.sqrt(relative_weights(updates))
 
     def misfit(weights: tuple[Array, ...]) -> Any:
         """Difference between the guess's gradients and the updates, relative to the latter's length."""
@@ -79,11 +80,11 @@ def _gauss_newton(model: Model, messages: Messages, knowledge: Knowledge, settin
             x = x.at[:, column.positions].set(first + weight @ (others - first))
 
         def one_round(arguments: tuple[Any, Any, Array]) -> Any:
-            received, update, length = arguments
+            received, update, scale = arguments
             gradient = jax.grad(lambda p: mean_loss(model, p, x, y))(received)
-            return jax.tree.map(lambda g, u: (g - u) / jnp.maximum(length, jnp.finfo(g.dtype).tiny), gradient, update)
+            return jax.tree.map(lambda g, u: scale * (g - u), gradient, update)
 
-        return jax.lax.map(one_round, (messages.received, updates, lengths))
+        return jax.lax.map(one_round, (messages.received, updates, scales))
 
     def one_pass(weights: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], Array]:
         residual, forward = jax.linearize(misfit, weights)
@@ -93,16 +94,17 @@ def _gauss_newton(model: Model, messages: Messages, knowledge: Knowledge, settin
             moved = forward(jax.tree.map(jnp.subtract, at, weights))
             return backward(jax.tree.map(jnp.add, moved, residual))[0]
 
-        largest = 1.1 * _largest(lambda v: backward(forward(v))[0], weights)
+        largest = 1.1 * largest_eigenvalue(lambda v: backward(forward(v))[0], weights)
         project = functools.partial(jax.tree.map, onto_simplex)
-        return minimize_quadratic(slope, weights, project, largest, settings.iterations), _square(residual)
+        return minimize_quadratic(slope, weights, project, largest, settings.iterations), dot(residual, residual)
 
     with jax.default_matmul_precision("highest"):
         weights, trace = jax.lax.scan(one_pass, _prior(knowledge), length=settings.passes)
-        scores = tuple(jnp.concatenate([1 - w.sum(1, keepdims=True), w], 1) for w in weights)
+        scores = tuple(map(with_first, weights))
         chosen = tuple(s.argmax(1) for s in scores)
         rounded = tuple(jax.nn.one_hot(c, s.shape[1])[:, 1:] for c, s in zip(chosen, scores, strict=True))
-        objective = _square(misfit(rounded)) / len(messages)
+        remaining = misfit(rounded)
+        objective = dot(remaining, remaining) / len(messages)
     failed = ~(jnp.isfinite(objective) & jnp.isfinite(trace).all())
     return Reconstruction(
         values=tuple(jnp.where(failed, -1, c) for c in chosen),
@@ -121,18 +123,3 @@ def _prior(knowledge: Knowledge) -> tuple[Array, ...]:
         return jnp.tile(weights[1:], (len(knowledge.x), 1))
 
     return tuple(start(len(column.candidates), column.prior) for column in knowledge.columns)
-
-
-def _square(tree: Any) -> Array:
-    return jax.tree.reduce(jnp.add, jax.tree.map(lambda a: (a**2).sum(), tree))
-
-
-def _largest(apply: Any, like: Any) -> Array:
-    """Largest eigenvalue of a symmetric operator, by power iteration."""
-
-    def unit(tree: Any) -> Any:
-        norm = jnp.sqrt(_square(tree))
-        return jax.tree.map(lambda a: a / jnp.maximum(norm, jnp.finfo(a.dtype).tiny), tree)
-
-    vector = jax.lax.fori_loop(0, 10, lambda _, v: unit(apply(v)), unit(jax.tree.map(jnp.ones_like, like)))
-    return jnp.maximum(jnp.sqrt(_square(apply(vector))), jnp.finfo(jnp.float32).tiny)

@@ -4,20 +4,23 @@ Such a client's update is no gradient: the model moves under way, and the order 
 order in the unknown weights s around a current guess, round t says, in units of the learning rate,
 
     u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d,
-    cov(e_t) = v A_t'A_t + R_t'R_t / M + w H_t' (diag(s) - s s' / N) H_t N / (N - 1) + sigma^2 I.
+    cov(e_t) <= R_t'R_t + A_t' (v C + x a^2 I) A_t + H_t' (W (x) C) H_t + sigma^2 I,    C = (I - 11' / N) N / (N - 1).
 
 The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in M fresh orders: a record's
 loss is that of its candidates, weighted by the guess and by what clipping leaves of its gradient (under mixup, that of its
 expected value). J_t holds, per unknown, the difference of the record's gradients between candidates, A_t the records'
-gradients, both at the centre of the path that the client went, theta_t + (K - 1) / (2 K) (returned - theta_t) for K local
+gradients, both at the centre of the path that the client went, theta_t + (T - 1) / (2 T) (returned - theta_t) for T local
 steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in every epoch: with mean
-a = K / N, and with a variance v that a short last batch makes large. H_t, if asked for, holds by how much every
-candidate's gradient changes from the first step to the last, w is the variance of a record's weighted place between the two
-(which is not independent of its weight where the last batch is short; that is left out). Woodbury inverts the covariance in as
-many dimensions as A_t, R_t and H_t have rows, so that only inner products of candidates' gradients are needed; at the centre,
-where all parameters belong to dense layers, no gradient is formed. All rounds together give a quadratic in s, minimised under
-0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated mean corrects what the path's centre
-misses.
+a = T / N, and with a variance v that a short last batch makes large; x is room for what the linearisation misses. H_t, if asked
+for, holds by how much the gradient that the guess expects of a record changes on every piece of the path from the first step to
+the last, W is the covariance of a record's weighted places on these pieces (which are not independent of its weight where the
+last batch is short; that is left out). Weights and places are dealt without repetition: their sum is fixed, hence C. What M
+runs say of the same noise stays in R_t, so that the sum is a bound from above.
+
+Woodbury inverts the covariance in as many dimensions as A_t, R_t and H_t have rows, so that only inner products of candidates'
+gradients are needed; at the centre, where all parameters belong to dense layers, no gradient is formed. All rounds together
+give a quadratic in s, minimised under 0 <= s and sum_k s_nk <= 1, and the whole is repeated from the new guess: the simulated
+mean corrects what the path's centre misses.
 
 What a client does against it is known where its server prescribed it: norms to which gradients are clipped, noise, mixup
 (whose pairs are not known; a record's partner is taken to be the average one).
@@ -26,10 +29,11 @@ What a client does against it is known where its server prescribed it: norms to 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
@@ -41,10 +45,19 @@ from attacks.candidate_decoding.candidates import (
     mean_gradients,
     of_layers,
     prior_weights,
+    with_first,
 )
 from attacks.candidate_decoding.constraints import minimize_quadratic, onto_simplex
-from attacks.candidate_decoding.order_noise import OrderNoise, batch_weights, drift, noise_variance, on_path, with_drift
-from attacks.candidate_decoding.precision import arithmetic, cast
+from attacks.candidate_decoding.order_noise import (
+    OrderNoise,
+    batch_weights,
+    drift,
+    noise_variance,
+    on_path,
+    with_drift,
+    with_weights,
+)
+from attacks.candidate_decoding.precision import arithmetic, cast, floating
 from attacks.candidate_decoding.simulated_client import Guess, clipping, guess_of, simulated, simulated_path
 from jaxfl import LocalTraining, Messages, Model, _check
 
@@ -65,12 +78,13 @@ class GLS:
     """Settings of `gls`.
 
     Attributes:
-      training: the client's recipe, known to the server that prescribed it. Jacobian and weights are those of plain SGD.
-      orders: simulated runs M per round, each on all candidates, for mean and noise (static). Many small batches make noise
-        in about N directions; what M runs miss of them is taken for signal. Clients with few steps need few.
+      training: the client's recipe, known to the server that prescribed it: any but another optimiser than plain SGD.
+      orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise (static). Many small batches
+        make noise in about N directions; what M runs miss of them is taken for signal. Clients with few steps need few.
       points: 1, gradients at the path's centre; or more, their mean over so many points of each epoch of a simulated path,
         where a random part of the records has been seen: better for many small batches, at the price of writing gradients
-        out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static).
+        out, records x K x parameters behind the first layer; or all, if the model names no dense layers (static). What is
+        clipped is taken to be that mean, which is a little shorter than the gradients are.
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what the linearisation misses.
       floor: sigma^2 relative to the other noise's variance per record; raised where rounding asks for more. By default 3e-3, or
@@ -86,7 +100,7 @@ class GLS:
         an input enters the first layer as it is; what later layers add of it is mostly noise of orders if records are alike.
     """
 
-    training: LocalTraining = LocalTraining()
+    training: LocalTraining
     _: dataclasses.KW_ONLY
     orders: int = dataclasses.field(default=64, metadata={"static": True})
     points: int = dataclasses.field(default=1, metadata={"static": True})
@@ -105,7 +119,7 @@ def gls(
     knowledge: Knowledge,
     key: Array,
     *,
-    settings: GLS | None = None,
+    settings: GLS,
     dtype: Any = None,
 ) -> Reconstruction:
     """Reconstruct one unknown column from the messages of a client with any local training.
@@ -117,26 +131,46 @@ def gls(
       knowledge: one unknown column; known labels.
       key: draws simulated batch orders.
       settings: see `GLS`.
-      dtype: of the arithmetic (static); by default float64 with `drift`, else the models'. 64-bit types are switched on for the
-        call. Inside an outer `jit` that runs without them, float32 is used. Results are float32.
+      dtype: of the arithmetic (static); by default float64 with `drift`, else the models', at least float32. 64-bit types are
+        switched on for the call. Inside an outer `jit` that runs without them, float32 is used. Results are float32.
 
     Returns:
-      A `Reconstruction`; `objective` is the whitened misfit of the rounded answer relative to that of the prior's mean,
-      `trace` the same of the real-valued answer after each pass. Memory grows with (records K)^2 (and with the rounds,
-      while that is at most `KEPT` numbers).
+      A `Reconstruction`; `objective` is how far the last pass's whitened misfit (with the pull towards the prior) of the
+      rounded answer lies above what it would be without constraints, relative to that of the prior's mean: comparable between
+      clients, not between settings. `trace` is the same of the real-valued answer after each pass. Memory grows with
+      (records K)^2 (and with the rounds, while that is at most `KEPT` numbers).
 
     Raises:
-      ValueError: as `cos_matching`; and if labels are unknown, there are several unknown columns, `drift` is asked for with
-        `points`, mixup or differential privacy, or `layers` with `points` or of a model that names no dense layers.
+      ValueError: as `cos_matching`; and if labels are unknown, there are several unknown columns, a setting is out of range,
+        the client's optimiser is not plain SGD, `drift` is asked for with `points`, mixup or differential privacy, or `layers`
+        with `points` or of a model that names no dense layers.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    if knowledge.y is None or len(knowledge.columns) != 1:
-        raise ValueError("gls needs known labels and exactly one unknown column")
-    settings = settings or GLS()
-    _check.positive_integer(
-        orders=settings.orders, points=settings.points, passes=settings.passes, iterations=settings.iterations
-    )
-    settings.training.check(len(knowledge.x))
+    if knowledge.y is None:
+        raise ValueError("y=None: gls needs known labels")
+    if len(knowledge.columns) != 1:
+        raise ValueError(f"columns has {len(knowledge.columns)} entries; gls decodes one unknown column")
+    _check_settings(settings, model, len(knowledge.x))
+    if dtype is None:
+        narrow = jnp.promote_types(jnp.float32, jnp.result_type(*jax.tree.leaves(messages.received)))
+        dtype = jnp.float64 if settings.drift else narrow
+    dtype = floating(dtype)
+    with arithmetic(dtype, messages, knowledge, key, settings):
+        return _gls(model, messages, knowledge, key, settings, canonicalize_dtype(dtype))
+
+
+def _check_settings(settings: GLS, model: Model, records: int) -> None:
+    training, numbers = settings.training, ("orders", "points", "passes", "iterations")
+    _check.positive_integer(**{name: getattr(settings, name) for name in numbers})
+    if settings.orders < 2:
+        raise ValueError(f"orders={settings.orders} must be at least 2: how they differ is the noise")
+    _check.not_negative(spread=settings.spread, ridge=settings.ridge)
+    if settings.floor is not None:
+        _check.not_negative(floor=settings.floor)
+    training.check(records)
+    _check.positive(learning_rate=training.learning_rate)
+    if training.optimizer is not optax.sgd:
+        raise ValueError(f"optimizer={training.optimizer!r}: gls linearises the steps of optax.sgd")
     if settings.layers is not None:
         _check.positive_integer(layers=settings.layers)
         named = () if model.layers is None else model.layers.names
@@ -147,15 +181,20 @@ def gls(
             )
     if settings.drift:
         _check.positive_integer(drift=settings.drift)
-    if settings.drift and (settings.points > 1 or settings.training.mixup or settings.training.privacy is not None):
-        training = settings.training
+    if settings.drift and (settings.points > 1 or training.mixup or training.privacy is not None):
         raise ValueError(
             f"drift={settings.drift} does not go with points={settings.points}, mixup={training.mixup}, "
             f"privacy={training.privacy}; it needs points=1 and a client that has neither"
         )
-    dtype = dtype or (jnp.float64 if settings.drift else jnp.result_type(*jax.tree.leaves(messages.received)))
-    with arithmetic(dtype, messages, knowledge, key, settings):
-        return _gls(model, messages, knowledge, key, settings, canonicalize_dtype(dtype))
+
+
+class _Round(NamedTuple):
+    """One round's model and update, and inner products of the candidates' gradients `[records, K, records, K]`, if they are at
+    hand."""
+
+    received: Any
+    update: Any
+    inner: Array | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("model", "dtype"))
@@ -166,25 +205,24 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     prior = prior_weights(model, knowledge, count)
     # Precision of a draw from the prior, per unknown.
     precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
-    at_centre = functools.partial(_at_centre, model, training=settings.training, x=x, y=y, layers=settings.layers)
-    models, kept = (messages.received, messages.pseudo_gradient), None
+    at_centre = functools.partial(_at_centre, model, training=settings.training, x=x, y=y, depth=settings.layers)
+    rounds = _Round(messages.received, messages.pseudo_gradient)
     guess_free = settings.points == 1 and not settings.training.mixup  # gradients do not depend on the guess
     if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
         with jax.default_matmul_precision("highest"):
-            kept = jax.lax.map(lambda m: at_centre(*m).inner(at_centre(*m)), models)
-    rounds = *models, kept, jnp.arange(len(messages))
+            rounds = rounds._replace(inner=jax.lax.map(lambda one: at_centre(*one).inner(at_centre(*one)), rounds[:2]))
 
-    def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-        scores = _scores(weights, records)
+    def one_pass(weights: Array, key: Array) -> tuple[Array, list[Array]]:
+        scores = with_first(weights.reshape(records, -1))
 
-        def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
-            received, update, inner, t = one
-            gram, right = _one_round(model, received, update, inner, scores, x, y, jax.random.fold_in(key, t), settings)
+        def add(total: tuple[Array, Array], one: tuple[_Round, Array]) -> tuple[tuple[Array, Array], None]:
+            seen, t = one
+            gram, right = _one_round(model, seen, scores, x, y, jax.random.fold_in(key, t), settings)
             return (total[0] + gram, total[1] + right), None
 
         size = len(weights)
         zero = jnp.zeros((size, size)), jnp.zeros(size)
-        (gram, right), _ = jax.lax.scan(add, zero, rounds)
+        (gram, right), _ = jax.lax.scan(add, zero, (rounds, jnp.arange(len(messages))))
         right = right + gram @ weights  # linearised at the current weights
         gram, right = gram + jnp.diag(precision), right + precision * prior
         found = minimize_quadratic(
@@ -194,19 +232,19 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
             jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
             settings.iterations,
         )
-        return found, (gram, right, _misfit(gram, right, found, prior))
+        rounded = jax.nn.one_hot(with_first(found.reshape(records, -1)).argmax(1), count)[:, 1:].reshape(-1)
+        return found, _heights(gram, right, prior, found, rounded)
 
     with jax.default_matmul_precision("highest"):
-        weights, (grams, rights, trace) = jax.lax.scan(one_pass, prior, jax.random.split(key, settings.passes))
-    scores = _scores(weights, records)
-    chosen = scores.argmax(1)
-    rounded = jax.nn.one_hot(chosen, count)[:, 1:].reshape(-1)
-    failed = ~jnp.isfinite(weights).all() | (trace[-1] < INDEFINITE)
+        weights, (trace, objectives) = jax.lax.scan(one_pass, prior, jax.random.split(key, settings.passes))
+    scores = with_first(weights.reshape(records, -1))
+    chosen, finite = scores.argmax(1), jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objectives[-1])
+    failed = ~finite | (trace[-1] < INDEFINITE)
     found = Reconstruction(
         values=(jnp.where(failed, -1, chosen),),
         scores=(scores,),
         labels=None,
-        objective=jnp.where(failed, jnp.inf, _misfit(grams[-1], rights[-1], rounded, prior)),
+        objective=jnp.where(failed, jnp.inf, objectives[-1]),
         trace=trace,
         gradient_norm=jnp.full_like(trace, jnp.nan),
         status=failed.astype(jnp.int32),
@@ -214,82 +252,84 @@ def _gls(model: Model, messages: Messages, knowledge: Knowledge, key: Array, set
     return cast(found, jnp.float32, jnp.int32)
 
 
-def _scores(weights: Array, records: int) -> Array:
-    weights = weights.reshape(records, -1)
-    return jnp.concatenate([1 - weights.sum(1, keepdims=True), weights], 1)
-
-
-def _misfit(gram: Array, right: Array, weights: Array, prior: Array) -> Array:
-    """The quadratic's value above its unconstrained minimum, relative to that of the prior's mean."""
+def _heights(gram: Array, right: Array, prior: Array, *weights: Array) -> list[Array]:
+    """The quadratic's values above its unconstrained minimum, relative to that of the prior's mean (or, where that is rounding
+    alone, to what it may round to)."""
     best = jnp.linalg.solve(gram, right)
 
     def above(w: Array) -> Array:
         return (w - best) @ gram @ (w - best)
 
-    return above(weights) / jnp.maximum(above(prior), jnp.finfo(gram.dtype).tiny)
+    rounding = jnp.finfo(gram.dtype).eps * (best @ gram @ best) + jnp.finfo(gram.dtype).tiny
+    return [above(w) / jnp.maximum(above(prior), rounding) for w in weights]
 
 
-def _one_round(
-    model: Model,
-    received: Any,
-    update: Any,
-    kept: Array | None,
-    scores: Array,
-    x: Array,
-    y: Array,
-    key: Array,
-    settings: GLS,
-) -> tuple[Array, Array]:
-    """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round; `kept`: inner products of the candidates' gradients, if
-    they are at hand."""
+def _one_round(model: Model, seen: _Round, scores: Array, x: Array, y: Array, key: Array, settings: GLS) -> tuple[Array, Array]:
+    """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round."""
     training, (records, count) = settings.training, x.shape[:2]
-    mean_weight, variance = batch_weights(training, records)
     simulate_key, path_key = jax.random.split(key)
 
     def squares() -> Array:
-        return _at_centre(model, received, update, training, x, y).squares()
+        return _at_centre(model, seen.received, seen.update, training, x, y).squares()
 
     guess = guess_of(model, training, scores, x, y, squares)
-    mean, deviations = simulated(guess, received, simulate_key, settings.orders)
-    gram, project = _gradients(model, received, update, kept, guess, x, y, path_key, settings)
-    residual = ravel_pytree(update)[0] / training.learning_rate - mean
-    unravel = ravel_pytree(received)[1]
-    vectors = jnp.concatenate([residual[None], deviations])
-    projected = jax.vmap(lambda v: project(unravel(v)))(vectors)
-    projected = projected.reshape(-1, records, count).transpose(1, 2, 0)  # [records, K, 1 + orders]
+    mean, deviations = simulated(guess, seen.received, simulate_key, settings.orders)
+    gram, project = _gradients(model, seen, guess, x, y, path_key, settings)
+    residual = ravel_pytree(seen.update)[0] / training.learning_rate - mean
+    vectors = jax.vmap(ravel_pytree(seen.received)[1])(jnp.concatenate([residual[None], deviations]))
+    along = jax.vmap(project, out_axes=1)(vectors).reshape(records, count, -1)  # [records, K, 1 + orders]
+    noise = _noise(model, seen, vectors, gram, along, scores, x, y, settings)
+    # Rounding of inner products, as if independent, moves eigenvalues by about so much.
+    rounding = ROUNDING * jnp.finfo(noise.inner.dtype).eps * noise.squares / len(noise.inner) ** 0.5
+    relative = (1e-5 if settings.drift else 3e-3) if settings.floor is None else settings.floor
+    least = jnp.maximum(relative * jnp.trace(noise.inner) / records, rounding) + noise_variance(training, records)
+    quadratic, slope = _whitened(noise, gram, along[..., 0], least)
+    entries = batch_weights(training, records)[0] * (2 if training.mixup else 1)  # a record is in two of the averages
+    return entries**2 * quadratic, entries * slope
+
+
+def _noise(
+    model: Model,
+    seen: _Round,
+    vectors: Any,
+    gram: Array,
+    along: Array,
+    scores: Array,
+    x: Array,
+    y: Array,
+    settings: GLS,
+) -> OrderNoise:
+    """Rows of a round's noise: weights, drift if asked for, and sampled deviations, which are all of `vectors`, trees
+    `[1 + orders, ...]`, but the first, the residual. `along`: their products with the candidates' gradients
+    `[records, K, 1 + orders]`."""
+    training, depth, records = settings.training, settings.layers, len(scores)
+    looked_at = jax.vmap(lambda tree: ravel_pytree(of_layers(model, tree, depth))[0])(vectors)
+    inner = looked_at[1:] @ looked_at[1:].T
+    own = jnp.einsum("nk,nkm->nm", scores, along[..., 1:])
+    noise = OrderNoise(along[..., 1:], own, inner, looked_at[1:] @ looked_at[0], jnp.trace(inner))
+    if settings.drift:
+        flat, steps = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), training.steps(records)
+        moved = drift(model, seen.received, seen.update, *flat, steps, settings.drift, depth)
+        moved = moved.expected(jnp.tile(scores, (settings.drift, 1)))
+        centre = _at_centre(model, seen.received, seen.update, training, x, y, depth)
+        noise = with_drift(noise, moved, centre, jax.vmap(moved.along, out_axes=1)(vectors), scores, training)
+    return with_weights(noise, gram, along[..., 0], scores, training, settings.spread)
+
+
+def _whitened(noise: OrderNoise, gram: Array, along: Array, least: Array) -> tuple[Array, Array]:
+    """`J S^-1 J'` and `J S^-1 r` by Woodbury, for S the noise's rows squared and at least `least` of the identity: from
+    products of the candidates' gradients `[records, K, records, K]` and with the residual r `[records, K]`."""
+    records, count = along.shape
 
     def difference(a: Array) -> Array:
         return (a[:, 1:] - a[:, :1]).reshape(records * (count - 1), *a.shape[2:])
 
-    across = jnp.einsum("nkml,ml->nkm", gram, scores)
-    own = jnp.einsum("nk,nk...->n...", scores, jnp.concatenate([across, projected], 2))
-    among, towards = own[:, :records], own[:, records:]
-    root = jnp.sqrt(variance + settings.spread * mean_weight**2)
-    # Rows of the noise: what the order does, and before it the records' gradients.
-    looked_at = jax.vmap(lambda v: ravel_pytree(of_layers(model, unravel(v), settings.layers))[0])(vectors)
-    sampled = looked_at[1:] @ looked_at[1:].T
-    noise = OrderNoise(projected[..., 1:], towards[:, 1:], sampled, looked_at[1:] @ looked_at[0], jnp.trace(sampled))
-    if settings.drift:
-        pieces, flat = settings.drift, (x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-        moved = drift(model, received, update, *flat, training.steps(records), pieces, settings.layers)
-        moved = moved.expected(jnp.tile(scores, (pieces, 1)))
-        along = jax.vmap(lambda v: moved.along(unravel(v)), out_axes=1)(vectors)
-        centre = _at_centre(model, received, update, training, x, y, settings.layers)
-        noise = with_drift(noise, moved, centre, along, scores, training)
-    inner = jnp.block([[root**2 * among, root * noise.own], [root * noise.own.T, noise.inner]])
-    # Rounding of inner products, as if independent, moves eigenvalues by about so much.
-    rounding = ROUNDING * jnp.finfo(inner.dtype).eps * (jnp.trace(root**2 * among) + noise.squares) / len(inner) ** 0.5
-    relative = (1e-5 if settings.drift else 3e-3) if settings.floor is None else settings.floor
-    least = jnp.maximum(relative * jnp.trace(inner) / records, rounding) + noise_variance(training, records)
-    floor, factor = _positive(inner, least)
-    seen = difference(jnp.concatenate([root * across, noise.candidates], 2))
-    right = jnp.concatenate([root * towards[:, 0], noise.residual])
-    white = jax.scipy.linalg.solve_triangular(factor, jnp.concatenate([seen.T, right[:, None]], 1), lower=True)
-    both = difference(difference(gram).reshape(-1, records, count).transpose(1, 2, 0)).T
-    entries = mean_weight * (2 if training.mixup else 1)  # a record is in two of the averages
+    floor, factor = _positive(noise.inner, least)
+    rows = jnp.concatenate([difference(noise.candidates).T, noise.residual[:, None]], 1)
+    white = jax.scipy.linalg.solve_triangular(factor, rows, lower=True)
     explained = white[:, :-1].T @ white
-    quadratic = entries**2 * (both - explained[:, :-1]) / floor
-    return quadratic, entries * (difference(projected[..., 0]) - explained[:, -1]) / floor
+    both = difference(difference(gram).reshape(-1, records, count).transpose(1, 2, 0)).T
+    return (both - explained[:, :-1]) / floor, (difference(along) - explained[:, -1]) / floor
 
 
 def _positive(inner: Array, floor: Array) -> tuple[Array, Array]:
@@ -307,19 +347,11 @@ def _positive(inner: Array, floor: Array) -> tuple[Array, Array]:
 
 
 def _gradients(
-    model: Model,
-    received: Any,
-    update: Any,
-    kept: Array | None,
-    guess: Guess,
-    x: Array,
-    y: Array,
-    key: Array,
-    settings: GLS,
+    model: Model, seen: _Round, guess: Guess, x: Array, y: Array, key: Array, settings: GLS
 ) -> tuple[Array, Callable[[Any], Array]]:
     """Inner products `[records, K, records, K]` of the candidates' gradients, as the client's training uses them, and their
     products with a target `[records * K]`."""
-    training, shape = settings.training, x.shape[:2]
+    training, shape, (received, update, kept) = settings.training, x.shape[:2], seen
     if training.mixup:
         model, x = _towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
     if settings.points == 1:
@@ -336,12 +368,12 @@ def _gradients(
 
 
 def _at_centre(
-    model: Model, received: Any, update: Any, training: LocalTraining, x: Array, y: Array, layers: int | None = None
+    model: Model, received: Any, update: Any, training: LocalTraining, x: Array, y: Array, depth: int | None = None
 ) -> FactoredGradients:
     """Gradients of all candidates `x [records, K, ...]`, `y [records, K]` at the centre of the client's path."""
     steps = training.steps(len(x))
     centre = on_path(received, update, (steps - 1) / (2 * steps))
-    return factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1), layers)
+    return factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1), depth)
 
 
 def _towards_average(model: Model, y: Array) -> Model:
@@ -349,7 +381,7 @@ def _towards_average(model: Model, y: Array) -> Model:
     classes = model.classes
 
     def loss(outputs: Array, labels: Array) -> Array:
-        if classes is None or jnp.issubdtype(y.dtype, jnp.floating):
+        if classes is None:
             partner = model.loss(outputs, jnp.full_like(labels, y.mean()))
         else:
             every = jax.vmap(lambda k: model.loss(outputs, jnp.full_like(labels, k)))(jnp.arange(classes))

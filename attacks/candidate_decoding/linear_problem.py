@@ -17,6 +17,13 @@ def dot(a: Any, b: Any) -> Array:
     return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, a, b))
 
 
+def relative_weights(updates: Any) -> Array:
+    """1 / |u|^2 of every round `[rounds]`, of updates with leaves `[rounds, ...]`; 0 where the model was returned as received,
+    which no client that trains does."""
+    squares = jax.vmap(dot)(updates, updates)
+    return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearProblem:
     """The least-squares problem of `normal_equations` as products, every round divided by its update's length.
@@ -38,13 +45,12 @@ class LinearProblem:
 
 
 def linear_problem(
-    model: Model, messages: Messages, x: Array, y: Array, learning_rate: Array | None, members: int | None = None
+    model: Model, messages: Messages, x: Array, y: Array, learning_rate: float | Array | None, members: int | None = None
 ) -> LinearProblem:
     """As `normal_equations`, for any model: a weighted sum of gradients is the gradient of a weighted loss."""
     averaged, count = (len(x) if members is None else members), x.shape[1]
     updates = messages.pseudo_gradient
-    lengths = jnp.sqrt(sum((u.reshape(len(u), -1) ** 2).sum(1) for u in jax.tree.leaves(updates)))
-    scales = 1 / jnp.maximum(lengths, jnp.finfo(x.dtype).tiny)
+    scales = jnp.sqrt(relative_weights(updates))
     present = jnp.ones(count, x.dtype).at[0].set(0.0 if members is not None else 1.0)
     flat_x, flat_y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
 
@@ -82,7 +88,7 @@ def linear_problem(
     return LinearProblem(forward, backward, jax.tree.map(lambda u, b: known * u - b, whole, base))
 
 
-def solve_iteratively(problem: LinearProblem, start: Array, ridge: Array, iterations: int) -> Array:
+def solve_iteratively(problem: LinearProblem, start: Array, ridge: float | Array, iterations: int) -> Array:
     """The ridge solution around `start`, by conjugate gradients on the normal equations."""
     residual = jax.tree.map(jnp.subtract, problem.target, problem.forward(start))
     right = problem.backward(residual)

@@ -1,6 +1,7 @@
 """The least-squares problem of `closed_form` as normal equations, from inner products alone, and their direct solution."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,11 +9,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from attacks.candidate_decoding.candidates import difference_jacobian, first_inputs, input_products, split
-from attacks.candidate_decoding.linear_problem import dot
+from attacks.candidate_decoding.constraints import largest_eigenvalue
+from attacks.candidate_decoding.linear_problem import dot, relative_weights
 from jaxfl import Messages, Model
 from jaxfl.models import inputs_and_errors
 
 Array = jax.Array
+_Products = tuple[Array, Callable[[Any], Array], Any]
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +36,7 @@ class NormalEquations:
 
 
 def normal_equations(
-    model: Model, messages: Messages, x: Array, y: Array, learning_rate: Array | None, members: int | None = None
+    model: Model, messages: Messages, x: Array, y: Array, learning_rate: float | Array | None, members: int | None = None
 ) -> NormalEquations:
     """The normal equations for the weights of candidates `x [records, K, features]`, `y [records, K]`.
 
@@ -46,9 +49,8 @@ def normal_equations(
     products = _layer_products if model.layers is not None else _jacobian_products
     inputs = first_inputs(model, x, y, jax.tree.map(lambda a: a[0], messages.received))
 
-    def one_round(received_update: tuple[Any, Any]) -> NormalEquations:
-        received, update = received_update
-        weight = 1 / jnp.maximum(dot(update, update), jnp.finfo(x.dtype).tiny)
+    def one_round(received_update: tuple[Any, Any, Array]) -> NormalEquations:
+        received, update, weight = received_update
         gram, project, base = products(model, received, x, y, inputs, members is not None)
         if learning_rate is not None:
             target = jax.tree.map(lambda u, b: u * averaged / learning_rate - b, update, base)
@@ -65,11 +67,12 @@ def normal_equations(
 
     size = len(x) * (x.shape[1] - 1) + (learning_rate is None)
     zero = NormalEquations(jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype), jnp.zeros((), x.dtype))
-    return jax.lax.scan(add, zero, (messages.received, updates))[0]
+    return jax.lax.scan(add, zero, (messages.received, updates, relative_weights(updates)))[0]
 
 
-def _layer_products(model: Model, params: Any, x: Array, y: Array, first: Any, absence: bool) -> tuple[Array, Any, Any]:
-    """Gram matrix of the gradient differences, their products with a target, and the base's gradient, by layers."""
+def _layer_products(model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool) -> _Products:
+    """Gram matrix of the gradient differences, their products with a target, and the base's gradient, by layers; `entering`: of
+    the first layer's inputs, as by `first_inputs`."""
     layers = model.layers
     assert layers is not None
     records, count = x.shape[:2]
@@ -82,7 +85,7 @@ def _layer_products(model: Model, params: Any, x: Array, y: Array, first: Any, a
     for name in layers.names:
         bias = "bias" in layers.parameters(params, name)
         if name == layers.names[0]:
-            base, difference, products = first
+            base, difference, products = entering
         else:
             base, _, difference = split(inputs[name], records)
             products = input_products(base, difference, count - 1)
@@ -109,31 +112,21 @@ def _layer_products(model: Model, params: Any, x: Array, y: Array, first: Any, a
     return gram, project, jax.tree.map_with_path(place, params)
 
 
-def _jacobian_products(model: Model, params: Any, x: Array, y: Array, first: Any, absence: bool) -> tuple[Array, Any, Any]:
+def _jacobian_products(model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool) -> _Products:
     """As `_layer_products`, with the gradients written out."""
     jacobian, base = difference_jacobian(model, params, x, y, absence)
     return jacobian @ jacobian.T, lambda target: jacobian @ ravel_pytree(target)[0], ravel_pytree(params)[1](base)
 
 
-def solve(system: NormalEquations, start: Array, ridge: Array) -> tuple[Array, Array]:
+def solve(system: NormalEquations, start: Array, ridge: float | Array) -> tuple[Array, Array]:
     """The ridge solution around `start`, and an estimate of the condition number by power iterations."""
-    size = len(system.gram)
     # Unknowns of different scale (an inverse rate beside weights) are brought to unit diagonal.
     scale = jax.lax.rsqrt(jnp.maximum(jnp.diag(system.gram), jnp.finfo(system.gram.dtype).tiny))
-    scaled = system.gram * scale[:, None] * scale[None] + ridge * jnp.eye(size, dtype=system.gram.dtype)
+    scaled = system.gram * scale[:, None] * scale[None] + ridge * jnp.eye(len(scale), dtype=scale.dtype)
     factor = jax.scipy.linalg.cho_factor(scaled, lower=True)
     step = scale * jax.scipy.linalg.cho_solve(factor, scale * (system.right - system.gram @ start))
-
-    def largest(apply: Any) -> Array:
-        vector = jnp.ones(size, system.gram.dtype) + jnp.linspace(0, 1, size, dtype=system.gram.dtype)
-
-        def iterate(_: int, v: Array) -> Array:
-            return apply(v) / jnp.linalg.norm(v)
-
-        return jnp.linalg.norm(jax.lax.fori_loop(0, 20, iterate, vector / jnp.linalg.norm(vector)))
-
-    condition = largest(lambda v: scaled @ v) * largest(lambda v: jax.scipy.linalg.cho_solve(factor, v))
-    return start + step, condition
+    largest = largest_eigenvalue(lambda v: scaled @ v, scale)
+    return start + step, largest * largest_eigenvalue(lambda v: jax.scipy.linalg.cho_solve(factor, v), scale)
 
 
 def misfit(system: NormalEquations, solution: Array) -> Array:

@@ -1,6 +1,7 @@
-"""What the unknown order of a client's records does to its update: with what weight a record enters, and where on the way.
+"""Noise of an update: what the unknown order of a client's records does, with what weight a record enters and where on the way,
+and what private training adds.
 
-In units of the learning rate, for K local steps on N records.
+In units of the learning rate.
 """
 
 import itertools
@@ -55,12 +56,12 @@ def on_path(received: Any, update: Any, fraction: float) -> Any:
 
 
 def drift(
-    model: Model, received: Any, update: Any, x: Array, y: Array, steps: int, pieces: int, first: int | None = None
+    model: Model, received: Any, update: Any, x: Array, y: Array, steps: int, pieces: int, depth: int | None = None
 ) -> FactoredGradients:
     """Changes `[pieces * records]` of gradients of records `x [records, ...]`, `y [records]` on every piece of the path from a
-    client's first step to its last; `first` as in `factored_gradients`."""
+    client's first step to its last; `depth` as in `factored_gradients`."""
     ends = [on_path(received, update, piece / pieces * (steps - 1) / steps) for piece in range(pieces + 1)]
-    changes = [gradient_changes(model, *pair, x, y, first) for pair in itertools.pairwise(ends)]
+    changes = [gradient_changes(model, *pair, x, y, depth) for pair in itertools.pairwise(ends)]
     return FactoredGradients(jax.tree.map(lambda *a: jnp.concatenate(a), *(c.layers for c in changes)), changes[0].matrices)
 
 
@@ -80,6 +81,42 @@ class OrderNoise(NamedTuple):
     inner: Array
     residual: Array
     squares: Array
+
+
+def with_weights(
+    noise: OrderNoise, gram: Array, along: Array, scores: Array, training: LocalTraining, spread: float | Array
+) -> OrderNoise:
+    """Rows of the records' weights before those of a noise: every record's gradient, as the guess expects it.
+
+    The weights of any one order sum to the number of steps, so that what all records share is no noise of theirs; `spread`,
+    room for what the linearisation misses, is of every record on its own.
+
+    Args:
+      noise: other rows.
+      gram: products of the candidates' gradients `[records, K, records, K]`.
+      along: of these with the residual `[records, K]`.
+      scores: `[records, K]`.
+      training: the client's recipe.
+      spread: as in `GLS`.
+    """
+    records = len(scores)
+    mean, variance = batch_weights(training, records)
+    free = spread * mean**2
+    each, common = jnp.sqrt(free + variance * records / max(records - 1, 1)), jnp.sqrt(free)
+
+    def scaled(rows: Array, axis: int) -> Array:
+        return each * rows + (common - each) * rows.mean(axis, keepdims=True)
+
+    across = jnp.einsum("nkml,ml->nkm", gram, scores)
+    own = jnp.einsum("nk,nkm->nm", scores, across)
+    beside = scaled(noise.own, 0)
+    return OrderNoise(
+        jnp.concatenate([scaled(across, 2), noise.candidates], 2),
+        jnp.concatenate([scaled(own, 1), noise.own], 1),
+        jnp.block([[scaled(scaled(own, 1), 0), beside], [beside.T, noise.inner]]),
+        jnp.concatenate([scaled((scores * along).sum(1), 0), noise.residual]),
+        noise.squares + each**2 * jnp.trace(own),
+    )
 
 
 def with_drift(

@@ -66,8 +66,9 @@ def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
 
 
 def simulated(guess: Guess, received: Any, key: Array, orders: int) -> tuple[Array, Array]:
-    """Mean update `[parameters]` and deviations `[orders, parameters]`, over the root of their number, of the client's training
-    on the guess, in units of the learning rate."""
+    """Mean update `[parameters]` and deviations `[orders, parameters]` of the client's training on the guess, in units of the
+    learning rate. Their squares add to the covariance of what another order differs from that mean: of one more run, and of
+    the mean of these."""
 
     def run(k: Array) -> Array:
         returned = local_update(guess.model, received, guess.data, k, guess.training)
@@ -77,24 +78,26 @@ def simulated(guess: Guess, received: Any, key: Array, orders: int) -> tuple[Arr
     together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
     updates = map_clients(run, jax.random.split(key, orders), together)
     mean = updates.mean(0)
-    return mean, (updates - mean) / orders**0.5
+    return mean, (updates - mean) * ((orders + 1) / (orders * (orders - 1))) ** 0.5
 
 
 def simulated_path(guess: Guess, received: Any, key: Array, points: int) -> Any:
-    """Models `[epochs * points, ...]` on a simulated path: in every epoch after a random part of the records."""
+    """Models `[epochs * points, ...]` on a simulated path, at which gradients are taken: in every epoch after a part of its
+    batches, none of them to all but one."""
     model, data, training = guess
     records, one_epoch = len(data.mask), dataclasses.replace(training, epochs=1)
-    fractions = (jnp.arange(points) + 0.5) / points
+    seen = (jnp.arange(points) + 0.5) / points * one_epoch.steps(records)
+    seen = jnp.floor(seen).astype(int) * (training.batch_size or records)
 
-    def after(params: Any, fraction: Array, key: Array) -> Any:
+    def after(params: Any, seen: Array, key: Array) -> Any:
         part_key, order_key = jax.random.split(key)
         ranks = jax.random.uniform(part_key, (records,)).argsort().argsort()
-        return local_update(model, params, dataclasses.replace(data, mask=ranks < fraction * records), order_key, one_epoch)
+        return local_update(model, params, dataclasses.replace(data, mask=ranks < seen), order_key, one_epoch)
 
     def epoch(params: Any, key: Array) -> tuple[Any, Any]:
         point_key, epoch_key = jax.random.split(key)
-        models = jax.vmap(functools.partial(after, params))(fractions, jax.random.split(point_key, points))
-        return after(params, jnp.ones(()), epoch_key), models
+        models = jax.vmap(functools.partial(after, params))(seen, jax.random.split(point_key, points))
+        return after(params, jnp.asarray(records), epoch_key), models
 
     _, models = jax.lax.scan(epoch, received, jax.random.split(key, training.epochs))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)
