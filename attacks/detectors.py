@@ -261,8 +261,7 @@ class _Trainer:
         if settings.kind == "logistic":
             set_key, other_key = jax.random.split(other_key)
             other = self._rows(set_key), other_key
-        sides = self._shadows(params, rows, pairs_key, Property()), self._shadows(params, *other, self.prop)
-        repeated = self._shadows(params, self.repeated, again_key, Property())
+        *sides, repeated = self._shadows(params, (rows, pairs_key), other, (self.repeated, again_key))
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
             if first_order is not None:
@@ -306,22 +305,36 @@ class _Trainer:
         calibrating = _draw(calibrate_key, self.calibrating, self.records, held)
         return jnp.concatenate([calibrating, _draw(train_key, self.fitted, self.records, self.settings.pairs - held)])
 
-    def _shadows(self, params: Any, rows: Array, key: Array, prop: Property) -> Array:
-        strategy = self.settings.strategy
-        return shadow_updates(
-            self.model, params, rows, key, prop, x=self.x, y=self.y, training=self.training, strategy=strategy
+    def _shadows(self, params: Any, *sets: tuple[Array, Array]) -> list[Array]:
+        """Updates of sets of shadow clients, rows and key of each; the second set has the property. One program for all."""
+        sizes = [len(rows) for rows, _ in sets]
+        rows = jnp.concatenate([rows for rows, _ in sets])
+        keys = jnp.concatenate([jax.random.split(key, len(rows)) for rows, key in sets])
+        found = shadow_updates(
+            self.model,
+            params,
+            rows,
+            jnp.asarray(np.repeat([i == 1 for i in range(len(sets))], sizes)),
+            keys,
+            self.prop,
+            x=self.x,
+            y=self.y,
+            training=self.training,
+            strategy=self.settings.strategy,
         )
+        return jnp.split(found, np.cumsum(sizes)[:-1])
 
     def _step(self, params: Any, updates: Array, rows: Array, key: Array) -> Array:
         """What multiple of the mean gradient honest updates are on average `[]`; the same is taken of those with the property.
 
         Halves of the shadows, each along the other's mean: so that noise of their own is not taken for length.
         """
-        half, (first_key, second_key) = len(rows) // 2, jax.random.split(key)
-        first, second = updates[:half].mean(0), updates[half:].mean(0)
+        half = len(rows) // 2
+        means = jnp.stack([updates[:half].mean(0), updates[half : 2 * half].mean(0)])
+        others = rows[: 2 * half].reshape(2, half, -1)[::-1]
         with jax.default_matmul_precision("highest"):
-            along = self._slope(params, first, rows[half:], first_key) + self._slope(params, second, rows[:half], second_key)
-            return jnp.where(along > 0, 2 * jnp.maximum(first @ second, 0) / along, 0)
+            along = jax.lax.map(lambda a: self._slope(params, *a), (means, others, jax.random.split(key))).sum()
+            return jnp.where(along > 0, 2 * jnp.maximum(means[0] @ means[1], 0) / along, 0)
 
     def _slope(self, params: Any, direction: Array, rows: Array, key: Array) -> Array:
         return slope(self.model, params, direction, self.x[rows.ravel()], self.y[rows.ravel()], key)

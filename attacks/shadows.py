@@ -38,7 +38,8 @@ def shadow_updates(
     model: Model,
     params: Any,
     rows: Array,
-    key: Array,
+    has: Array,
+    keys: Array,
     prop: Property,
     *,
     x: Array,
@@ -46,30 +47,31 @@ def shadow_updates(
     training: LocalTraining,
     strategy: Any = None,
 ) -> Array:
-    """Pseudo-gradients `[shadows, parameters]` of clients that have a property.
+    """Pseudo-gradients `[shadows, parameters]` of clients with and without a property, in one program.
 
     Args:
       model: the model (static).
       params: the model they receive.
       rows: the auxiliary records of each `[shadows, records]`; a target takes the place of the first.
-      key: draws what clients draw.
-      prop: the property; `Property()` is none.
+      has: who has the property, boolean `[shadows]`.
+      keys: draw what clients draw `[shadows]`; two that share one differ in the property alone.
+      prop: the property.
       x: auxiliary records.
       y: their labels.
       training: the clients' recipe.
       strategy: how they run, as in `Federated` (static).
     """
 
-    def one(arguments: tuple[Array, Array]) -> Array:
-        rows, key = arguments
+    def one(arguments: tuple[Array, Array, Array]) -> Array:
+        rows, has, key = arguments
         own_x, own_y = x[rows], y[rows]
         if prop.target is not None:
-            own_x, own_y = own_x.at[0].set(prop.target[0]), own_y.at[0].set(prop.target[1])
+            own_x, own_y = (a.at[0].set(jnp.where(has, b, a[0])) for a, b in zip((own_x, own_y), prop.target, strict=True))
         data = ClientData(own_x, own_y, jnp.ones(len(rows), bool), jnp.asarray(0))
-        returned = behave(model, params, data, key, training, prop.behavior)
+        returned = behave(model, params, data, key, training, prop.behavior.among(has))
         return ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
 
-    return map_clients(one, (rows, jax.random.split(key, len(rows))), strategy)
+    return map_clients(one, (rows, has, keys), strategy)
 
 
 def first_order_updates(mean: Array, target: Array | None, prop: Property, records: int) -> tuple[Array, Array]:

@@ -197,7 +197,8 @@ def test_means_are_those_of_clients_with_records_of_their_own(federation, auxili
     assert float(found.pool) == pytest.approx(150 / RECORDS)
     for t in range(len(found.offset)):
         params = jax.tree.map(lambda a, t=t: a[t], received)
-        updates = shadow_updates(federation[0], params, rows, KEY, Property(), x=x, y=y, training=TRAINING)
+        nobody, keys = jnp.zeros(len(rows), bool), jax.random.split(KEY, len(rows))
+        updates = shadow_updates(federation[0], params, rows, nobody, keys, Property(), x=x, y=y, training=TRAINING)
         away = (updates @ found.direction[t] + found.offset[t]).mean() - found.mean[t, 0]
         # The means of 150 records' clients vary by a third; those of the directions' own lie 2.6 to 4.3 off.
         assert abs(away) < jnp.sqrt(found.variance[t, 0])
@@ -281,7 +282,8 @@ def test_shadows_are_clients(federation, auxiliary):
     x, y = map(jnp.asarray, auxiliary)
     rows = jnp.arange(RECORDS)[None]
     prop = Property(Behavior(update=-1.0), (x[200], y[200]))
-    found = shadow_updates(model, params, rows, KEY, prop, x=x, y=y, training=TRAINING)[0]
+    who = jnp.ones(1, bool), jax.random.split(KEY, 1)
+    found = shadow_updates(model, params, rows, *who, prop, x=x, y=y, training=TRAINING)[0]
     own = jnp.arange(RECORDS).at[0].set(200)
     returned = local_update(model, params, one_client(x[own], y[own]), jax.random.split(KEY, 1)[0], TRAINING)
     expected = -ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]

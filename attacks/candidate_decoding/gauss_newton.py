@@ -95,6 +95,7 @@ def _gauss_newton(model: Model, messages: Messages, knowledge: Knowledge, settin
             return backward(jax.tree.map(jnp.add, moved, residual))[0]
 
         largest = 1.1 * largest_eigenvalue(lambda v: backward(forward(v))[0], weights)
+        largest = jnp.maximum(largest, jnp.finfo(largest.dtype).tiny)  # of columns that do not enter the model
         project = functools.partial(jax.tree.map, onto_simplex)
         return minimize_quadratic(slope, weights, project, largest, settings.iterations), dot(residual, residual)
 
