@@ -65,24 +65,30 @@ class _Layer(NamedTuple):
 def _standardised(updates: Array, change: Array, least: Array) -> _Layer:
     """Of one layer's updates `[n, rows, columns]`, a change `[rows, columns]`, and the least variance `[]`."""
     first, second = updates[: len(updates) // 2], updates[len(updates) // 2 :]
-    crossed = [(_turned(one, _eigenbases(other)) ** 2).mean(0) for one, other in ((first, second), (second, first))]
+    moments = [_moments(half) for half in (first, second)]
+    crossed = [(_turned(one, _eigenbases(other)) ** 2).mean(0) for one, other in zip((second, first), moments, strict=True)]
     deviation = jnp.sqrt((crossed[0] + crossed[1]) / 2 + least)
-    bases = _eigenbases(updates)
+    bases = _eigenbases(jax.tree.map(jnp.add, *moments))
     coordinates = (_turned(updates, bases) / deviation).reshape(len(updates), -1)
     return _Layer(coordinates, (_turned(change, bases) / deviation).ravel(), bases, deviation)
 
 
-def _eigenbases(updates: Array) -> _Bases:
-    """Eigenvectors `[rows, rows]` and `[columns, columns]` of second moments of `[n, rows, columns]`, by eigenvalue; None for a
-    side longer than `WIDEST`, which keeps its coordinates."""
+def _moments(updates: Array) -> _Bases:
+    """Second moments `[rows, rows]` and `[columns, columns]` of `[n, rows, columns]`, times their number; None for a side
+    longer than `WIDEST`, which keeps its coordinates."""
 
     def along(axis: int) -> Array | None:
         if updates.shape[axis] > WIDEST:
             return None
         vectors = jnp.moveaxis(updates, axis, -1).reshape(-1, updates.shape[axis])
-        return jnp.linalg.eigh(vectors.T @ vectors)[1]
+        return vectors.T @ vectors
 
     return along(1), along(2)
+
+
+def _eigenbases(moments: _Bases) -> _Bases:
+    """Their eigenvectors, by eigenvalue."""
+    return jax.tree.map(lambda moment: jnp.linalg.eigh(moment)[1], moments)
 
 
 def _turned(updates: Array, bases: _Bases, *, back: bool = False) -> Array:

@@ -82,7 +82,8 @@ class Member:
       x: the clients' records `[clients, records, ...]`.
       y: their labels `[clients, records]`.
       positives: who has the property `[clients]`.
-      target: the record `(x [...], y [])` that they hold, or None.
+      behavior: what each of the clients does `[clients]`.
+      prop: what is asked of a client, and how frequent the adversary takes it to be: as frequent as it is.
       x_auxiliary: the adversary's records `[auxiliary, ...]`.
       y_auxiliary: their labels `[auxiliary]`.
       x_test: held-out records `[test, ...]`.
@@ -93,7 +94,8 @@ class Member:
     x: Array
     y: Array
     positives: Array
-    target: tuple[Array, Array] | None
+    behavior: Behavior
+    prop: Property
     x_auxiliary: Array
     y_auxiliary: Array
     x_test: Array
@@ -137,72 +139,73 @@ def draw(data: Dataset, cell: Cell, seed: int) -> Member:
     def held(rows: np.ndarray) -> tuple[Array, Array]:
         return jnp.asarray(normalised(data.x[rows])), jnp.asarray(data.y[rows])
 
-    return Member(*held(parts), jnp.asarray(positives), target, *held(auxiliary), *held(test), jax.random.key(seed))
+    theirs, behavior = positives.mean(), BEHAVIORS[cell["property"]]
+    prop = jax.tree.map(jnp.asarray, Property(behavior, target, theirs))
+    done = dataclasses.replace(behavior, update=cell["factor"]) if cell["property"] == "inversion" else behavior
+    x, y = held(parts)
+    key = jax.random.key(seed)
+    return Member(x, y, jnp.asarray(positives), done.among(positives), prop, *held(auxiliary), *held(test), key)
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Trains a member's federation behind secure aggregation."""
+    """Trains a member's federation behind secure aggregation. Cells that differ in data or behaviour alone share a program: it
+    takes no more of a member than it needs."""
 
     model: Model
-    cell: Cell
+    training: LocalTraining
+    rounds: int
+    per_round: int
 
-    def __call__(self, member: Member) -> tuple[Aggregates, Array]:
-        """All that the server sees, and the accuracy of the final model on held-out records."""
-        cell = self.cell
-        behavior = Behavior(update=cell["factor"]) if cell["property"] == "inversion" else BEHAVIORS[cell["property"]]
+    def __call__(self, inputs: tuple[Array, Array, Behavior, Array, Array, Array]) -> tuple[Aggregates, Array]:
+        """All that the server sees, and the accuracy of the final model on held-out records; from a member's `x`, `y`,
+        `behavior`, `x_test`, `y_test` and `key`."""
+        x, y, behavior, x_test, y_test, key = inputs
         federated = Federated(
-            cell["rounds"],
-            recipe(cell),
-            behavior=behavior.among(member.positives),
-            clients_per_round=cell["per_round"],
+            self.rounds,
+            self.training,
+            behavior=behavior,
+            clients_per_round=self.per_round,
             record=Record(clients=(), sums=True),
         )
-        init_key, train_key, _ = jax.random.split(member.key, 3)
-        clients = ClientData(member.x, member.y, jnp.ones(member.y.shape, bool), jnp.arange(len(member.y)))
+        init_key, train_key, _ = jax.random.split(key, 3)
+        clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
         run = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
-        return run.aggregates(), evaluate(self.model, run.params, one_client(member.x_test, member.y_test)).accuracy
+        return run.aggregates(), evaluate(self.model, run.params, one_client(x_test, y_test)).accuracy
 
 
 @dataclasses.dataclass(frozen=True)
 class Detect:
-    """Trains the detectors of a member's rounds."""
+    """Trains the detectors of a member's rounds, likewise."""
 
     model: Model
-    cell: Cell
+    training: LocalTraining
+    records: int
+    settings: Training
 
-    def __call__(self, inputs: tuple[Member, Aggregates]) -> tuple[Observations, Detectors]:
-        """What decoders use, and the detectors themselves."""
-        (member, seen), cell = inputs, self.cell
-        detectors = train_detectors(
+    def __call__(self, inputs: tuple[Any, Array, Array, Property, Array]) -> Detectors:
+        """Of the models of all rounds, and a member's `x_auxiliary`, `y_auxiliary`, `prop` and `key`."""
+        received, x, y, prop, key = inputs
+        return train_detectors(
             self.model,
-            seen.received,
-            member.x_auxiliary,
-            member.y_auxiliary,
-            property_of(cell, member.target),
-            jax.random.split(member.key, 3)[2],
-            training=recipe(cell),
-            records=cell["records"],
-            settings=Training(
-                cell["detector"],
-                cell["pairs"],
-                gradients=cell["gradients"],
-                averaged=cell["averaged"],
-                every=cell["every"],
-            ),
+            received,
+            x,
+            y,
+            prop,
+            jax.random.split(key, 3)[2],
+            training=self.training,
+            records=self.records,
+            settings=self.settings,
         )
-        return observe(seen, detectors), detectors
-
-
-def property_of(cell: Cell, target: tuple[Array, Array] | None) -> Property:
-    """What is asked of a client, and how frequent the adversary takes it to be: as frequent as it is."""
-    return Property(BEHAVIORS[cell["property"]], target, cell["positives"] / cell["clients"])
 
 
 def recipe(cell: Cell) -> LocalTraining:
     """What honest clients do in a round."""
     training = LocalTraining(cell["learning_rate"], cell["epochs"], cell["batch_size"])
     return dataclasses.replace(training, optimizer=clipped_sgd(cell["clip"])) if cell["clip"] else training
+
+
+_observe = jax.jit(jax.vmap(observe))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,10 +242,17 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     data = _load(cell.dataset, data_dir)
     model = lenet("mnist" if data.x.shape[-1] == 1 else "cifar10")
     members = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(draw(data, cell, seed) for seed in seeds))
-    trained = run_members(Train(model, cell), members)
+    m, training = members, recipe(cell)
+    trained = run_members(
+        Train(model, training, cell["rounds"], cell["per_round"]), (m.x, m.y, m.behavior, m.x_test, m.y_test, m.key)
+    )
     aggregates, test_accuracy = trained.results
-    detected = run_members(Detect(model, cell), (members, aggregates))
-    observations, detectors = detected.results
+    names = ("pairs", "gradients", "averaged", "every")
+    settings = Training(cell["detector"], **{name: cell[name] for name in names})
+    detected = run_members(
+        Detect(model, training, cell["records"], settings), (aggregates.received, m.x_auxiliary, m.y_auxiliary, m.prop, m.key)
+    )
+    detectors, observations = detected.results, _observe(aggregates, detected.results)
     laws = zip(np.asarray(detectors.mean), np.asarray(detectors.variance), strict=True)
     overlaps = np.stack([overlap(mean, variance) for mean, variance in laws])
     inputs = observations, jnp.asarray(1 - overlaps, jnp.float32), members.key

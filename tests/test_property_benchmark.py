@@ -61,7 +61,7 @@ def test_positive_clients_share_the_record_and_nobody_else_has_it(images):
     for seed in range(3):
         member = property_experiment.draw(data, cell, seed)
         assert int(member.positives.sum()) == 2
-        held = (np.asarray(member.x) == np.asarray(member.target[0])).all((2, 3, 4))
+        held = (np.asarray(member.x) == np.asarray(member.prop.target[0])).all((2, 3, 4))
         assert held.sum(1).tolist() == np.asarray(member.positives).astype(int).tolist()
         first, others = np.asarray(member.x), [np.asarray(member.x_auxiliary), np.asarray(member.x_test)]
         means = [set(a.reshape(-1, 784).mean(1).tolist()) for a in (first, *others)]

@@ -36,13 +36,18 @@ PAPER: dict[str, Value] = {
 }
 COLOURED: dict[str, Value] = {"batch_size": 25, "learning_rate": 0.1, "auxiliary": 5000, "gradients": 500, "averaged": 2}
 MISBEHAVING: dict[str, Value] = {"gradients": 500}
-SMALL: dict[str, Value] = {"clients": 20, "positives": 3, "per_round": 5, "auxiliary": 1000, "pairs": 40, "gradients": 500}
-SMALL_ROUNDS = 60
+SMALL_ROUNDS = 50
+SMALL: dict[str, Value] = {"clients": 20, "positives": 3, "per_round": 5, "rounds": SMALL_ROUNDS}
+SMALL |= {"auxiliary": 1000, "pairs": 40, "gradients": 500}
+PLAINER: dict[str, Value] = {"pairs": 20, "gradients": 250}
+"""At small size, of CIFAR-10 and of misbehaviour."""
 ALL_SEEN: tuple[Value, ...] = ("mean", *range(10, 300, 10))
+FEWER_SEEN: tuple[Value, ...] = ("mean", 10, 20, 30, 40, 50, 70, 100, 150, 200, 250, 290)
+"""At small size; of 300 rounds."""
 
 
 def _grid(
-    table: str, panels: Sequence[str], prop: str, seen: Sequence[Value] = ALL_SEEN, **changed: Value
+    table: str, panels: Sequence[str], prop: str, seen: Sequence[Value] | None = None, **changed: Value
 ) -> Callable[..., list[Cell]]:
     def cells(size: str, data_dir: str | None) -> list[Cell]:
         found = []
@@ -51,10 +56,12 @@ def _grid(
             chosen = PAPER | (COLOURED if dataset == "cifar10" else {}) | {"property": prop, "records": records}
             chosen |= {} if prop == "membership" else MISBEHAVING
             chosen |= {"clip": 2.0} if prop == "ascent" else {}
-            chosen |= (SMALL | {"rounds": SMALL_ROUNDS} if size == "small" else {}) | changed
+            if size == "small":
+                chosen |= SMALL | (PLAINER if dataset == "cifar10" or prop != "membership" else {})
+            chosen |= changed
             if dataset == "cifar10" and not at_hand("cifar10", data_dir):
                 dataset = "cifar10_subset"
-            for t in seen:
+            for t in seen or (FEWER_SEEN if size == "small" else ALL_SEEN):
                 at = t if isinstance(t, str) or size == "paper" else round(int(str(t)) * SMALL_ROUNDS / 300)
                 settings = tuple(sorted((chosen | {"panel": panel, "seen": at}).items()))
                 found.append(Cell(SUITE, table, size, dataset, settings))
@@ -69,8 +76,7 @@ def published(cell: Cell, method: str, metric: str) -> float | None:
         return None
     if cell.table == "detectors" and cell["detector"] != "logistic":
         return None
-    scale = 300 // cell["rounds"]
-    rounds = MEAN_OVER if cell["seen"] == "mean" else (cell["seen"] * scale,)
+    rounds = MEAN_OVER if cell["seen"] == "mean" else (round(cell["seen"] * 300 / cell["rounds"], -1),)
     curve = _curves().get((cell["property"], cell.dataset.removesuffix("_subset"), cell["records"], method), {})
     values = [curve[t] for t in rounds if t in curve]
     return sum(values) / len(values) if len(values) == len(rounds) else None
@@ -125,8 +131,15 @@ def _detectors(size: str, data_dir: str | None) -> list[Cell]:
     paper = size == "paper"
     gradients = (250, 500, 1000, 2000) if paper else (100, 250, 500)
     varied: list[dict[str, Value]] = [{"detector": "first_order", "gradients": n} for n in gradients]
-    varied += [{"detector": kind, "pairs": n} for kind in ("lda", "logistic") for n in ((100, 300) if paper else (20, 60))]
+    varied += [{"detector": kind, "pairs": n} for kind in ("lda", "logistic") for n in ((100, 300) if paper else (60,))]
     return [cell for own in varied for cell in _grid("detectors", "a", "membership", ("mean", 290), **own)(size, data_dir)]
+
+
+def _numbers_of_clients(size: str, data_dir: str | None) -> list[Cell]:
+    counts, positives = ((50, 100, 200), 5) if size == "paper" else ((20, 40, 80), 3)
+    varied: list[dict[str, Value]] = [{"clients": n, "per_round": n // 5, "positives": positives} for n in counts]
+    grids = [_grid("fig8", "g", prop, None, **own) for prop in ("membership", "ascent") for own in varied]
+    return _several(*grids)(size, data_dir)
 
 
 EVERY = tuple(PANELS)
@@ -138,13 +151,7 @@ TABLES = (
     _table(
         "fig8",
         "Number of clients (Figure 8)",
-        _several(
-            *(
-                _grid("fig8", "g", prop, clients=count, per_round=count // 5, positives=5)
-                for prop in ("membership", "ascent")
-                for count in (50, 100, 200)
-            )
-        ),
+        _numbers_of_clients,
     ),
     _table(
         "fig2",
