@@ -293,6 +293,11 @@ def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> K
     """Knowledge as arrays. Raises `ValueError` on what an attack cannot use, naming the argument."""
     if len(messages) == 0:
         raise ValueError("messages holds no rounds; give at least one")
+    return check_records_known(model, jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], messages.received)), knowledge)
+
+
+def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
+    """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
     x = jnp.asarray(knowledge.x, jnp.result_type(float))
     _check.shape((None, None), x=x)
     if len(x) == 0:
@@ -305,12 +310,11 @@ def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> K
         raise ValueError(f"columns name positions {taken}, some of them twice; every feature belongs to one column")
     knowledge = dataclasses.replace(knowledge, x=x, columns=columns)
     _check.finite(x=erase(knowledge))
-    received = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], messages.received))
     if knowledge.y is None:
         if model.classes is None:
             raise ValueError("y=None needs a classifier; labels of a regression cannot be enumerated")
         check_records(
-            model, received, x, jax.ShapeDtypeStruct((len(x), model.classes), x.dtype), y_name="y=None, as probabilities,"
+            model, params, x, jax.ShapeDtypeStruct((len(x), model.classes), x.dtype), y_name="y=None, as probabilities,"
         )
         if knowledge.label_prior is not None:
             _check.distribution(model.classes, label_prior=knowledge.label_prior)
@@ -318,7 +322,7 @@ def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> K
         return knowledge
     y = jnp.asarray(knowledge.y)
     _check.shape((len(x),), y=y)
-    check_records(model, received, x, y)
+    check_records(model, params, x, y)
     if model.classes is None:
         _check.finite(y=y)
     else:

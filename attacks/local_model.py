@@ -49,7 +49,8 @@ def extrapolated(messages: Messages, *, factor: float = 10.0, rounds: int = 10) 
 
 def affine_optimum(messages: Messages, *, ridge: float = 1e-2) -> Any:
     """The zero of the least affine map from received models to updates: `sum_t a_t theta_t`, `sum_t a_t = 1`, whose update
-    `sum_t a_t u_t` is shortest. For linear least squares this is Proposition 1 of paper 004, for any number of rounds.
+    `sum_t a_t u_t` is shortest. For linear least squares, in float64 and with a ridge near 0, this is Proposition 1 of paper
+    004, for any number of rounds.
 
     Args:
       messages: the client's, at least two rounds.
@@ -206,7 +207,7 @@ class PseudoRecords:
 
     Attributes:
       training: the client's recipe; its defences are left out, made-up records need none.
-      local_records: how many records the client has; tells its local steps (static).
+      local_records: how many records the client has; tells its local steps, where it trains in batches (static).
       records: made-up records (static).
       steps: Adam steps of the fit (static).
       learning_rate: their step size, decayed by a cosine.
@@ -245,7 +246,8 @@ def pseudo_records(
       settings: see `PseudoRecords`.
 
     Raises:
-      ValueError: if there are fewer than ten rounds, or a setting is out of range.
+      ValueError: if there are fewer than ten rounds, a setting is out of range, the client has fewer records than its batch, or
+        gradients stand for the updates of another optimiser than SGD.
     """
     settings = settings or PseudoRecords()
     if len(messages) < 10:
@@ -255,6 +257,9 @@ def pseudo_records(
     if not _check.is_traced(settings.finish):
         _check.positive_integer(finish=settings.finish)
     _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
+    settings.training.check(settings.local_records)
+    if settings.virtual == "gradient":
+        _check.plain_sgd(settings.training.optimizer)
     _check.fraction(held_out=settings.held_out)
     settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
     return _pseudo_records(model, messages, key, settings, tuple(record_shape))

@@ -22,6 +22,10 @@ from jaxfl import Messages, _check
 
 IDENTIFIABLE = 1e-5
 """Condition number times rounding error, below which the optimum counts as identified."""
+UNEXPLAINED = 1e-3
+"""Part of the received models' spread that no affine map of the updates explains: below it clients count as deterministic."""
+ROUNDED = 1e-3
+"""By how much decoded moments may lie outside what is possible."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +37,9 @@ class LocalOptimum:
       inverse: W^-1 on the directions that were seen `[parameters, parameters]`.
       condition: condition number of the updates, each parameter brought to unit scale.
       rank: directions seen.
-      identifiable: True if all directions were seen and `condition * eps < 1e-5`.
+      unexplained: `|theta_t - W^-1 u_t - theta*|` over all rounds, relative to the received models' spread: about the rounding
+        error for full batches, near 1 for the noise of small ones; 0 if there are no more rounds than the map has freedom.
+      identifiable: True if all directions were seen, `condition * eps < 1e-5` and `unexplained < 1e-3`.
       reason: why not, in words, or "".
     """
 
@@ -41,6 +47,7 @@ class LocalOptimum:
     inverse: np.ndarray
     condition: float
     rank: int
+    unexplained: float
     identifiable: bool
     reason: str
 
@@ -91,12 +98,16 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     rank = int(kept.sum())
     inverse = (right[kept].T / singular[kept]) @ (left[:, kept].T @ (received - centre)) / scale[:, None]
     condition = float(singular[0] / singular[kept][-1]) if rank else np.inf
+    missed = received - centre - (updates - mean) @ inverse
+    unexplained = float(np.linalg.norm(missed) / max(np.linalg.norm(received - centre), np.finfo(np.float64).tiny))
     reason = ""
     if rank < updates.shape[1]:
         reason = f"the updates span {rank} of {updates.shape[1]} directions"
     elif not condition * eps < IDENTIFIABLE:
         reason = f"condition number {condition:.1e} leaves no digits in {received.dtype}"
-    return LocalOptimum(centre - mean @ inverse, inverse.T, condition, rank, not reason, reason)
+    elif not unexplained < UNEXPLAINED:
+        reason = f"{unexplained:.1e} of the models is no affine map of the updates: they hold noise, see noisy_local_optimum"
+    return LocalOptimum(centre - mean @ inverse, inverse.T, condition, rank, unexplained, not reason, reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +139,7 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
         stability asks for.
 
     Raises:
-      ValueError: if the optimum is not identified, or the root does not exist.
+      ValueError: if the optimum is not identified, the root does not exist, or what is found are no second moments.
     """
     _check.positive_integer(epochs=epochs)
     if not optimum.identifiable:
@@ -138,6 +149,8 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
     if values.max() >= 1 and epochs > 1:
         raise ValueError(f"epochs={epochs}: the step is too long for a root of I - W (largest eigenvalue {values.max():.3g})")
     steps = (vectors * (1 - (1 - values) ** (1 / epochs) if epochs > 1 else values)) @ vectors.T
+    if not (steps[-1, -1] > 0 and np.linalg.eigvalsh(steps)[0] > -UNEXPLAINED * np.abs(values).max()):
+        raise ValueError(f"optimum.inverse is of no full-batch steps of least squares; its moments would be {steps.tolist()}")
     second = steps / steps[-1, -1]
     return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))
 
@@ -251,7 +264,8 @@ class InferredAttribute:
       scores: s~, the attribute that would bring the record's prediction to its target `[records]`.
       prior: decoded fraction of ones, rho.
       mse: decoded mean squared error of the model on the client's data.
-      bound: at least this fraction of `values` is right (paper 001, Proposition 3; paper 004, Proposition 4).
+      bound: at least this fraction of `values` is right (paper 001, Proposition 3; paper 004, Proposition 4). NaN if the
+        moments are impossible, the rate outside [0, 1] or the error negative, and so tell nothing.
     """
 
     values: np.ndarray
@@ -293,20 +307,22 @@ def infer_binary_attribute(
     theta = moments.optimum if params is None else np.asarray(params, np.float64)
     _check.shape((len(moments.cross),), params=theta)
     weight = theta[attribute]
-    prior = float(np.clip(moments.second[attribute, -1], 0, 1))
-    mse = float(max(y @ y / len(y) - 2 * theta @ moments.cross + theta @ moments.second @ theta, 0))
+    rate, energy = float(moments.second[attribute, -1]), y @ y / len(y)
+    error = float(energy - 2 * theta @ moments.cross + theta @ moments.second @ theta)
+    prior, mse = float(np.clip(rate, 0, 1)), max(error, 0.0)
+    possible = abs(rate - prior) < ROUNDED and error > -ROUNDED * energy
     residual = y - x @ theta[known] - theta[-1]
     if abs(weight) < 1e-12:  # the model does not use the attribute: the more frequent value is all there is
         scores = np.full(len(x), float(prior >= 0.5))
-        return InferredAttribute(scores, scores, prior, mse, abs(1 - 2 * prior))
-    scores, bound = residual / weight, 1 - 4 * mse / weight**2
+        return InferredAttribute(scores, scores, prior, mse, abs(1 - 2 * prior) if possible else np.nan)
+    scores, bound = residual / weight, 1 - 4 * mse / weight**2 if possible else np.nan
     if rule == "threshold":
         return InferredAttribute((scores >= 0.5).astype(float), scores, prior, mse, bound)
     ones = prior * len(x)
     count = round(ones) if abs(ones - round(ones)) < 1e-3 else int(np.ceil(ones))
     values = np.zeros(len(x))
     values[np.argsort(-scores, kind="stable")[:count]] = 1
-    return InferredAttribute(values, scores, prior, mse, max(abs(1 - 2 * prior), bound))
+    return InferredAttribute(values, scores, prior, mse, float(np.maximum(abs(1 - 2 * prior), bound)))
 
 
 def infer_by_logistic(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> InferredAttribute:

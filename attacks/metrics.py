@@ -121,7 +121,12 @@ def explain(apply: Callable[[Array], Array], x: Array, segments: Array, masks: A
 
     Returns:
       Weights `[records, segments, outputs]`.
+
+    Raises:
+      ValueError: if there are fewer than two masks for each segment: about as many fit any model exactly, noise and all.
     """
+    if len(masks) < 2 * masks.shape[1]:
+        raise ValueError(f"masks has {len(masks)} rows for {masks.shape[1]} segments; give at least two for each")
     masks = jnp.asarray(masks, x.dtype)
     inverse = jnp.linalg.pinv(masks)
     kept = masks[:, segments]

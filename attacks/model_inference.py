@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attacks.attribute_reconstruction import Knowledge, erase
-from jaxfl import Model, _check
-from jaxfl.models import check_records
+from attacks.attribute_reconstruction import Knowledge, check_records_known, erase
+from jaxfl import Model
 
 Array = jax.Array
 
@@ -33,14 +32,11 @@ def infer_from_model(model: Model, params: Any, knowledge: Knowledge) -> Array:
       Index of the chosen candidate `[records]`, ties to the lowest; -1 where the predictions are not finite.
 
     Raises:
-      ValueError: if targets are unknown, columns are several, or records do not fit the model.
+      ValueError: if targets are unknown, columns are several, or records, targets, positions, candidates or prior do not fit.
     """
     if knowledge.y is None or len(knowledge.columns) != 1:
         raise ValueError("infer_from_model needs known targets and exactly one unknown column")
-    knowledge = jax.tree.map(jnp.asarray, knowledge)
-    check_records(model, params, erase(knowledge), knowledge.y)
-    _check.finite(x=erase(knowledge))
-    return _infer(model, params, knowledge)
+    return _infer(model, params, check_records_known(model, params, knowledge))
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -134,12 +134,13 @@ def decode_sources(
       `Sources`. Memory is that of a few `[records, records]` matrices, time grows with the cube of the records.
 
     Raises:
-      ValueError: if clients differ in rounds, numbers do not fit, or the records do not fit the model.
+      ValueError: if clients differ in rounds, numbers do not fit, the records do not fit the model, or the optimiser is no SGD.
     """
     rounds = [messages_.rounds.tolist() for messages_ in messages]
     if len(messages) != len(sizes) or any(r != rounds[0] for r in rounds):
         raise ValueError(f"messages of {len(messages)} clients must be of the same rounds, and sizes={list(sizes)} one each")
     _check.positive_integer(**{f"sizes[{c}]": size for c, size in enumerate(sizes)})
+    _check.plain_sgd(training.optimizer)
     x, y = jnp.asarray(x), jnp.asarray(y)
     first = jax.tree.map(lambda a: a[0], messages[0].received)
     check_records(model, first, x, y)

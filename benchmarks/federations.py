@@ -100,10 +100,8 @@ def source(cell: Cell, data_dir: str | None) -> Dataset:
     """A cell's data; a planted attribute in LEAF's, faces at the cell's size and flat."""
     if cell.dataset.startswith("leaf"):
         milder = {"spread": 0.1, "noise": 1.0} if cell.dataset == "leaf_milder" else {}
-        records = cell["records"] or 2000
-        return _load(
-            "leaf_synthetic", None, tuple({"clients": cell["clients"], "records": records, "attribute": True, **milder}.items())
-        )
+        # Clients' distributions are drawn between their records: fewer are taken in `divide`, so that these stay the same.
+        return _load("leaf_synthetic", None, tuple({"clients": cell["clients"], "attribute": True, **milder}.items()))
     if cell.dataset == "att_faces":
         side = tuple(map(int, str(cell["side"]).split(",")))
         return _load("att_faces", data_dir, (("size", side),))

@@ -7,7 +7,8 @@ Settings are those of `benchmarks.federations` with `model="linear"`, full batch
   cos_steps, evaluations: Adam iterations of `cos`, budget of `l2_lbfgs`.
 
 Methods: `majority`; `l2_lbfgs` and `cos` from gradients; Algorithm 3, by ranks, on the model that is `global`, `last`
-(returned), `decoded` from messages alone, or the true `optimum`; `threshold`, the decoded one by paper 004's rule;
+(returned), `decoded` (from messages alone where these identify it, else from public columns too), or the true `optimum`;
+`threshold`, the decoded one by paper 004's rule;
 and what the moments tell without any model: `box` and `logistic`. Moments come from the messages and the public columns.
 Metrics: `attribute_accuracy`; `bound`, which it provably keeps; `ratio`, MSE / theta_s^2 (Figure 3); `optimum_error`, relative;
 `heterogeneity`, mean relative distance of the true optimum from the other clients' (Figure 2).
@@ -37,7 +38,7 @@ from attacks.local_optimum import (
 )
 from benchmarks.federations import Federation, federate
 from benchmarks.jobs import Cell, Job, Outcome
-from benchmarks.local_model_scores import accuracy_of
+from benchmarks.local_model_scores import accuracy_of, equivalent_count
 from jaxfl import Messages
 
 Score = dict[str, float]
@@ -62,7 +63,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "run_s": (time.perf_counter() - began) / len(clients),
             "device": jax.devices()[0].device_kind,
             "dtype": "float32" if method in ("cos", "l2_lbfgs") else "float64",
-            "note": "; ".join(filter(None, (federation.data.note, clients[0].reason if method == "decoded" else ""))),
+            "note": "; ".join(filter(None, (federation.data.note, _reasons(clients) if method == "decoded" else ""))),
             "chance": 0.5,
         }
         yield [outcome for job in jobs if job.method == method for outcome in _outcomes(job, scores, clients, shared)]
@@ -89,7 +90,7 @@ class _Client:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             generic = local_optimum(self.messages)
-        self.reason = "" if generic.identifiable else f"from messages alone: {generic.reason}"
+        self.reason = generic.reason
         # Without an identified optimum the public columns decide; they are known by the attack's premise.
         self.decoded = generic.params if generic.identifiable else self.moments.optimum
 
@@ -97,6 +98,12 @@ class _Client:
     def majority(self) -> float:
         """Rate of the more frequent value."""
         return float(max(self.truth.mean(), 1 - self.truth.mean()))
+
+
+def _reasons(clients: Sequence[_Client]) -> str:
+    """Of how many clients messages alone do not tell the optimum, and why of the first."""
+    found = [client.reason for client in clients if client.reason]
+    return f"public columns used for {len(found)} of {len(clients)} clients: from messages alone {found[0]}" if found else ""
 
 
 def _score(method: str, client: _Client, cell: Cell, clients: Sequence[_Client]) -> Score:
@@ -180,5 +187,5 @@ def _outcomes(job: Job, scores: Sequence[Score], clients: Sequence[_Client], sha
     for metric in scores[chosen[0]]:
         value = float(np.mean([scores[c][metric] for c in chosen]))
         majority = float(np.mean([clients[c].majority for c in chosen])) if metric == "attribute_accuracy" else None
-        detail = {"scored_records": sum(len(clients[c].truth) for c in chosen)}
+        detail = {"scored_records": equivalent_count([len(clients[c].truth) for c in chosen])}
         yield Outcome(job, metric, value, majority=majority, detail=detail, **shared)

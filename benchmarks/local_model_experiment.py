@@ -15,7 +15,8 @@ Models that stand for a client's own: `global` and `last` (returned); reconstruc
 `network_literal` (as published), `network` (normalised), `pseudo_records` (messages alone), `records` (public columns known);
 `isolated`, what an active server gets that sends the client its own model back in every round (another threat model); and
 `optimum`, the ceiling. Metrics of each: `zest` to the optimum, `train_loss`, `train_accuracy` or `mape` on the client's
-records, `attribute_accuracy`, `source_accuracy` (balanced over clients), `ssim`; means over the attacked clients. Attacks
+records, `attribute_accuracy`, `source_accuracy` (balanced over clients; right is any that holds the record), `ssim` (of
+`global` and `last` at a tenth of the others' step size, as in the paper); means over the attacked clients. Attacks
 without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `drop`, `ridge` (source),
 `invert_gradient` (samples). `run_s` is per attacked client and holds compilation.
 """
@@ -52,6 +53,8 @@ from benchmarks.jobs import Cell, Job, Outcome, Value
 from benchmarks.local_model_scores import (
     Score,
     accuracy_of,
+    chance_of_hits,
+    equivalent_count,
     explained,
     fit,
     hits,
@@ -223,7 +226,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "run_s": models.seconds.get(method, time.perf_counter() - began) / models.count,
             "selection": "oracle" if method == "best_round" else "none",
             "device": jax.devices()[0].device_kind,
-            "dtype": "float32",
+            "dtype": "float64" if method in ("gls", "records") and drift(cell) else "float32",
             "note": federation.data.note,
             "images": models.pictures.get(method, {}) if "samples" in asked else {},
         }
@@ -248,9 +251,9 @@ WANTED = {
 
 
 def _scored(metric: str, models: Reconstructions) -> dict[str, Value]:
-    """How many records a proportion counts."""
+    """How many records a mean of proportions is worth."""
     limit = models.cell["targets"] or None if metric == "source_accuracy" else None
-    return {"scored_records": sum(len(rows[:limit]) for rows in models.federation.parts[: models.count])}
+    return {"scored_records": equivalent_count([len(rows[:limit]) for rows in models.federation.parts[: models.count]])}
 
 
 def _spent(federation: Federation, cell: Cell) -> dict[str, Value]:
@@ -289,7 +292,7 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
         x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         found = np.asarray(least_loss(federation.model, stacked, x, y))
-        yield "source_accuracy", (hits(found, rows, holders, federation), None, 1 / count)
+        yield "source_accuracy", (hits(found, rows, holders, federation), None, chance_of_hits(rows, holders, federation))
     if "samples" in asked:
         steps, rate = cell["inversion_steps"], cell["inversion_rate"]
         inversion = Inversion(steps, rate if method not in ("global", "last") else rate / 10)
@@ -313,25 +316,9 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
         return
     if WITHOUT_MODEL[method] == "source":
         rows, holders = targets(federation, cell)
-        x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
-        if method == "ridge":
-            sizes = [len(p) for p in federation.parts[:count]]
-            seen = [models.seen(c, cell["source_messages"]) for c in range(count)]
-            training = federation.training[int(np.argmax(sizes))]
-            found = np.asarray(decode_sources(federation.model, seen, sizes, x, y, training=training).sources)
-            yield "source_accuracy", (hits(found, rows, holders, federation), None, 1 / count)
-            return
-        returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
-        if method == "drop":
-            found = np.asarray(largest_drop(federation.model, returned, x, y))
-            yield "source_accuracy", (hits(found, rows, holders, federation), None, 1 / count)
-            return
-        vote = majority_of_rounds(federation.model, returned, x, y)
-        if method == "vote":
-            value = hits(np.asarray(vote.sources), rows, holders, federation)
-        else:
-            value = max(hits(chosen, rows, holders, federation) for chosen in np.asarray(vote.rounds))
-        yield "source_accuracy", (value, None, 1 / count)
+        answers = _sources(method, models, cell, rows)
+        value = max(hits(found, rows, holders, federation) for found in answers)
+        yield "source_accuracy", (value, None, chance_of_hits(rows, holders, federation))
         return
     truths = [federation.knowledge(c)[1] for c in range(count)]
     majority = mean([majority_of(truth) for truth in truths])
@@ -345,6 +332,22 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
     else:
         guesses = [_cosine(models, c, cell) for c in range(count)]
     yield "attribute_accuracy", (mean([accuracy_of(*pair) for pair in zip(guesses, truths, strict=True)]), majority, 0.5)
+
+
+def _sources(method: str, models: Reconstructions, cell: Cell, rows: np.ndarray) -> Sequence[np.ndarray]:
+    """Clients named for records, without a model `[records]`; of `best_round` one answer for each, the best of which counts."""
+    federation = models.federation
+    x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
+    if method == "ridge":
+        sizes = [len(p) for p in federation.parts[: models.count]]
+        seen = [models.seen(c, cell["source_messages"]) for c in range(models.count)]
+        training = federation.training[int(np.argmax(sizes))]
+        return [np.asarray(decode_sources(federation.model, seen, sizes, x, y, training=training).sources)]
+    returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
+    if method == "drop":
+        return [np.asarray(largest_drop(federation.model, returned, x, y))]
+    vote = majority_of_rounds(federation.model, returned, x, y)
+    return [np.asarray(vote.sources)] if method == "vote" else list(np.asarray(vote.rounds))
 
 
 def _cosine(models: Reconstructions, c: int, cell: Cell) -> np.ndarray:

@@ -97,11 +97,26 @@ def hits(found: np.ndarray, rows: np.ndarray, holders: np.ndarray, federation: F
     none."""
     if (found < 0).any():
         return math.nan
-    held = np.zeros((len(federation.messages), len(federation.data)), bool)
-    for c, own in enumerate(federation.parts[: len(federation.messages)]):
-        held[c, own] = True
-    right = held[found, rows]
-    return mean([float(right[holders == c].mean()) for c in range(len(federation.messages))])
+    return _balanced(_held(federation, rows)[found, np.arange(len(rows))], holders)
+
+
+def chance_of_hits(rows: np.ndarray, holders: np.ndarray, federation: Federation) -> float:
+    """What naming attacked clients by lot has of `hits`: more than one in so many where clients share records."""
+    return _balanced(_held(federation, rows).mean(0), holders)
+
+
+def _held(federation: Federation, rows: np.ndarray) -> np.ndarray:
+    """Whether an attacked client holds a record `[clients, rows]`."""
+    return np.stack([np.isin(rows, own) for own in federation.parts[: len(federation.messages)]])
+
+
+def _balanced(values: np.ndarray, holders: np.ndarray) -> float:
+    return mean([float(values[holders == c].mean()) for c in np.unique(holders)])
+
+
+def equivalent_count(sizes: Sequence[int]) -> int:
+    """Of how many records a proportion would be as exact as the mean of proportions of so many each."""
+    return round(len(sizes) ** 2 / sum(1 / size for size in sizes))
 
 
 def accuracy_of(found: np.ndarray, truth: np.ndarray) -> float:

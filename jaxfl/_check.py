@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 
 def is_traced(*arrays: Any) -> bool:
@@ -34,6 +35,12 @@ def not_negative(**named: Any) -> None:
     for name, value in named.items():
         if not is_traced(value) and not 0 <= float(value) < float("inf"):
             raise ValueError(f"{name}={value!r} must be at least 0 and finite")
+
+
+def plain_sgd(optimizer: Any) -> None:
+    """Raise `ValueError` unless an update is the learning rate times a sum of gradients."""
+    if optimizer is not optax.sgd:
+        raise ValueError(f"optimizer={optimizer!r} is not optax.sgd, of whose updates alone gradients are read")
 
 
 def fraction(**named: Any) -> None:

@@ -9,14 +9,15 @@ ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024
 
 
 MIXED = 3
-"""Gradients by which the sum of a mixed batch differs when a record is removed: its own average and its predecessor's go, one
+"""Gradients by which the sum of a mixed batch differs when a record is left out: its own average and its predecessor's go, one
 of both neighbours comes."""
 
 
 def epsilon(
     noise_multiplier: float, *, records: int, batch_size: int | None, steps: int, delta: float, mixup: bool = False
 ) -> float:
-    """Epsilon of one client's whole training at `delta`, records being added or removed.
+    """Epsilon of one client's whole training at `delta`, of whether a record's gradients are in it or are left out; how many
+    records there are, by which sums are divided, is public.
 
     As is customary, batches are accounted for as Poisson samples of rate batch_size / records, while they are drawn by
     shuffling; with full batches there is no sampling, and no difference.

@@ -245,14 +245,21 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
     variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
     if set(variables) != {"params"} or "train" in inspect.signature(type(module).__call__).parameters:
         return None
-    order: list[str] = []  # of evaluation; a dictionary that leaves JAX comes back sorted by name
+    order: list[str] = []  # of evaluation, a layer as often as it is used
 
-    def probe(params: Any, x: Array) -> Array:
-        outputs, inputs = forward(params, x, {})
-        order.extend(inputs)
-        return outputs
+    def note(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
+        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
+            # An input of more axes is as good as a layer used several times: its gradient is no single outer product.
+            order.extend(["/".join(context.module.path)] * (1 if arguments[0].ndim == 2 else 2))
+        return call(*arguments, **keywords)
+
+    def probe(params: Any, x: Array) -> Any:
+        with nn.intercept_methods(note):
+            return module.apply({"params": params}, x)
 
     jax.eval_shape(probe, variables["params"], jnp.zeros((1, *record_shape)))
+    if len(set(order)) < len(order):
+        return None
     layers = DenseLayers(tuple(order), forward, getattr(module, "takes_records", False))
     dense = sum(len(layers.parameters(variables["params"], name)) for name in order)
     return layers if dense == len(jax.tree.leaves(variables)) else None

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attacks.local_model import (
@@ -69,6 +70,8 @@ def test_pseudo_records_come_nearer_to_the_client_than_its_last_model(heterogene
         assert not found.kept_last
         assert found.unexplained < 0.3
         assert loss(model, found.params, own) < 0.8 * loss(model, last_returned(seen), own)
+        other = records[(next(c for c in range(3) if records[c] is own) + 1) % 3]
+        assert loss(model, found.params, other) > loss(model, last_returned(seen), other)
 
 
 def test_training_on_made_up_records_ends_where_their_gradient_may_be_error(heterogeneous):
@@ -82,8 +85,11 @@ def test_training_on_made_up_records_ends_where_their_gradient_may_be_error(hete
     assert largest_difference(few, many) > 0.01
     outside = jax.jit(lambda s: pseudo_records(model, messages[0], KEY, (6,), settings=s).params)
     assert largest_difference(outside(dataclasses.replace(settings, finish=5)), few) < 1e-5
-    with pytest.raises(ValueError, match="finish=0"):
-        pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, finish=0))
+    adam = dataclasses.replace(TRAINING, optimizer=optax.adam)
+    wrong = {"finish=0": {"finish": 0}, "batch_size=20 is larger": {"local_records": 1}, "is not optax.sgd": {"training": adam}}
+    for message, changed in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, **changed))
 
 
 def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous):

@@ -1,5 +1,7 @@
 """Papers 001 and 004 on linear least squares: what messages determine, and the bound that needs no truth."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attacks.local_optimum import (
+    Moments,
     infer_binary_attribute,
     infer_by_logistic,
     infer_in_box,
@@ -19,7 +22,7 @@ from attacks.local_optimum import (
 from jaxfl import Federated, LocalTraining, Messages, linear, mlp, simulate, stack_clients
 
 
-def trained(d, rounds, epochs=1, participants=5, dtype=jnp.float64, records=100):
+def trained(d, rounds, epochs=1, participants=5, dtype=jnp.float64, records=100, batch_size=None):
     """Client 0's records and messages among ten clients of linear regression with a binary first column."""
     with jax.enable_x64(dtype == jnp.float64):
         rng = np.random.default_rng(d)
@@ -30,7 +33,7 @@ def trained(d, rounds, epochs=1, participants=5, dtype=jnp.float64, records=100)
             data.append((x, x @ rng.normal(size=d) + 0.3 * rng.normal(size=records)))
         model, key = linear(d), jax.random.key(0)
         params = jax.tree.map(lambda a: a.astype(dtype), model.init(key))
-        training = LocalTraining(0.01, epochs=epochs)
+        training = LocalTraining(0.01, epochs, batch_size)
         federated = Federated(rounds=rounds, training=training, clients_per_round=participants)
         messages = simulate(model, params, stack_clients(data), key, federated).messages(0)
         return (*data[0], jax.tree.map(np.asarray, messages))
@@ -69,6 +72,34 @@ def test_a_deterministic_run_is_not_identified_and_says_so():
     assert loss[0] <= loss[1]
     with pytest.raises(ValueError, match="is not identified"):
         local_moments(found)
+
+
+def test_the_noise_of_small_batches_is_not_taken_for_an_identified_optimum():
+    """It moves updates in all directions, so that rank and condition number alone would pass."""
+    _, _, messages = trained(9, 300, batch_size=32)
+    found = local_optimum(messages)
+    assert found.rank == 10
+    assert found.condition < 1e3
+    assert found.unexplained > 0.1
+    assert not found.identifiable
+    assert "noise" in found.reason
+    assert local_optimum(trained(9, 300)[2]).unexplained < 1e-9
+    with pytest.raises(ValueError, match="no full-batch steps"):
+        local_moments(dataclasses.replace(found, inverse=-np.eye(10), identifiable=True))
+    with pytest.raises(ValueError, match="is not identified"):
+        local_moments(found)
+
+
+def test_impossible_moments_bound_nothing():
+    x, y, _ = trained(4, 2)
+    full = np.c_[x, np.ones(len(x))]
+    second, cross = full.T @ full / len(x), full.T @ y / len(x)
+    assert np.isfinite(infer_binary_attribute(x, y, 0, Moments(second, cross, 0.01)).bound)
+    negative_rate, negative_error = second.copy(), cross * 3
+    negative_rate[0, -1] = negative_rate[-1, 0] = -0.2
+    for moments in (Moments(negative_rate, cross, 0.01), Moments(second, negative_error, 0.01)):
+        for rule in ("rank", "threshold"):
+            assert np.isnan(infer_binary_attribute(x, y, 0, moments, rule=rule).bound)
 
 
 @pytest.mark.parametrize("d", [9, 53])

@@ -1,12 +1,15 @@
 """The papers' networks, and convolutions as products of matrices beside JAX's own."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl import trunk_cnn
+from jaxfl import DPSGD, cross_entropy, from_flax, mean_loss, trunk_cnn
 from jaxfl.convolutions import convolve, convolve_transposed
+from jaxfl.defenses import private_gradient
+from tests.conftest import largest_difference
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
@@ -40,3 +43,33 @@ def test_the_trunk_of_paper_003():
     assert features.shape == (2, 7, 7, small.trunk.channels)
     head = params[small.trunk.head]
     assert jnp.allclose(small.apply(params, x), features.reshape(2, -1) @ head["kernel"] + head["bias"], atol=1e-5)
+
+
+class Twice(nn.Module):
+    """A dense layer used twice."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(4)
+        return nn.Dense(2)(layer(nn.relu(layer(x))))
+
+
+class Sequence(nn.Module):
+    """A dense layer on every place of a sequence."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.relu(nn.Dense(3)(x)).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize(("module", "shape"), [(Twice(), (4,)), (Sequence(), (5, 4))])
+def test_layers_whose_gradients_are_no_outer_products_are_not_named(module, shape):
+    """Norms of single records' gradients then come from the gradients themselves."""
+    model = from_flax(module, shape, cross_entropy, classes=2)
+    assert model.layers is None
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (6, *shape))
+    y, mask = jnp.array([0, 1, 0, 1, 1, 0]), jnp.ones(6, bool)
+    found = private_gradient(model, params, x, y, mask, jax.random.key(2), DPSGD(100.0, 0.0))
+    plain = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
+    assert largest_difference(found, plain) < 1e-6

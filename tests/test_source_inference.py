@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attacks.source_inference import decode_sources, largest_drop, least_loss, losses, majority_of_rounds
@@ -102,3 +103,10 @@ def test_bad_input(federation):
         decode_sources(model, [later, *messages[1:]], SIZES, x, y, training=TRAINING)
     with pytest.raises(ValueError, match="x has records of shape"):
         decode_sources(model, messages, SIZES, x[:, :3], y, training=TRAINING)
+
+
+def test_only_updates_that_are_gradients_are_decoded(federation):
+    model, messages, x, y, _, _ = federation
+    adam = dataclasses.replace(TRAINING, optimizer=optax.adam)
+    with pytest.raises(ValueError, match=r"optimizer=.*adam.* is not optax\.sgd"):
+        decode_sources(model, messages, SIZES, x, y, training=adam)

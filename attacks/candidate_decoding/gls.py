@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
@@ -169,8 +168,7 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
         _check.not_negative(floor=settings.floor)
     training.check(records)
     _check.positive(learning_rate=training.learning_rate)
-    if training.optimizer is not optax.sgd:
-        raise ValueError(f"optimizer={training.optimizer!r}: gls linearises the steps of optax.sgd")
+    _check.plain_sgd(training.optimizer)
     if settings.layers is not None:
         _check.positive_integer(layers=settings.layers)
         named = () if model.layers is None else model.layers.names
