@@ -10,7 +10,7 @@ A cell's settings:
   first, window: updates of so many rounds from this (0-based) one on are linked.
   shadow_every: every so-manieth round of the window is learned from, in the server's own federation.
   images, evaluations, tv_weight: of representatives. labels: "bias" (inferred from the last bias), "uniform" or "known".
-  siamese_epochs, siamese_batch, siamese_rate: of the siamese networks. epoch: after how many of these a network is judged.
+  siamese_epochs, siamese_batch: of the siamese networks. epoch: after how many of these a network is judged.
   interval: rounds between a query and its gallery.
 
 Methods: `siamese_rep` (the paper's), `siamese_update` (what it compares with); without training `rep` (the shared model's trunk
@@ -322,7 +322,7 @@ class _Attack:
             jax.random.fold_in(attacked.key, 2),
             start=start,
             described=flat,
-            settings=link.Siamese(cell["siamese_epochs"], cell["siamese_batch"], cell["siamese_rate"]),
+            settings=link.Siamese(epochs=cell["siamese_epochs"], batch_size=cell["siamese_batch"]),
         )
         first, second = (
             d.reshape(len(d), *side.senders.shape, -1)
