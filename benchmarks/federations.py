@@ -49,6 +49,8 @@ from jaxfl.datasets import Dataset, load, partitions
 
 Array = jax.Array
 DELTA = 1e-5
+LEAF_RECORDS = 2000
+"""Records of each of LEAF's clients (paper 004, Appendix C)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,8 @@ def source(cell: Cell, data_dir: str | None) -> Dataset:
     if cell.dataset.startswith("leaf"):
         milder = {"spread": 0.1, "noise": 1.0} if cell.dataset == "leaf_milder" else {}
         # Clients' distributions are drawn between their records: fewer are taken in `divide`, so that these stay the same.
-        return _load("leaf_synthetic", None, tuple({"clients": cell["clients"], "attribute": True, **milder}.items()))
+        options = {"clients": cell["clients"], "records": LEAF_RECORDS, "attribute": True, **milder}
+        return _load("leaf_synthetic", None, tuple(options.items()))
     if cell.dataset == "att_faces":
         side = tuple(map(int, str(cell["side"]).split(",")))
         return _load("att_faces", data_dir, (("size", side),))

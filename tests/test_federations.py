@@ -112,6 +112,7 @@ def test_who_holds_what():
 def test_clients_keep_their_distribution_whatever_their_size():
     few, many = (tiny("fig2", "leaf_synthetic", records=records) for records in (50, 200))
     data, more = source(few, None), source(many, None)
+    assert [len(rows) for rows in divide(more, tiny("fig2", "leaf_synthetic", records=0), 0)] == [2000] * 4
     for small, large in zip(divide(data, few, 0), divide(more, many, 0), strict=True):
         assert len(small) == 50
         assert set(map(tuple, data.x[small])) <= set(map(tuple, more.x[large]))
