@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from attacks.gradient_matching import Virtual, cosine_distance, matching_objective, minimize_adam
 from jaxfl import Messages, Model, _check
-from jaxfl.models import log_probabilities
+from jaxfl.models import check_records, log_probabilities
 
 Array = jax.Array
 
@@ -53,13 +53,19 @@ def invert_model(
       Images `[classes, *shape]` and their probabilities `[classes]`.
 
     Raises:
-      ValueError: if the model has no classes.
+      ValueError: if the model has no classes, or takes no images of that shape.
     """
     settings = settings or Inversion()
     if model.classes is None:
         raise ValueError("invert_model needs a classifier; this model has classes=None")
     _check.positive_integer(steps=settings.steps)
+    _check_shape(model, params, shape)
     return _invert_model(model, params, tuple(shape), settings)
+
+
+def _check_shape(model: Model, params: Any, shape: tuple[int, ...]) -> None:
+    one = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float)), jax.ShapeDtypeStruct((1,), jnp.int32)
+    check_records(model, params, *one, x_name=f"shape={tuple(shape)}")
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -127,13 +133,16 @@ def invert_gradient(
       Images `[batch, *shape]` in [0, 1] and class probabilities `[batch, classes]`; NaN if the objective was never finite.
 
     Raises:
-      ValueError: if the model has no classes, labels do not fit, or a setting is out of range.
+      ValueError: if the model has no classes, images of that shape or labels do not fit, or a setting is out of range.
     """
     settings = settings or GradientInversion()
     if model.classes is None:
         raise ValueError("invert_gradient needs a classifier; this model has classes=None")
     _check.positive_integer(batch=batch, steps=settings.steps)
     settings.virtual.check(batch)
+    if len(shape) != 3:
+        raise ValueError(f"shape={tuple(shape)} must be of height, width and channels: the total variation is of images")
+    _check_shape(model, jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], messages.received)), shape)
     if y is not None:
         _check.shape((batch,), y=y)
         _check.labels(y, model.classes)
