@@ -61,7 +61,7 @@ images. The discriminator learns classes from the server's own records too (not 
 shared model poor. Chosen on seed 5 at small size."""
 GENERATORS = ("mgan_passive", "mgan_active", "gan_attack", "model_inversion", "victim", "others")
 CONVOLVING = 3.0
-"""How much longer operations of small convolutions take than those of large products: 44 and 150 GFLOP/s on two CPU cores."""
+"""How much longer operations of small convolutions take than those of large products: 44 and 130 GFLOP/s on two CPU cores."""
 Changes = Callable[[str], Sequence[dict[str, Value]]]
 
 
