@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -92,22 +92,27 @@ def targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]
     return np.concatenate(chosen), np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
 
 
-def hits(found: np.ndarray, rows: np.ndarray, holders: np.ndarray, federation: Federation) -> float:
-    """Fraction of records whose named client holds them, balanced over the clients they were drawn from; NaN if an attack named
-    none."""
-    if (found < 0).any():
-        return math.nan
-    return _balanced(_held(federation, rows)[found, np.arange(len(rows))], holders)
+def source_scores(
+    answers: Sequence[np.ndarray], rows: np.ndarray, holders: np.ndarray, federation: Federation
+) -> Iterator[tuple[str, Score]]:
+    """How often the client named for a record holds it, balanced over the clients that records were drawn from; of several
+    answers the best. Where clients share records also how often it is the very client that a record was drawn from.
 
+    Args:
+      answers: places of attacked clients `[rows]`; NaN is scored where one is negative.
+      rows: of the source.
+      holders: the clients that they were drawn from.
+      federation: whose clients they are.
+    """
+    held = np.stack([np.isin(rows, own) for own in federation.parts[: len(federation.messages)]])
 
-def chance_of_hits(rows: np.ndarray, holders: np.ndarray, federation: Federation) -> float:
-    """What naming attacked clients by lot has of `hits`: more than one in so many where clients share records."""
-    return _balanced(_held(federation, rows).mean(0), holders)
+    def best(right: Callable[[np.ndarray], np.ndarray]) -> float:
+        return max(math.nan if (found < 0).any() else _balanced(right(found), holders) for found in answers)
 
-
-def _held(federation: Federation, rows: np.ndarray) -> np.ndarray:
-    """Whether an attacked client holds a record `[clients, rows]`."""
-    return np.stack([np.isin(rows, own) for own in federation.parts[: len(federation.messages)]])
+    named = best(lambda found: held[found, np.arange(len(rows))])
+    yield "source_accuracy", (named, None, _balanced(held.mean(0), holders))
+    if held.sum(0).max() > 1:
+        yield "strict_source_accuracy", (best(lambda found: found == holders), None, 1 / len(held))
 
 
 def _balanced(values: np.ndarray, holders: np.ndarray) -> float:

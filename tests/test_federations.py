@@ -11,7 +11,7 @@ import pytest
 from benchmarks import local_model_experiment, sweep
 from benchmarks.federations import divide, federate, isolated, optimum, recipe, source
 from benchmarks.jobs import Job
-from benchmarks.local_model_scores import chance_of_hits, equivalent_count, hits
+from benchmarks.local_model_scores import equivalent_count, source_scores
 from benchmarks.suites import SUITES, driouich2022, driouich2023
 from benchmarks.suites.grids import published_rows
 from tests.conftest import largest_difference
@@ -122,12 +122,23 @@ def test_clients_keep_their_distribution_whatever_their_size():
 def test_chance_of_naming_a_holder_counts_all_who_hold_a_record():
     federation = types.SimpleNamespace(parts=[np.arange(4), np.arange(2, 6), np.arange(6, 10)], messages=[None] * 3)
     rows, holders = np.concatenate(federation.parts), np.repeat(np.arange(3), 4)
-    draws = np.random.default_rng(0).integers(0, 3, (3000, 12))
-    every = np.mean([hits(found, rows, holders, federation) for found in draws])
-    chance = chance_of_hits(rows, holders, federation)
-    assert chance == pytest.approx((0.5 + 0.5 + 1 / 3) / 3)
-    assert every == pytest.approx(chance, abs=0.01)
-    assert hits(holders, rows, holders, federation) == 1
+
+    def scored(*answers):
+        return dict(source_scores(answers, rows, holders, federation))
+
+    draws = [scored(found) for found in np.random.default_rng(0).integers(0, 3, (3000, 12))]
+    for metric, chance in (("source_accuracy", (0.5 + 0.5 + 1 / 3) / 3), ("strict_source_accuracy", 1 / 3)):
+        assert draws[0][metric][2] == pytest.approx(chance)
+        assert np.mean([draw[metric][0] for draw in draws]) == pytest.approx(chance, abs=0.01)
+    other = np.where(rows == 2, 1 - holders, holders)  # the record is both the first's and the second's
+    assert scored(other)["source_accuracy"][0] == 1
+    assert scored(other)["strict_source_accuracy"][0] == pytest.approx(1 - 1 / 6)
+    assert scored(holders * 0, holders)["source_accuracy"][0] == 1
+    assert np.isnan(scored(holders - 1)["source_accuracy"][0])
+    alone = types.SimpleNamespace(parts=[np.arange(4), np.arange(4, 8)], messages=[None] * 2)
+    assert [name for name, _ in source_scores([np.zeros(8, int)], np.arange(8), np.repeat([0, 1], 4), alone)] == [
+        "source_accuracy"
+    ]
     assert equivalent_count([100, 100]) == 200
     assert equivalent_count([10, 1000]) == 40
 
