@@ -174,6 +174,7 @@ def train_siamese(
     _check.positive_integer(epochs=settings.epochs, batch_size=settings.batch_size)
     _check.shape((len(samples),), identities=identities)
     clients = int(jnp.max(identities)) + 1
+    _check.labels(identities, clients, name="identities")
     if clients < 2:
         raise ValueError(f"identities name {clients} client; telling clients apart needs two")
     start_key, key = jax.random.split(key)
@@ -259,7 +260,7 @@ def pair_similarities(descriptors: Array, identities: Array, key: Array, pairs: 
 
 def fit_threshold(similarities: Array, same: Array) -> Array:
     """The threshold above which pairs are best taken for one client's (a scalar): half way between two neighbours, or minus
-    infinity, where all pairs are best taken so."""
+    infinity, where all pairs are best taken so; NaN if a similarity is not finite."""
     order = jnp.argsort(similarities)
     values, truth = similarities[order], same[order]
     right = jnp.cumsum(~truth) + truth.sum() - jnp.cumsum(truth)
@@ -267,13 +268,15 @@ def fit_threshold(similarities: Array, same: Array) -> Array:
     right = jnp.where(values < following, right, -1)  # equal pairs are judged alike
     best = jnp.argmax(right)
     between = jnp.where(jnp.isfinite(following[best]), (values[best] + following[best]) / 2, values[best])
-    return jnp.where(right[best] >= truth.sum(), between, -jnp.inf)
+    threshold = jnp.where(right[best] >= truth.sum(), between, -jnp.inf)
+    return jnp.where(jnp.isfinite(similarities).all(), threshold, jnp.nan)
 
 
 def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
     """How often pairs are judged rightly (paper 003). The threshold is to come from the adversary's own federation
-    (`fit_threshold`). A scalar; NaN if a similarity is not finite."""
-    return jnp.where(jnp.isfinite(similarities).all(), ((similarities > threshold) == same).mean(), jnp.nan)
+    (`fit_threshold`). A scalar; NaN if a similarity is not finite, or the threshold is NaN."""
+    known = jnp.isfinite(similarities).all() & ~jnp.isnan(threshold)
+    return jnp.where(known, ((similarities > threshold) == same).mean(), jnp.nan)
 
 
 def link_precision(queries: Array, senders: Array, galleries: Array, gallery_senders: Array) -> Array:
@@ -306,9 +309,10 @@ def follow(descriptors: Array, *, votes: int = 3, one_to_one: bool = False) -> A
       Names `[rounds, participants]`: places in the first round, whose order is arbitrary; -1 if a descriptor is not finite.
 
     Raises:
-      ValueError: if `votes` is no positive integer.
+      ValueError: if `votes` is no positive integer, or descriptors have other axes.
     """
     _check.positive_integer(votes=votes)
+    _check.shape((None, None, None), descriptors=descriptors)
     return _follow(descriptors, votes, one_to_one)
 
 

@@ -267,7 +267,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "dtype": "float32",
             "note": attack.note,
             "chance": 1 / attack.world.classes if job.cell["round"] else None,
-            "detail": {"scored_records": len(attack.world.test[1]) if job.cell["round"] else SAMPLES},
+            # Samples are few pictures again and again: what is said of them is no proportion of independent ones.
+            "detail": {"scored_records": len(attack.world.test[1]) if job.cell["round"] else 0},
         }
         yield [
             Outcome(job, metric, number, images=pictures if place == 0 else {}, **shared)

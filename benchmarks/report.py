@@ -99,7 +99,7 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
     values = [r["value"] for r in rows if r["value"] is not None]
     failed = [r for r in rows if r["value"] is None]
     proportion = first["metric"].endswith("accuracy")
-    scored = first["settings"].get("scored_records") or first["settings"].get("records", 1)
+    scored = first["settings"].get("scored_records", first["settings"].get("records", 1))
     estimate = accuracy_interval(values, scored) if proportion else student_interval(values)
     majority = _mean([r["majority"] for r in rows])
     published = first["published"]

@@ -134,6 +134,9 @@ def test_no_threshold_is_better_than_the_fitted_one():
     found = link.matching_accuracy(jnp.asarray(similarities), jnp.asarray(same), threshold)
     best = max(((similarities > t) == same).mean() for t in similarities)
     assert found == pytest.approx(best)
+    broken = link.fit_threshold(jnp.asarray(similarities).at[3].set(jnp.nan), jnp.asarray(same))
+    assert jnp.isnan(broken)
+    assert jnp.isnan(link.matching_accuracy(jnp.asarray(similarities), jnp.asarray(same), broken))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -186,6 +189,10 @@ def test_bad_input_is_named():
         link.train_siamese(embedding, samples, jnp.zeros(3, int), jax.random.key(0))
     with pytest.raises(ValueError, match="telling clients apart needs two"):
         link.train_siamese(embedding, samples, jnp.zeros(4, int), jax.random.key(0))
+    with pytest.raises(ValueError, match="identities holds the label -1"):
+        link.train_siamese(embedding, samples, jnp.array([0, 1, -1, 0]), jax.random.key(0))
+    with pytest.raises(ValueError, match="descriptors has shape"):
+        link.follow(jnp.zeros((4, 3)))
     with pytest.raises(ValueError, match="votes=0"):
         link.follow(jnp.ones((2, 2, 3)), votes=0)
     with pytest.raises(ValueError, match="trunk"):

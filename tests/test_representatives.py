@@ -157,6 +157,8 @@ def test_bad_input_is_named(federation):
     key, y = jax.random.key(0), jnp.zeros((2, 6), int)
     with pytest.raises(ValueError, match=r"y has shape \(2, 5\)"):
         rep.representatives(MODEL, run.messages(0), y[:, :5], key, SHAPE, settings=SETTINGS)
+    with pytest.raises(ValueError, match=r"shape=\(9, 9, 1\) has records of shape \(9, 9, 1\), which the model does not take"):
+        rep.representatives(MODEL, run.messages(0), y, key, (9, 9, 1), settings=SETTINGS)
     with pytest.raises(ValueError, match="solver='sgd'"):
         rep.representatives(MODEL, run.messages(0), y, key, SHAPE, settings=dataclasses.replace(SETTINGS, solver="sgd"))
     with pytest.raises(ValueError, match=r"low=1\.0 must lie below"):
