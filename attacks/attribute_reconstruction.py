@@ -293,7 +293,7 @@ def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> K
     """Knowledge as arrays. Raises `ValueError` on what an attack cannot use, naming the argument."""
     if len(messages) == 0:
         raise ValueError("messages holds no rounds; give at least one")
-    return check_records_known(model, jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], messages.received)), knowledge)
+    return check_records_known(model, messages.model_shapes, knowledge)
 
 
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:

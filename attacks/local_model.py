@@ -24,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 from attacks.gradient_matching import Virtual, matching_objective, minimize_adam, squared_distance
 from jaxfl import LocalTraining, Messages, Model, _check, mlp
 from jaxfl.clients import ClientData
+from jaxfl.models import check_record_shape
 from jaxfl.training import batch_gradient
 
 Array = jax.Array
@@ -246,8 +247,8 @@ def pseudo_records(
       settings: see `PseudoRecords`.
 
     Raises:
-      ValueError: if there are fewer than ten rounds, a setting is out of range, the client has fewer records than its batch, or
-        gradients stand for the updates of another optimiser than SGD.
+      ValueError: if there are fewer than ten rounds, a setting is out of range, the model takes no such records, the client has
+        fewer than its batch, or gradients stand for the updates of another optimiser than SGD.
     """
     settings = settings or PseudoRecords()
     if len(messages) < 10:
@@ -257,6 +258,7 @@ def pseudo_records(
     if not _check.is_traced(settings.finish):
         _check.positive_integer(finish=settings.finish)
     _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
+    check_record_shape(model, messages.model_shapes, record_shape=record_shape)
     settings.training.check(settings.local_records)
     if settings.virtual == "gradient":
         _check.plain_sgd(settings.training.optimizer)

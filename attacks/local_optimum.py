@@ -20,12 +20,9 @@ from scipy.special import expit
 
 from jaxfl import Messages, _check
 
-IDENTIFIABLE = 1e-5
-"""Condition number times rounding error, below which the optimum counts as identified."""
-UNEXPLAINED = 1e-3
-"""Part of the received models' spread that no affine map of the updates explains: below it clients count as deterministic."""
-ROUNDED = 1e-3
-"""By how much decoded moments may lie outside what is possible."""
+IDENTIFIABLE, UNEXPLAINED, ROUNDED = 1e-5, 1e-3, 1e-3
+"""`condition * eps` and `unexplained`, below which an optimum counts as identified (see `LocalOptimum`); by how much decoded
+moments may lie outside what is possible."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +35,7 @@ class LocalOptimum:
       condition: condition number of the updates, each parameter brought to unit scale.
       rank: directions seen.
       unexplained: `|theta_t - W^-1 u_t - theta*|` over all rounds, relative to the received models' spread: about the rounding
-        error for full batches, near 1 for the noise of small ones; 0 if there are no more rounds than the map has freedom.
+        error for full batches, near 1 for the noise of small ones; NaN of d + 1 rounds or fewer, or equal models.
       identifiable: True if all directions were seen, `condition * eps < 1e-5` and `unexplained < 1e-3`.
       reason: why not, in words, or "".
     """
@@ -99,15 +96,18 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     inverse = (right[kept].T / singular[kept]) @ (left[:, kept].T @ (received - centre)) / scale[:, None]
     condition = float(singular[0] / singular[kept][-1]) if rank else np.inf
     missed = received - centre - (updates - mean) @ inverse
-    unexplained = float(np.linalg.norm(missed) / max(np.linalg.norm(received - centre), np.finfo(np.float64).tiny))
+    spread = np.linalg.norm(received - centre)
+    unexplained = np.linalg.norm(missed) / spread if len(received) > rank + 1 and spread > 0 else np.nan
     reason = ""
     if rank < updates.shape[1]:
         reason = f"the updates span {rank} of {updates.shape[1]} directions"
     elif not condition * eps < IDENTIFIABLE:
         reason = f"condition number {condition:.1e} leaves no digits in {received.dtype}"
+    elif np.isnan(unexplained):
+        reason = f"nothing tells noise in {len(received)} rounds; give at least {rank + 2}, of different models"
     elif not unexplained < UNEXPLAINED:
         reason = f"{unexplained:.1e} of the models is no affine map of the updates: they hold noise, see noisy_local_optimum"
-    return LocalOptimum(centre - mean @ inverse, inverse.T, condition, rank, unexplained, not reason, reason)
+    return LocalOptimum(centre - mean @ inverse, inverse.T, condition, rank, float(unexplained), not reason, reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
     if values.max() >= 1 and epochs > 1:
         raise ValueError(f"epochs={epochs}: the step is too long for a root of I - W (largest eigenvalue {values.max():.3g})")
     steps = (vectors * (1 - (1 - values) ** (1 / epochs) if epochs > 1 else values)) @ vectors.T
-    if not (steps[-1, -1] > 0 and np.linalg.eigvalsh(steps)[0] > -UNEXPLAINED * np.abs(values).max()):
+    if not (steps[-1, -1] > 0 and np.linalg.eigvalsh(steps)[0] > -ROUNDED * np.abs(values).max()):
         raise ValueError(f"optimum.inverse is of no full-batch steps of least squares; its moments would be {steps.tolist()}")
     second = steps / steps[-1, -1]
     return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))

@@ -18,7 +18,7 @@ import optax
 from attacks.gradient_matching import Virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
 from jaxfl.federated import Strategy, map_clients
-from jaxfl.models import check_records
+from jaxfl.models import check_record_shape
 
 Array = jax.Array
 ACCELERATOR_CHUNK = 64
@@ -172,9 +172,7 @@ def representatives(
         raise ValueError("representatives needs a classifier; this model has classes=None")
     _check.shape((len(messages), settings.images), y=y)
     _check.labels(y, model.classes)
-    received = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], messages.received))
-    one = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float)), jax.ShapeDtypeStruct((1,), jnp.int32)
-    check_records(model, received, *one, x_name=f"shape={tuple(shape)}")
+    check_record_shape(model, messages.model_shapes, shape=shape)
     keys = jax.random.split(key, len(messages))
     updates = messages.received, messages.pseudo_gradient
     if settings.solver == "lbfgsb":

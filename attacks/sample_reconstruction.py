@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from attacks.gradient_matching import Virtual, cosine_distance, matching_objective, minimize_adam
 from jaxfl import Messages, Model, _check
-from jaxfl.models import check_records, log_probabilities
+from jaxfl.models import check_record_shape, log_probabilities
 
 Array = jax.Array
 
@@ -59,13 +59,8 @@ def invert_model(
     if model.classes is None:
         raise ValueError("invert_model needs a classifier; this model has classes=None")
     _check.positive_integer(steps=settings.steps)
-    _check_shape(model, params, shape)
+    check_record_shape(model, params, shape=shape)
     return _invert_model(model, params, tuple(shape), settings)
-
-
-def _check_shape(model: Model, params: Any, shape: tuple[int, ...]) -> None:
-    one = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float)), jax.ShapeDtypeStruct((1,), jnp.int32)
-    check_records(model, params, *one, x_name=f"shape={tuple(shape)}")
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -142,7 +137,7 @@ def invert_gradient(
     settings.virtual.check(batch)
     if len(shape) != 3:
         raise ValueError(f"shape={tuple(shape)} must be of height, width and channels: the total variation is of images")
-    _check_shape(model, jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], messages.received)), shape)
+    check_record_shape(model, messages.model_shapes, shape=shape)
     if y is not None:
         _check.shape((batch,), y=y)
         _check.labels(y, model.classes)

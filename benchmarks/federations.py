@@ -108,7 +108,8 @@ def source(cell: Cell, data_dir: str | None) -> Dataset:
     if cell.dataset == "att_faces":
         side = tuple(map(int, str(cell["side"]).split(",")))
         return _load("att_faces", data_dir, (("size", side),))
-    return _load(cell.dataset, data_dir, ())
+    own = (("clients", cell["clients"]),) if cell.dataset == "flight_airlines" else ()
+    return _load(cell.dataset, data_dir, own)
 
 
 @functools.lru_cache(maxsize=4)

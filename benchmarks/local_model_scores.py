@@ -107,7 +107,7 @@ def source_scores(
     held = np.stack([np.isin(rows, own) for own in federation.parts[: len(federation.messages)]])
 
     def best(right: Callable[[np.ndarray], np.ndarray]) -> float:
-        return max(math.nan if (found < 0).any() else _balanced(right(found), holders) for found in answers)
+        return float(np.max([math.nan if (found < 0).any() else _balanced(right(found), holders) for found in answers]))
 
     named = best(lambda found: held[found, np.arange(len(rows))])
     yield "source_accuracy", (named, None, _balanced(held.mean(0), holders))

@@ -130,6 +130,13 @@ def check_records(model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x
         raise ValueError(error)
 
 
+def check_record_shape(model: Model, params: Any, **named: tuple[int, ...]) -> None:
+    """Raise `ValueError` unless the model takes records of every named shape. `params` may be shapes."""
+    for name, shape in named.items():
+        one = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float)), jax.ShapeDtypeStruct((1,), jnp.int32)
+        check_records(model, params, *one, x_name=f"{name}={tuple(shape)}")
+
+
 @functools.lru_cache(maxsize=256)  # tracing a model takes milliseconds, attacks may take less
 def _shape_error(model: Model, structure: Any, leaves: tuple[Any, ...], x_name: str, y_name: str) -> str:
     params, x, y = structure.unflatten(leaves)

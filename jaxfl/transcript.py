@@ -37,6 +37,11 @@ class Messages:
         """`received - returned`, positive along the gradient: for one full-batch SGD step, learning rate x gradient."""
         return jax.tree.map(jnp.subtract, self.received, self.returned)
 
+    @property
+    def model_shapes(self) -> Any:
+        """Shapes and types of one received model, without the axis of rounds."""
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self.received)
+
     def __len__(self) -> int:
         return len(self.rounds)
 

@@ -56,9 +56,13 @@ def scores(cell, methods, data_dir=None):
 def test_a_table_of_clients():
     """The first client holds nearly one class: its records' errors are nearly parallel, which hides the attribute best."""
     methods = [m for m in local_model_experiment.METHODS if m != "invert_gradient"]
-    found, outcomes = scores(tiny("table1", "leaf_milder"), methods)
+    cell = tiny("table1", "leaf_milder")
+    found, outcomes = scores(cell, methods)
+    data = source(cell, None)
+    values = [data.values_of(data.column(data.sensitive).name)[rows] for rows in divide(data, cell, 0)]
+    frequent = np.bincount(np.concatenate(values)).argmax()
     assert found["gls", "attribute_accuracy"] >= 0.85
-    assert found["majority", "attribute_accuracy"] == pytest.approx(0.5, abs=0.1)  # 60 of 2,000 records, half of which have it
+    assert found["majority", "attribute_accuracy"] == pytest.approx(np.mean([(v == frequent).mean() for v in values[:2]]))
     assert found["optimum", "zest"] == pytest.approx(1, abs=1e-5)
     assert found["records", "zest"] > found["last", "zest"]
     assert found["optimum", "train_loss"] < found["last", "train_loss"]

@@ -86,6 +86,8 @@ def test_training_on_made_up_records_ends_where_their_gradient_may_be_error(hete
     outside = jax.jit(lambda s: pseudo_records(model, messages[0], KEY, (6,), settings=s).params)
     assert largest_difference(outside(dataclasses.replace(settings, finish=5)), few) < 1e-5
     adam = dataclasses.replace(TRAINING, optimizer=optax.adam)
+    with pytest.raises(ValueError, match=r"record_shape=\(7,\) has records of shape \(7,\), which the model does not take"):
+        pseudo_records(model, messages[0], KEY, (7,), settings=settings)
     wrong = {"finish=0": {"finish": 0}, "batch_size=20 is larger": {"local_records": 1}, "is not optax.sgd": {"training": adam}}
     for message, changed in wrong.items():
         with pytest.raises(ValueError, match=message):

@@ -90,6 +90,18 @@ def test_the_noise_of_small_batches_is_not_taken_for_an_identified_optimum():
         local_moments(found)
 
 
+@pytest.mark.parametrize("batch_size", [None, 32])
+def test_rounds_that_fit_any_client_identify_none(batch_size):
+    """Through d + 1 rounds goes an affine map, noise or not; one more tells."""
+    _, _, messages = trained(9, 60, batch_size=batch_size)
+    for rounds, known in ((11, False), (12, batch_size is None)):
+        found = local_optimum(messages.select(messages.rounds[:: len(messages) // rounds][:rounds].tolist()))
+        assert found.rank == 10
+        assert np.isnan(found.unexplained) == (rounds == 11)
+        assert found.identifiable == known
+        assert rounds == 12 or "at least 12" in found.reason
+
+
 def test_impossible_moments_bound_nothing():
     x, y, _ = trained(4, 2)
     full = np.c_[x, np.ones(len(x))]
