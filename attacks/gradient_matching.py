@@ -58,20 +58,30 @@ class Virtual:
       training: the client's recipe, known to the server that prescribed it. The gradient needs only its scale.
       orders: simulated runs in fresh batch orders, averaged ("unrolled" only, static).
       rounds_per_step: rounds drawn at random for each evaluation, or None for all (static).
+      records: of the client, from which its number of steps follows; None: as many as are guessed ("gradient" only, static).
     """
 
     kind: Literal["gradient", "unrolled"] = dataclasses.field(default="gradient", metadata={"static": True})
     training: LocalTraining = LocalTraining()
     orders: int = dataclasses.field(default=1, metadata={"static": True})
     rounds_per_step: int | None = dataclasses.field(default=None, metadata={"static": True})
+    records: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def check(self, records: int) -> None:
-        """Raise `ValueError` on settings that cannot simulate a client with that many records."""
+        """Raise `ValueError` on settings that cannot simulate a client of which so many records are guessed."""
         _check.one_of(("gradient", "unrolled"), kind=self.kind)
         _check.positive_integer(orders=self.orders)
         if self.rounds_per_step is not None:
             _check.positive_integer(rounds_per_step=self.rounds_per_step)
-        self.training.check(records)
+        if self.records is not None:
+            _check.positive_integer(records=self.records)
+            if self.kind == "unrolled":
+                raise ValueError(f"records={self.records} needs kind='gradient': unrolled training runs on what is guessed")
+        self.training.check(self.records or records)
+
+    def scale(self, guessed: int) -> float | Array:
+        """Learning rate times steps: what a gradient becomes an update by, where so many records are guessed."""
+        return self.training.learning_rate * self.training.steps(self.records or guessed)
 
 
 def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, virtual: Virtual) -> Any:
@@ -89,16 +99,15 @@ def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, 
       A pytree like `received`, positive along the gradient (paper 000, Eq. 3).
     """
     chex.assert_equal_shape_prefix((x, y), 1)
-    training = virtual.training
     if virtual.kind == "gradient":
-        scale = training.learning_rate * training.steps(len(x))
+        scale = virtual.scale(len(x))
         return jax.tree.map(lambda g: scale * g, jax.grad(lambda p: mean_loss(model, p, x, y))(received))
 
     data = ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(0))
 
     @jax.checkpoint
     def run(order_key: Array) -> Any:
-        returned = local_update(model, received, data, order_key, training)
+        returned = local_update(model, received, data, order_key, virtual.training)
         return jax.tree.map(jnp.subtract, received, returned)
 
     updates = jax.lax.map(run, jax.random.split(key, virtual.orders))

@@ -19,9 +19,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import Model, _check
-from jaxfl.federated import map_clients
+from jaxfl.federated import Strategy, map_clients
 
 Array = jax.Array
+ACCELERATOR_CHUNK = 64
+"""Samples worked on at once where the backend likes batches."""
 
 
 def updates_as_vectors(pseudo_gradient: Any) -> Array:
@@ -60,6 +62,12 @@ def whiten(vectors: Array, gradients: Array, ridge: float = 0.1) -> Array:
       gradients: of the adversary's own records, at models of the same training `[records, parameters]`.
       ridge: `r` in units of the mean of C's eigenvalues that are not 0.
     """
+    with jax.default_matmul_precision("highest"):
+        return _whiten(vectors, gradients, ridge)
+
+
+@jax.jit
+def _whiten(vectors: Array, gradients: Array, ridge: float | Array) -> Array:
     centred = (gradients - gradients.mean(0)) / jnp.sqrt(len(gradients))
     values, left = jnp.linalg.eigh(centred @ centred.T)
     values = jnp.maximum(values, 0)
@@ -78,7 +86,7 @@ def unit(descriptors: Array) -> Array:
 
 def similarity(a: Array, b: Array) -> Array:
     """`-|a - b|` of descriptors of unit length `[n, d]` and `[m, d]`: `[n, m]` (paper 003, Eq. 10)."""
-    return -jnp.sqrt(jnp.maximum(2 - 2 * a @ b.T, 0))
+    return -jnp.sqrt(jnp.maximum(2 - 2 * jnp.matmul(a, b.T, precision="highest"), 0))
 
 
 class Embedding(NamedTuple):
@@ -113,6 +121,13 @@ def vector_embedding(inputs: int, width: int = 256) -> Embedding:
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def describe(embedding: Embedding, params: Any, samples: Array) -> Array:
+    """Descriptors `[samples, d]` of samples `[samples, ...]`."""
+    strategy: Strategy = "map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
+    return map_clients(functools.partial(embedding.apply, params), samples, strategy)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Siamese:
@@ -123,12 +138,15 @@ class Siamese:
       batch_size: pairs per step (static).
       learning_rate: of SGD.
       momentum: of SGD.
+      embedding_rate: of the embedding's parameters, in units of `learning_rate`. A tenth is what the network after which the
+        paper's is made gives a trunk that has learned already (not in the paper).
     """
 
     epochs: int = dataclasses.field(default=100, metadata={"static": True})
     batch_size: int = dataclasses.field(default=64, metadata={"static": True})
     learning_rate: float | Array = 1e-3
     momentum: float | Array = 0.9
+    embedding_rate: float | Array = 1.0
 
 
 class Trained(NamedTuple):
@@ -156,7 +174,10 @@ def train_siamese(
     """Fit an embedding to tell clients apart (paper 003, Eq. 11 and 12; the latter as cross-entropy, with its minus sign).
 
     The identification layer names the client of each sample of a pair; the verification layer says from the squared
-    difference of the two descriptors whether they are of one client. Half of the pairs are.
+    difference of the two descriptors whether they are of one client. Half of the pairs are. Both layers see descriptors less
+    the mean that the samples' have at the start, in units of their spread about it (not in the paper): neither matters to
+    `unit`, by which descriptors are compared, and descriptors as they are differ by so little that at the paper's rate the loss
+    stays that of guessing.
 
     Args:
       embedding: from a sample to its descriptor.
@@ -195,7 +216,9 @@ def _train(
 ) -> Trained:
     count, batch = len(samples), min(settings.batch_size, len(samples))
     head_key, key = jax.random.split(key)
-    width = jax.eval_shape(embedding.apply, start, samples[0]).shape[0]
+    begun = describe(embedding, start, samples)
+    middle, width = begun.mean(0), begun.shape[1]
+    spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)
     identify, verify = nn.Dense(clients), nn.Dense(1)
     id_key, pair_key = jax.random.split(head_key)
     heads = identify.init(id_key, jnp.zeros(width)), verify.init(pair_key, jnp.zeros(width))
@@ -203,7 +226,7 @@ def _train(
 
     def loss(params: Any, first: Array, second: Array) -> Array:
         trunk, (who, same) = params
-        a, b = (jax.vmap(lambda s: embedding.apply(trunk, s))(samples[rows]) for rows in (first, second))
+        a, b = ((jax.vmap(lambda s: embedding.apply(trunk, s))(samples[rows]) - middle) / spread for rows in (first, second))
         named = sum(
             optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(identify.apply(who, d)), identities[rows]).mean()
             for d, rows in ((a, first), (b, second))
@@ -215,16 +238,16 @@ def _train(
     def step(carry: Any, pair: Any) -> tuple[Any, Array]:
         params, state = carry
         value, slope = jax.value_and_grad(loss)(params, *pair)
-        updates, state = optimizer.update(slope, state)
-        return (optax.apply_updates(params, updates), state), value
+        (trunk, heads), state = optimizer.update(slope, state)
+        slower = optax.tree.scale(settings.embedding_rate, trunk)
+        return (optax.apply_updates(params, (slower, heads)), state), value
 
     def epoch(carry: Any, key: Array) -> tuple[Any, Any]:
         order_key, partner_key = jax.random.split(key)
         first = jax.random.permutation(order_key, count)[: count // batch * batch]
         second = partners(partner_key, identities, first)
         carry, values = jax.lax.scan(step, carry, (first.reshape(-1, batch), second.reshape(-1, batch)))
-        describe = functools.partial(embedding.apply, carry[0][0])
-        return carry, (values.mean(), jax.tree.map(lambda some: map_clients(describe, some, "map"), described))
+        return carry, (values.mean(), jax.tree.map(lambda some: describe(embedding, carry[0][0], some), described))
 
     params = start, heads
     (params, _), (values, descriptors) = jax.lax.scan(

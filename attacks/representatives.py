@@ -42,8 +42,7 @@ class Representing:
       evaluations: of the objective and its gradient (static).
       learning_rate: Adam's.
       start: standard deviation of the noise at which images begin, relative to the range's half width.
-      virtual: how images become an update. "gradient" needs the update's scale alone: the learning rate times the steps that
-        the client takes with its own number of records.
+      virtual: how images become an update. Its `records` are the client's, which take other steps than so many images would.
     """
 
     images: int = dataclasses.field(default=30, metadata={"static": True})
@@ -275,7 +274,7 @@ def infer_counts(model: Model, observed: Any, probabilities: Array, images: int,
       observed: the client's pseudo-gradient.
       probabilities: from `class_probabilities`, at the model that the client received.
       images: what the counts are to sum to (static).
-      virtual: its learning rate times its steps is the update's scale.
+      virtual: what the update's scale follows from.
 
     Returns:
       Counts `[classes]`, integers, by largest remainders.
@@ -286,8 +285,7 @@ def infer_counts(model: Model, observed: Any, probabilities: Array, images: int,
     if model.trunk is None:
         raise ValueError("infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)")
     classes = len(probabilities)
-    training = virtual.training
-    gradient = observed[model.trunk.head]["bias"] / (training.learning_rate * training.steps(images))
+    gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
     system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
     shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
     return round_counts(shares, images)
@@ -303,7 +301,7 @@ def infer_all_counts(model: Model, received: Any, bias: Array, x: Array, y: Arra
       bias: pseudo-gradients of the last bias `[rounds, participants, classes]`.
       x, y: the adversary's own records `[records, ...]`.
       images: what the counts are to sum to (static).
-      virtual: its learning rate times its steps is the update's scale.
+      virtual: what the update's scale follows from.
 
     Returns:
       Counts `[rounds, participants, classes]`, integers.

@@ -183,9 +183,8 @@ class Attack:
 
     @property
     def virtual(self) -> Virtual:
-        """How the server predicts an update's scale: learning rate times steps."""
-        steps = self.training.steps(min(len(y) for _, y in self.world.parts))
-        return Virtual(training=LocalTraining(self.cell["learning_rate"] * steps))
+        """How the server predicts updates: as if all clients had as many records as the smallest."""
+        return Virtual(training=self.training, records=min(len(y) for _, y in self.world.parts))
 
     def passive(self, method: str) -> generative.Generated:
         """A passive attack, by its method."""

@@ -7,7 +7,8 @@ A cell's settings:
   clients, records: of either federation; records of each client where the split does not fix their number.
   batch_size: "full" or records per local step; one local epoch. learning_rate: of the clients' SGD.
   widths: of the shared model's convolutions, "32,64,128,256"; side: pixels down and across, "28,28".
-  first, window: updates of so many rounds from this (0-based) one on are linked.
+  first, window: updates of so many rounds from this (0-based) one on are linked. trunk_round: the siamese network on
+    representatives begins with the shared model of this round, one of these.
   shadow_every: every so-manieth round of the window is learned from, in the server's own federation.
   images, evaluations, tv_weight: of representatives. labels: "bias" (inferred from the last bias), "uniform" or "known".
   siamese_epochs, siamese_batch: of the siamese networks. epoch: after how many of these a network is judged.
@@ -34,17 +35,10 @@ import numpy as np
 from attacks import linkability as link
 from attacks.gradient_matching import Virtual
 from attacks.metrics import detection
-from attacks.representatives import (
-    Representing,
-    infer_all_counts,
-    labels_of,
-    represent,
-    round_counts,
-    uniform_counts,
-)
+from attacks.representatives import Representing, infer_all_counts, labels_of, represent, round_counts, uniform_counts
 from benchmarks.engines import once, run_members
 from benchmarks.jobs import Cell, Job, Outcome
-from jaxfl import Federated, LocalTraining, Model, Record, Transcript, evaluate, one_client, simulate, stack_clients, trunk_cnn
+from jaxfl import Federated, LocalTraining, Model, Record, evaluate, one_client, simulate, stack_clients, trunk_cnn
 from jaxfl.datasets import Dataset, load
 from jaxfl.federated import map_clients
 
@@ -76,14 +70,16 @@ class Side(NamedTuple):
     """One of the two federations: the clients', or the server's own.
 
     Attributes:
-      run: its transcript.
+      params: the shared model at the end.
+      received: the shared models of the observed rounds, leaves `[rounds, ...]`.
       pseudo_gradient: shuffled or not, leaves `[rounds, participants, ...]`.
       senders: who sent each `[rounds, participants]`.
       parts: row numbers of each client.
       rows: of the source that this side may know.
     """
 
-    run: Transcript
+    params: Any
+    received: Any
     pseudo_gradient: Any
     senders: Array
     parts: list[np.ndarray]
@@ -113,9 +109,8 @@ class Attacked:
 
     @property
     def virtual(self) -> Virtual:
-        """How the server predicts an update's scale: learning rate times steps."""
-        steps = self.training.steps(min(map(len, self.clients.parts)))
-        return Virtual(training=LocalTraining(float(self.training.learning_rate) * steps))
+        """How the server predicts updates: as if all clients had as many records as the smallest."""
+        return Virtual(training=self.training, records=min(map(len, self.clients.parts)))
 
 
 def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
@@ -124,16 +119,16 @@ def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
     rng = np.random.default_rng(seed)
     own, other = _divide(rng, data, cell)
     widths = tuple(map(int, cell["widths"].split(",")))
-    strides = (2, 1, 2, 1) if data.x.shape[1] == 28 else (2, 2, 2, 1)
+    strides = (2, 1, 2, 1) if data.x.shape[1] <= 28 else (2, 2, 2, 1)  # Tables I and II
     model = trunk_cnn(data.x.shape[1:], data.classes or 0, widths=widths, strides=strides)
     training = LocalTraining(cell["learning_rate"], 1, None if cell["batch_size"] == "full" else cell["batch_size"])
     keys = jax.random.split(jax.random.key(seed), 6)
-    clients = _side(cell, data, own, model, training, keys[0], keys[1], 1, anonymous=keys[2])
-    shadow = _side(cell, data, other, model, training, keys[0], keys[4], cell["shadow_every"], anonymous=None)
+    clients = _side(cell, data, own, model, training, keys[0], keys[1], anonymous=keys[2])
+    shadow = _side(cell, data, other, model, training, keys[0], keys[4], anonymous=None)
     test = np.setdiff1d(own, np.concatenate(clients.parts))[:TEST_RECORDS]
     accuracy = None
     if len(test):
-        accuracy = float(evaluate(model, clients.run.params, one_client(data.x[test], data.y[test])).accuracy)
+        accuracy = float(evaluate(model, clients.params, one_client(data.x[test], data.y[test])).accuracy)
     return Attacked(data, model, training, clients, shadow, keys[5], accuracy)
 
 
@@ -182,19 +177,20 @@ def _side(
     training: LocalTraining,
     init_key: Array,
     train_key: Array,
-    every: int,
     anonymous: Array | None,
 ) -> Side:
+    """A federation: the clients', seen through the window and shuffled by the key `anonymous`; or the server's own."""
     seed = int(jax.random.randint(train_key, (), 0, 2**31 - 1))
     parts = _parts(np.random.default_rng(seed), data.y, rows, cell)
-    kept = tuple(range(cell["first"], cell["first"] + cell["window"], every))
+    kept = tuple(range(cell["first"], cell["first"] + cell["window"]))
     federated = Federated(cell["first"] + cell["window"], training, record=Record(rounds=kept))
     clients = stack_clients([(data.x[part], data.y[part]) for part in parts])
     run = simulate(model, model.init(init_key), clients, train_key, federated)
-    if anonymous is None:
-        return Side(run, run.pseudo_gradient, jnp.broadcast_to(run.clients, (len(kept), len(parts))), parts, rows)
-    seen, senders = run.anonymous(anonymous)
-    return Side(run, seen.pseudo_gradient, senders, parts, rows)
+    if anonymous is not None:
+        seen, senders = run.anonymous(anonymous)
+        return Side(run.params, run.received, seen.pseudo_gradient, senders, parts, rows)
+    received, sent = jax.tree.map(lambda a: a[:: cell["shadow_every"]], (run.received, run.pseudo_gradient))
+    return Side(run.params, received, sent, jnp.broadcast_to(run.clients, jax.tree.leaves(sent)[0].shape[:2]), parts, rows)
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
@@ -249,10 +245,11 @@ class _Attack:
         elif method == "histogram":
             mine, theirs = (self._counts(side).astype(jnp.float32) for side in both)
         elif method == "whitened":
-            gradients = self._gradients()
-            mine, theirs = (link.whiten(link.updates_as_vectors(side.pseudo_gradient), gradients) for side in both)
+            updates = [link.updates_as_vectors(side.pseudo_gradient) for side in both]
+            whitened = link.whiten(jnp.concatenate(updates), self._gradients())
+            mine, theirs = jnp.split(whitened, [len(updates[0])])
         elif method == "rep":
-            mine, theirs = (_pooled(attacked.model, self._shared, x) for x in self._representatives)
+            mine, theirs = self._pooled
         else:
             if method not in self._trained:
                 self._trained[method] = self._train(method)
@@ -261,8 +258,8 @@ class _Attack:
 
     @property
     def _shared(self) -> Any:
-        """The shared model at the window's first round."""
-        return jax.tree.map(lambda a: a[0], self.attacked.clients.run.received)
+        """The shared model at the round that the siamese network begins with."""
+        return jax.tree.map(lambda a: a[self.cell["trunk_round"] - self.cell["first"]], self.attacked.clients.received)
 
     def _known(self, count: int) -> tuple[Array, Array]:
         """Some of the server's own records."""
@@ -272,7 +269,7 @@ class _Attack:
 
     def _gradients(self) -> Array:
         """Gradients of single records `[REFERENCES, parameters]`, at models of all observed rounds by turns."""
-        model, received = self.attacked.model, self.attacked.clients.run.received
+        model, received = self.attacked.model, self.attacked.clients.received
         x, y = self._known(REFERENCES)
         return _record_gradients(model, received, x, y, jnp.arange(len(x)) % self.cell["window"])
 
@@ -287,33 +284,44 @@ class _Attack:
             return jax.vmap(lambda n: round_counts(n.astype(jnp.float32), images))(held)[side.senders]
         x, y = self._known(REFERENCES)
         bias = link.last_bias(attacked.model, side.pseudo_gradient)
-        return infer_all_counts(attacked.model, side.run.received, bias, x, y, images, attacked.virtual)
+        return infer_all_counts(attacked.model, side.received, bias, x, y, images, attacked.virtual)
 
     @functools.cached_property
     def _representatives(self) -> tuple[Array, Array]:
-        """Of the clients' side and of the server's own `[rounds, participants, images, ...]`."""
+        """Of the clients' side and of the server's own `[rounds, participants, images, ...]`. All begin with the same noise,
+        which would tell the updates of one client apart otherwise."""
         cell, attacked = self.cell, self.attacked
         settings = Representing(
             images=cell["images"], tv_weight=cell["tv_weight"], evaluations=cell["evaluations"], virtual=attacked.virtual
         )
         found = []
-        for number, side in enumerate((attacked.clients, attacked.shadow)):
+        function = Represent(attacked.model, attacked.data.x.shape[1:], settings)
+        for side in (attacked.clients, attacked.shadow):
             counts = self._counts(side)
-            keys = jax.random.split(jax.random.fold_in(attacked.key, number), counts.shape[:2])
-            function = Represent(attacked.model, attacked.data.x.shape[1:], settings)
-            found.append(run_members(function, (side.run.received, side.pseudo_gradient, counts, keys)).results)
+            keys = jnp.broadcast_to(jax.random.fold_in(attacked.key, 0), counts.shape[:2])
+            found.append(run_members(function, (side.received, side.pseudo_gradient, counts, keys)).results)
         return found[0], found[1]
+
+    @property
+    def _pooled(self) -> tuple[Array, Array]:
+        """Descriptors of both sides' representatives by the shared model as it is."""
+        embedding = link.image_embedding(self.attacked.model)
+        mine, theirs = (
+            link.describe(embedding, self._shared, images.reshape(-1, *images.shape[2:])).reshape(*images.shape[:2], -1)
+            for images in self._representatives
+        )
+        return mine, theirs
 
     def _train(self, method: str) -> tuple[Array, Array]:
         """Descriptors of both sides `[epochs, rounds, participants, d]` after each epoch of the siamese network's training."""
         cell, attacked = self.cell, self.attacked
         if method == "siamese_rep":
-            embedding, start = link.image_embedding(attacked.model), self._shared
+            embedding, start, slowed = link.image_embedding(attacked.model), self._shared, 0.1
             mine, theirs = self._representatives
         else:
             mine, theirs = (link.pooled_head(attacked.model, s.pseudo_gradient) for s in (attacked.clients, attacked.shadow))
             mine, theirs = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in (mine, theirs))
-            embedding, start = link.vector_embedding(mine.shape[-1]), None
+            embedding, start, slowed = link.vector_embedding(mine.shape[-1]), None, 1.0
         flat = tuple(samples.reshape(-1, *samples.shape[2:]) for samples in (mine, theirs))
         found = link.train_siamese(
             embedding,
@@ -322,20 +330,13 @@ class _Attack:
             jax.random.fold_in(attacked.key, 2),
             start=start,
             described=flat,
-            settings=link.Siamese(epochs=cell["siamese_epochs"], batch_size=cell["siamese_batch"]),
+            settings=link.Siamese(cell["siamese_epochs"], cell["siamese_batch"], embedding_rate=slowed),
         )
         first, second = (
             d.reshape(len(d), *side.senders.shape, -1)
             for d, side in zip(found.descriptors, (attacked.clients, attacked.shadow), strict=True)
         )
         return first, second
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _pooled(model: Model, params: Any, images: Array) -> Array:
-    """Descriptors of representatives `[rounds, participants, images, ...]` by the shared model as it is."""
-    describe = functools.partial(link.image_embedding(model).apply, params)
-    return map_clients(describe, images.reshape(-1, *images.shape[2:]), "map").reshape(*images.shape[:2], -1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -348,7 +349,7 @@ def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: A
         slope = jax.grad(lambda p: model.loss(model.apply(p, record[None]), label[None])[0])(params)
         return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(slope)])
 
-    return map_clients(one, (x, y, rounds), "map")
+    return map_clients(one, (x, y, rounds), "map" if jax.default_backend() == "cpu" else "vmap")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,7 +162,7 @@ def test_a_siamese_network_finds_what_tells_clients_apart():
     shadow, real = federation(10), federation(10)
     senders = jnp.broadcast_to(jnp.arange(10), (20, 10))
     embedding = link.vector_embedding(16, 32)
-    settings = link.Siamese(epochs=60, batch_size=20, learning_rate=0.05)
+    settings = link.Siamese(epochs=60, batch_size=20, learning_rate=0.02)
 
     samples = shadow.reshape(-1, 16)
 

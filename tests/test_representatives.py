@@ -142,6 +142,24 @@ def test_the_bias_tells_the_labels(federation):
         assert rep.labels_of(counts, 6).tolist() == sorted(y.tolist())
 
 
+def test_the_scale_follows_from_the_clients_records(federation):
+    """Of a client that takes two steps a round, three images suffice to count classes: their number is not its."""
+    records, _, _ = federation
+    training = LocalTraining(0.005, batch_size=3)
+    run = simulate(MODEL, MODEL.init(jax.random.key(0)), stack_clients(records), jax.random.key(1), Federated(1, training))
+    virtual = Virtual(training=training, records=6)
+    assert virtual.scale(3) == pytest.approx(2 * 0.005)
+    assert Virtual(training=training).scale(3) == pytest.approx(0.005)
+    x, y = records[0]
+    received, observed = jax.tree.map(lambda a: a[0], (run.messages(0).received, run.messages(0).pseudo_gradient))
+    probabilities = rep.class_probabilities(MODEL, received, jnp.asarray(x), jnp.asarray(y))
+    assert rep.infer_counts(MODEL, observed, probabilities, 12, virtual).tolist() == [6, 6, 0]
+    with pytest.raises(ValueError, match="records=6 needs kind='gradient'"):
+        dataclasses.replace(virtual, kind="unrolled").check(3)
+    with pytest.raises(ValueError, match="records=0"):
+        Virtual(records=0).check(3)
+
+
 def test_counts_sum_to_the_number_of_images():
     for seed in range(20):
         shares = jax.random.normal(jax.random.key(seed), (7,))
