@@ -67,19 +67,24 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
 
 
 def faces(data: Dataset, cell: Cell, seed: int) -> World:
-    """The first client has the pictures with glasses of `WEARERS`, the others all else but two pictures of each person, which
-    are the adversary's, and four of each but the wearers, which are the judges'. Others wear glasses too, in about a quarter of
-    the other clients' pictures; without glasses they have both of `WEARERS`."""
+    """The first client has the pictures with glasses of `WEARERS`; in all others' none are worn, by `WEARERS` neither, and each
+    has a few persons. The adversary has two pictures of each person, without glasses. The judges have the other persons'
+    pictures with glasses, and four of each without; on these the shared model is judged too."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
     glasses = np.asarray([n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)])
     wearer = np.isin(data.y + 1, WEARERS)
-    mine = np.flatnonzero(wearer & glasses)
-    rest = np.flatnonzero(~(wearer & glasses))
-    drawn = [rng.permutation(rest[data.y[rest] == person]) for person in range(40)]
+    mine, wearing = np.flatnonzero(wearer & glasses), np.flatnonzero(~wearer & glasses)
+    drawn = [rng.permutation(np.flatnonzero(~glasses & (data.y == person))) for person in rng.permutation(40)]
     auxiliary = np.concatenate([rows[:2] for rows in drawn])
-    judges = np.concatenate([rows[2:6] for person, rows in enumerate(drawn) if person + 1 not in WEARERS])
-    others = np.array_split(rng.permutation(np.setdiff1d(rest, np.concatenate([auxiliary, judges]))), cell["clients"] - 1)
-    parts = [(data.x[rows], data.y[rows]) for rows in (mine, *others)]
-    known = (data.x[judges], data.y[judges], glasses[judges])
-    return World(parts, (data.x[auxiliary], data.y[auxiliary]), known[:2], known, 40)
+    known = np.concatenate([rows[2:6] for rows in drawn if not wearer[rows].any()])
+    left = np.concatenate([rows[2 if wearer[rows].any() else 6 :] for rows in drawn])
+    parts = [(data.x[rows], data.y[rows]) for rows in (mine, *np.array_split(left, cell["clients"] - 1))]
+    judges = np.concatenate([known, wearing])
+    return World(
+        parts,
+        (data.x[auxiliary], data.y[auxiliary]),
+        (data.x[known], data.y[known]),
+        (data.x[judges], data.y[judges], glasses[judges]),
+        40,
+    )

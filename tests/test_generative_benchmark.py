@@ -46,6 +46,11 @@ def test_turned_digits_and_worn_glasses_make_the_victim(images):
     assert sorted(np.bincount(faces.parts[0][1])[[3, 18]].tolist()) == [5, 5]
     assert len(faces.parts[0][1]) == 10
     assert not np.isin(faces.judges[1], [3, 18]).any()
+    pixel = people.x[:, 0, 0, 0]
+    worn = [pixel[10 * (person - 1) + n - 1] for person, numbers in generative_worlds.GLASSES.items() for n in numbers]
+    unworn = np.concatenate([x[:, 0, 0, 0] for x in (*(x for x, _ in faces.parts[1:]), faces.auxiliary[0], faces.test[0])])
+    assert not np.isin(unworn, worn).any()
+    assert all(len(set(y)) <= 6 for _, y in faces.parts)
     # Clients, adversary and judges share no picture; of the wearers the judges have none.
     held = np.concatenate([x.reshape(len(x), -1)[:, 0] for x, _ in (*faces.parts, faces.auxiliary, faces.judges[:2])])
     assert len(np.unique(held)) == len(held) == 400
