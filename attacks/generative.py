@@ -292,6 +292,8 @@ def mgan_passive(
     game = _game(model, auxiliary, categories, settings)
     for name, images in (("victim", victim), ("others", others)):
         _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
+        if not images.shape[1]:
+            raise ValueError(f"{name} has no images: its shape is {images.shape}")
     networks, traces = _passive(game, messages, victim, others, key)
     return Generated(game.make, networks, *traces)
 
@@ -301,6 +303,7 @@ def _game(model: Model, auxiliary: ClientData, categories: Array | None, setting
     classes = model.classes or 0
     settings.check(len(auxiliary.x))
     _check.finite(**{"auxiliary.x": auxiliary.x})
+    _check.labels(auxiliary.y, classes, name="auxiliary.y")
     if not _check.is_traced(auxiliary) and (not auxiliary.mask.all() or abs(auxiliary.x).max() > 1):
         raise ValueError("auxiliary must be images in [-1, 1], as the generator's, and have no padding")
     categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)

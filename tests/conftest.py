@@ -3,10 +3,13 @@
 import dataclasses
 import os
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
-# Tests compile more than they compute: code that is compiled faster and runs slower saves a third of their time.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Tests compile more than they compute: code that is compiled faster and runs slower saves more than half of their time. XLA
+# ends the process on a flag that it does not know, as a later one may not know the second.
+if version("jaxlib").startswith(("0.10.", "0.11.")):
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 # What one process or module has compiled the others load; set before the processes start, which inherit it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     programs = tempfile.TemporaryDirectory(prefix="jaxfl-programs-")

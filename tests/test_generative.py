@@ -215,6 +215,11 @@ def test_bad_input_is_named(federation):
     images = jnp.zeros((2, 5, *SHAPE))
     with pytest.raises(ValueError, match=r"others has shape \(1, 5, 16, 16, 1\)"):
         generative.mgan_passive(MODEL, run.messages(0), images, images[:1], auxiliary, key, settings=SETTINGS)
+    with pytest.raises(ValueError, match="others has no images"):
+        generative.mgan_passive(MODEL, run.messages(0), images, images[:, :0], auxiliary, key, settings=SETTINGS)
+    foreign = dataclasses.replace(auxiliary, y=auxiliary.y + 1)
+    with pytest.raises(ValueError, match=r"auxiliary\.y holds the label 2"):
+        generative.mgan_passive(MODEL, run.messages(0), images, images, foreign, key, settings=SETTINGS)
     with pytest.raises(ValueError, match="batch_size=100 is larger than the 60 auxiliary"):
         generative.mgan_passive(MODEL, run.messages(0), images, images, auxiliary, key)
     with pytest.raises(ValueError, match="out of the generator's reach"):

@@ -105,7 +105,7 @@ def test_one_image_is_recovered(solver):
     assert np.isnan(rep.representatives(wide, lost, jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few).x).all()
 
 
-def test_representatives_look_like_their_own_client_alone(federation):
+def test_representatives_look_like_the_pictures_behind_an_update(federation):
     records, patterns, run = federation
     y = jnp.asarray(np.stack([r[1] for r in records]))
     settings = dataclasses.replace(SETTINGS, evaluations=200, tv_weight=1e-5)
