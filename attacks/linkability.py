@@ -138,8 +138,8 @@ class Siamese:
       batch_size: pairs per step (static).
       learning_rate: of SGD.
       momentum: of SGD.
-      embedding_rate: of the embedding's parameters, in units of `learning_rate`. A tenth is what the network after which the
-        paper's is made gives a trunk that has learned already (not in the paper).
+      embedding_rate: of the embedding's parameters, in units of `learning_rate`. The network after which the paper's is made
+        gives a trunk that has learned already a tenth of its identification layer's (not in the paper).
     """
 
     epochs: int = dataclasses.field(default=100, metadata={"static": True})
@@ -177,7 +177,7 @@ def train_siamese(
     difference of the two descriptors whether they are of one client. Half of the pairs are. Both layers see descriptors less
     the mean that the samples' have at the start, in units of their spread about it (not in the paper): neither matters to
     `unit`, by which descriptors are compared, and descriptors as they are differ by so little that at the paper's rate the loss
-    stays that of guessing.
+    stays that of guessing. The embedding's gradient grows as the spread falls.
 
     Args:
       embedding: from a sample to its descriptor.

@@ -17,8 +17,9 @@ A cell's settings:
 
 Methods: `mgan_passive`; `mgan_adversarial_identity`, the same with that weight 1, beyond the paper; `mgan_active`; `gan_attack`
 (of a client that has not the class it wants, the victim's most frequent one, but is granted to know which it is);
-`model_inversion`; `victim` and `others`, their real images, as a yardstick; `none`, no attack. Metrics: `victim_like` and
-`others_like`, how often an independent classifier takes what was generated for the victim (for others) for the victim's;
+`model_inversion`; `victim` and `others`, their real images, as a yardstick (of the glasses the victim's persons without);
+`none`, no attack. Metrics: `victim_like` and `others_like`, how often an independent classifier takes what was generated for
+the victim (for others) for the victim's;
 `degraded_like`, how often it does of real images degraded as the copies it was trained on; `class_accuracy`, how often it is of
 the class asked for; `classifier_score`; and of the shared model after a round `shared_accuracy`. `run_s` holds compilation, and
 of what methods share the first that needs it. A passive attack only reads a transcript: here its shared models are those of no
@@ -43,10 +44,10 @@ from attacks.metrics import classifier_score
 from attacks.representatives import Representing, infer_all_counts, round_counts
 from attacks.sample_reconstruction import Inversion, invert_model
 from benchmarks.engines import run_members
-from benchmarks.generative_worlds import VICTIM, digits, faces
+from benchmarks.generative_worlds import VICTIM, World, digits, faces, unworn
 from benchmarks.jobs import Cell, Job, Outcome
 from benchmarks.judges import Judges, degraded, train_judges
-from benchmarks.linkability_experiment import Represent, load_images
+from benchmarks.linkability_experiment import Represent, load_images, strides
 from jaxfl import (
     ClientData,
     Federated,
@@ -79,7 +80,7 @@ class Attack:
         data = load_images(cell.dataset, data_dir, cell["side"])
         self.cell, self.note = cell, data.note
         self.world = (faces if cell["property"] == "glasses" else digits)(data, cell, seed)
-        self.strides = (2, 1, 2, 1) if data.x.shape[1] == 28 else (2, 2, 2, 1)
+        self.strides = strides(data.x.shape[1])
         self.keys = jax.random.split(jax.random.key(seed), 8)
         batch_size = None if cell["batch_size"] == "full" else cell["batch_size"]
         self.training = LocalTraining(cell["learning_rate"], cell["epochs"], batch_size)
@@ -219,7 +220,7 @@ class Attack:
         label_key, key = jax.random.split(self.keys[5])
         labels = jax.random.choice(label_key, self.world.classes, (SAMPLES,), p=self.categories)
         if method in ("victim", "others"):
-            x, y = self.world.parts[VICTIM] if method == "victim" else _together(self.world.parts[1:])
+            x, y = self.world.parts[VICTIM] if method == "victim" else _others(self.world, self.cell["property"])
             rows = np.random.default_rng(0).integers(0, len(x), SAMPLES)
             return jnp.asarray(x[rows]), jnp.asarray(y[rows])
         if method == "model_inversion":
@@ -245,7 +246,9 @@ class Attack:
         return np.asarray(evaluation.accuracy)
 
 
-def _together(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def _others(world: World, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Real images of what is generated for others: of the other clients, or the victim's persons without glasses."""
+    parts = unworn(world) if kind == "glasses" else world.parts[1:]
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 

@@ -68,8 +68,9 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
 
 def faces(data: Dataset, cell: Cell, seed: int) -> World:
     """The first client has the pictures with glasses of `WEARERS`; in all others' none are worn, by `WEARERS` neither, and each
-    has a few persons. The adversary has two pictures of each person, without glasses. The judges have the other persons'
-    pictures with glasses, and four of each without; on these the shared model is judged too."""
+    has a few persons. The adversary has two pictures without glasses of each person of whom there are any. The judges have the
+    other persons' pictures with glasses, and up to four of each without; on these the shared model is judged too. Few persons
+    have both."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
     glasses = np.asarray([n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)])
@@ -88,3 +89,12 @@ def faces(data: Dataset, cell: Cell, seed: int) -> World:
         (data.x[judges], data.y[judges], glasses[judges]),
         40,
     )
+
+
+def unworn(world: World) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pictures of `WEARERS` without glasses, whoever of the world of `faces` has them."""
+    kept = []
+    for x, y in (*world.parts[1:], world.auxiliary):
+        rows = np.isin(y + 1, WEARERS)
+        kept.append((x[rows], y[rows]))
+    return kept

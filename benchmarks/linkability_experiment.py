@@ -66,6 +66,11 @@ def load_images(name: str, data_dir: str | None, side: str) -> Dataset:
     return dataclasses.replace(data, x=2 * data.x - 1)
 
 
+def strides(side: int) -> tuple[int, int, int, int]:
+    """Of the shared model's convolutions, for images of so many pixels down (paper 003, Tables I and II)."""
+    return (2, 1, 2, 1) if side <= 28 else (2, 2, 2, 1)
+
+
 class Side(NamedTuple):
     """One of the two federations: the clients', or the server's own.
 
@@ -75,7 +80,6 @@ class Side(NamedTuple):
       pseudo_gradient: shuffled or not, leaves `[rounds, participants, ...]`.
       senders: who sent each `[rounds, participants]`.
       parts: row numbers of each client.
-      rows: of the source that this side may know.
     """
 
     params: Any
@@ -83,7 +87,6 @@ class Side(NamedTuple):
     pseudo_gradient: Any
     senders: Array
     parts: list[np.ndarray]
-    rows: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +117,17 @@ class Attacked:
 
 
 def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
-    """Train a cell's two federations, both from the model that the server sent out first (paper 003, section V-F)."""
+    """Train a cell's two federations, both from the model that the server sent out first (paper 003, section V-F). Raises
+    `ValueError` if the source has too few records, or `trunk_round` is none of the window's."""
+    if not 0 <= cell["trunk_round"] - cell["first"] < cell["window"]:
+        raise ValueError(
+            f"trunk_round={cell['trunk_round']} must be one of window={cell['window']} rounds from {cell['first']} on"
+        )
     data = load_images(cell.dataset, data_dir, cell["side"])
     rng = np.random.default_rng(seed)
     own, other = _divide(rng, data, cell)
     widths = tuple(map(int, cell["widths"].split(",")))
-    strides = (2, 1, 2, 1) if data.x.shape[1] <= 28 else (2, 2, 2, 1)  # Tables I and II
-    model = trunk_cnn(data.x.shape[1:], data.classes or 0, widths=widths, strides=strides)
+    model = trunk_cnn(data.x.shape[1:], data.classes or 0, widths=widths, strides=strides(data.x.shape[1]))
     training = LocalTraining(cell["learning_rate"], 1, None if cell["batch_size"] == "full" else cell["batch_size"])
     keys = jax.random.split(jax.random.key(seed), 6)
     clients = _side(cell, data, own, model, training, keys[0], keys[1], anonymous=keys[2])
@@ -188,9 +195,9 @@ def _side(
     run = simulate(model, model.init(init_key), clients, train_key, federated)
     if anonymous is not None:
         seen, senders = run.anonymous(anonymous)
-        return Side(run.params, run.received, seen.pseudo_gradient, senders, parts, rows)
+        return Side(run.params, run.received, seen.pseudo_gradient, senders, parts)
     received, sent = jax.tree.map(lambda a: a[:: cell["shadow_every"]], (run.received, run.pseudo_gradient))
-    return Side(run.params, received, sent, jnp.broadcast_to(run.clients, jax.tree.leaves(sent)[0].shape[:2]), parts, rows)
+    return Side(run.params, received, sent, jnp.broadcast_to(run.clients, jax.tree.leaves(sent)[0].shape[:2]), parts)
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
@@ -268,7 +275,7 @@ class _Attack:
         return jnp.asarray(self.attacked.data.x[rows]), jnp.asarray(self.attacked.data.y[rows])
 
     def _gradients(self) -> Array:
-        """Gradients of single records `[REFERENCES, parameters]`, at models of all observed rounds by turns."""
+        """Gradients of at most `REFERENCES` records `[records, parameters]`, at models of all observed rounds by turns."""
         model, received = self.attacked.model, self.attacked.clients.received
         x, y = self._known(REFERENCES)
         return _record_gradients(model, received, x, y, jnp.arange(len(x)) % self.cell["window"])
@@ -374,9 +381,7 @@ class Represent:
 
 def _scores(cell: Cell, attacked: Attacked, mine: Array, theirs: Array) -> dict[str, float]:
     senders, interval = attacked.clients.senders, cell["interval"]
-    scores = {
-        "precision": link.link_precision(mine[interval:], senders[interval:], mine[:-interval], senders[:-interval]),
-    }
+    scores = {"precision": link.link_precision(mine[interval:], senders[interval:], mine[:-interval], senders[:-interval])}
     if interval == 1:
         keys = jax.random.split(jax.random.fold_in(attacked.key, 3))
         flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()

@@ -51,6 +51,8 @@ def test_turned_digits_and_worn_glasses_make_the_victim(images):
     unworn = np.concatenate([x[:, 0, 0, 0] for x in (*(x for x, _ in faces.parts[1:]), faces.auxiliary[0], faces.test[0])])
     assert not np.isin(unworn, worn).any()
     assert all(len(set(y)) <= 6 for _, y in faces.parts)
+    bare = np.concatenate([x[:, 0, 0, 0] for x, _ in generative_worlds.unworn(faces)])
+    assert sorted(bare) == sorted(set(pixel[[30 + k for k in range(10)] + [180 + k for k in range(10)]]) - set(worn))
     # Clients, adversary and judges share no picture; of the wearers the judges have none.
     held = np.concatenate([x.reshape(len(x), -1)[:, 0] for x, _ in (*faces.parts, faces.auxiliary, faces.judges[:2])])
     assert len(np.unique(held)) == len(held) == 400

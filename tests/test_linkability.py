@@ -182,6 +182,20 @@ def test_a_siamese_network_finds_what_tells_clients_apart():
     assert blind < learned - 0.2
 
 
+def test_shift_and_scale_of_descriptors_are_nothing_to_learn():
+    """Neither to the loss before the first step, nor to the layers where the embedding stays as it is."""
+    rng = np.random.default_rng(7)
+    samples, identities = jnp.asarray(rng.normal(size=(12, 5)), jnp.float32), jnp.arange(12) % 3
+    plain = link.vector_embedding(5, 6)
+    moved = plain._replace(apply=lambda params, sample: 0.01 * plain.apply(params, sample) + 3)
+    still = link.Siamese(epochs=20, batch_size=4, learning_rate=0.02, embedding_rate=0.0)
+    one, other = (link.train_siamese(e, samples, identities, jax.random.key(0), settings=still) for e in (plain, moved))
+    assert np.allclose(one.loss, other.loss, rtol=1e-3)
+    assert one.loss[-1] < one.loss[0]
+    again = link.train_siamese(plain, samples, identities, jax.random.key(0), start=one.params, settings=still)
+    assert all((a == b).all() for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(one.params), strict=True))
+
+
 def test_bad_input_is_named():
     samples = jnp.ones((4, 3))
     embedding = link.vector_embedding(3)

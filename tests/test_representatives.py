@@ -143,7 +143,7 @@ def test_the_bias_tells_the_labels(federation):
 
 
 def test_the_scale_follows_from_the_clients_records(federation):
-    """Of a client that takes two steps a round, three images suffice to count classes: their number is not its."""
+    """A client takes two steps a round whatever the number of images that are to stand for it."""
     records, _, _ = federation
     training = LocalTraining(0.005, batch_size=3)
     run = simulate(MODEL, MODEL.init(jax.random.key(0)), stack_clients(records), jax.random.key(1), Federated(1, training))
