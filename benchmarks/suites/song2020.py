@@ -215,7 +215,7 @@ def _solvers() -> Table:
         forward, _ = _classifier(job.cell, "28,28")
         each = 9 * forward * job.cell["images"]
         clients = representatives_experiment.CLIENTS if job.method == "adam_batched" else 1
-        work = {(measured, job.method): clients * job.cell["evaluations"] * each, measured: 3 * forward * 150 * 100}
+        work = {(measured, job.method): 2 * clients * job.cell["evaluations"] * each, measured: 3 * forward * 150 * 100}
         return Cost(work, {(job.cell["evaluations"], job.method): 6.0}, 1e8)
 
     run, measured = representatives_experiment.run, representatives_experiment.measured
