@@ -29,6 +29,7 @@ from attacks.directions import discriminant, logistic, record_gradients, scaled
 from attacks.disaggregation import Observations
 from attacks.shadows import Property, first_order_updates, shadow_updates, slope, target_loss
 from jaxfl import Aggregates, Behavior, LocalTraining, Model, _check
+from jaxfl.federated import strategy_here
 from jaxfl.models import check_records
 
 Array = jax.Array
@@ -158,7 +159,7 @@ def train_detectors(
     if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
         raise ValueError(f"held_out={settings.held_out} of pairs={settings.pairs} leaves none to train or none to calibrate on")
     if settings.strategy is None:
-        settings = dataclasses.replace(settings, strategy="map" if jax.default_backend() == "cpu" else "vmap")
+        settings = dataclasses.replace(settings, strategy=strategy_here())
     return _train_detectors(model, received, x, y, prop, key, training, records, settings)
 
 

@@ -17,7 +17,7 @@ import optax
 
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mean_loss
 from jaxfl.clients import ClientData
-from jaxfl.federated import map_clients
+from jaxfl.federated import map_clients, strategy_here
 
 Array = jax.Array
 
@@ -136,12 +136,7 @@ def matching_objective(
         (received, observed), key = arguments
         return distance(virtual_update(model, received, x, y, key, virtual), observed)
 
-    return map_clients(one_round, (rounds, jax.random.split(order_key, count)), _rounds_strategy()).mean()
-
-
-def _rounds_strategy() -> Literal["map", "vmap"]:
-    """One round after the other on CPU: batched products of small matrices are slower there."""
-    return "map" if jax.default_backend() == "cpu" else "vmap"
+    return map_clients(one_round, (rounds, jax.random.split(order_key, count)), strategy_here()).mean()
 
 
 def column_objective(model: Model, messages: Messages, erased: Array, positions: Array) -> Callable[[Array, Array], Array]:
@@ -223,7 +218,7 @@ def column_objective(model: Model, messages: Messages, erased: Array, positions:
         return 1 - dot * alpha, (-by_columns, -by_y)
 
     def value_and_grad(columns: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
-        found = map_clients(lambda c: one_round(columns, y, c), constants, _rounds_strategy())
+        found = map_clients(lambda c: one_round(columns, y, c), constants, strategy_here())
         return jax.tree.map(lambda a: a.mean(0), found)
 
     @jax.custom_vjp

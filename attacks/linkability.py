@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import Model, _check
-from jaxfl.federated import Strategy, map_clients
+from jaxfl.federated import map_clients, strategy_here
 
 Array = jax.Array
 ACCELERATOR_CHUNK = 64
@@ -123,9 +123,8 @@ def vector_embedding(inputs: int, width: int = 256) -> Embedding:
 
 @functools.partial(jax.jit, static_argnums=0)
 def describe(embedding: Embedding, params: Any, samples: Array) -> Array:
-    """Descriptors `[samples, d]` of samples `[samples, ...]`."""
-    strategy: Strategy = "map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
-    return map_clients(functools.partial(embedding.apply, params), samples, strategy)
+    """Descriptors `[samples, d]` of samples `[samples, ...]`, by an embedding (static) with its parameters."""
+    return map_clients(functools.partial(embedding.apply, params), samples, strategy_here(ACCELERATOR_CHUNK))
 
 
 @jax.tree_util.register_dataclass

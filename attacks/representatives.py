@@ -17,7 +17,7 @@ import optax
 
 from attacks.gradient_matching import Virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
-from jaxfl.federated import Strategy, map_clients
+from jaxfl.federated import Strategy, map_clients, strategy_here
 from jaxfl.models import check_record_shape
 
 Array = jax.Array
@@ -180,7 +180,7 @@ def representatives(
             for i in range(len(messages))
         ]
         return jax.tree.map(lambda *a: jnp.stack(a), *found)
-    strategy = strategy or ("map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK)
+    strategy = strategy or strategy_here(ACCELERATOR_CHUNK)
     return _representatives(model, updates, jnp.asarray(y), keys, tuple(shape), settings, strategy)
 
 

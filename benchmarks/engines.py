@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.jobs import Group, Outcome
-from jaxfl.federated import Strategy, map_clients
+from jaxfl.federated import map_clients, strategy_here
 
 ACCELERATOR_CHUNK = 16
 """Members that run at once on each accelerator; more would only take memory."""
@@ -99,7 +99,7 @@ def _compile(
     function: Callable[[Any], Any], devices: tuple[jax.Device, ...], structure: Any, signature: tuple[Any, ...], x64: bool
 ) -> Any:
     """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
-    strategy: Strategy = "map" if jax.default_backend() == "cpu" else ACCELERATOR_CHUNK
+    strategy = strategy_here(ACCELERATOR_CHUNK)
     sharding = _sharding(devices)
     # Members share nothing, so the check for values that differ between devices has nothing to protect.
     program = jax.shard_map(

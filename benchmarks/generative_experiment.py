@@ -8,9 +8,9 @@ A cell's settings:
   rounds: of it, in all of which the adversary plays.
   widths: of the shared model's convolutions; generator_width: channels of the generator after its dense layer.
   side: pixels down and across, "28,28".
-  auxiliary: records of the adversary's own (of digits); batch: images per step of its networks; growth: rounds after which the
-    discriminator gets one epoch more; most_epochs: at most so many; game_rate: of its networks' Adam. category_weight: see
-    `attacks.generative.Adversarial`.
+  auxiliary: records of the adversary's own (of digits; of faces it has 64, whatever is set); batch: images per step of its
+    networks; growth: rounds after which the discriminator gets one epoch more; most_epochs: at most so many; game_rate: of its
+    networks' Adam. category_weight: see `attacks.generative.Adversarial`.
   images, evaluations, tv_weight: of representatives. labels: "bias", how many of each class is inferred from the updates;
     "known": the server is granted the counts.
   round: after how many rounds the shared model is judged, or 0: judge what was generated.

@@ -40,12 +40,14 @@ from benchmarks.engines import once, run_members
 from benchmarks.jobs import Cell, Job, Outcome
 from jaxfl import Federated, LocalTraining, Model, Record, evaluate, one_client, simulate, stack_clients, trunk_cnn
 from jaxfl.datasets import Dataset, load
-from jaxfl.federated import map_clients
+from jaxfl.federated import map_clients, strategy_here
 
 Array = jax.Array
 METHODS = ("siamese_rep", "siamese_update", "whitened", "update", "head", "bias", "histogram", "rep")
 VOTES = 3
 PAIRS = 2000
+TRUNK_RATE = 0.1
+"""See `attacks.linkability.Siamese.embedding_rate`."""
 REFERENCES = 1000
 """Gradients of single records that `whitened` learns its metric from."""
 TEST_RECORDS = 1000
@@ -323,12 +325,12 @@ class _Attack:
         """Descriptors of both sides `[epochs, rounds, participants, d]` after each epoch of the siamese network's training."""
         cell, attacked = self.cell, self.attacked
         if method == "siamese_rep":
-            embedding, start, slowed = link.image_embedding(attacked.model), self._shared, 0.1
+            embedding, start, rate = link.image_embedding(attacked.model), self._shared, TRUNK_RATE
             mine, theirs = self._representatives
         else:
             mine, theirs = (link.pooled_head(attacked.model, s.pseudo_gradient) for s in (attacked.clients, attacked.shadow))
             mine, theirs = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in (mine, theirs))
-            embedding, start, slowed = link.vector_embedding(mine.shape[-1]), None, 1.0
+            embedding, start, rate = link.vector_embedding(mine.shape[-1]), None, 1.0
         flat = tuple(samples.reshape(-1, *samples.shape[2:]) for samples in (mine, theirs))
         found = link.train_siamese(
             embedding,
@@ -337,7 +339,7 @@ class _Attack:
             jax.random.fold_in(attacked.key, 2),
             start=start,
             described=flat,
-            settings=link.Siamese(cell["siamese_epochs"], cell["siamese_batch"], embedding_rate=slowed),
+            settings=link.Siamese(cell["siamese_epochs"], cell["siamese_batch"], embedding_rate=rate),
         )
         first, second = (
             d.reshape(len(d), *side.senders.shape, -1)
@@ -356,7 +358,7 @@ def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: A
         slope = jax.grad(lambda p: model.loss(model.apply(p, record[None]), label[None])[0])(params)
         return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(slope)])
 
-    return map_clients(one, (x, y, rounds), "map" if jax.default_backend() == "cpu" else "vmap")
+    return map_clients(one, (x, y, rounds), strategy_here())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,7 +378,7 @@ class Represent:
             y = labels_of(n, self.settings.images)
             return represent(self.model, received, observed, y, key, self.shape, self.settings).x
 
-        return map_clients(one, (gradients, counts, keys), "map" if jax.default_backend() == "cpu" else "vmap")
+        return map_clients(one, (gradients, counts, keys), strategy_here())
 
 
 def _scores(cell: Cell, attacked: Attacked, mine: Array, theirs: Array) -> dict[str, float]:

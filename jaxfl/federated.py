@@ -225,7 +225,7 @@ def simulate(
     check_clients(model, params, clients, federated.training.batch_size)
     if server.named and not _check.is_traced(clients.id) and not np.isin(server.named, clients.id).all():
         raise ValueError(f"server names clients {server.named}, not all of whom are among the clients")
-    strategy = federated.strategy or ("map" if jax.default_backend() == "cpu" else "vmap")
+    strategy = federated.strategy or strategy_here()
     # Arrays of one dtype: a Python float and an array would compile twice.
     numbers = federated.training, federated.upload, federated.behavior
     training, upload, behavior = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), numbers)
@@ -309,6 +309,11 @@ def _train(
 
     received, returned = map_clients(client, (cohort, behavior), federated.strategy)
     return (received if server.personal else server.send(state, cohort.id[0])), returned
+
+
+def strategy_here(accelerator: Strategy = "vmap") -> Strategy:
+    """One after the other on CPU, where batched products of small matrices are slower; elsewhere as said."""
+    return "map" if jax.default_backend() == "cpu" else accelerator
 
 
 def map_clients(function: Callable[[Any], Any], arguments: Any, strategy: Strategy | None) -> Any:

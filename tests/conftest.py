@@ -1,13 +1,14 @@
 """Shared by all tests: a small world whose attack succeeds, and the real data where it is at hand."""
 
 import dataclasses
+import functools
 import os
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-# Tests compile more than they compute: code that is compiled faster and runs slower saves more than half of their time. XLA
-# ends the process on a flag that it does not know, as a later one may not know the second.
+# Tests compile more than they compute: code that is compiled faster and runs slower saves a third of their time, and loops
+# compiled the older way as much again. XLA ends the process on a flag that it does not know, as a later one may the second.
 if version("jaxlib").startswith(("0.10.", "0.11.")):
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 # What one process or module has compiled the others load; set before the processes start, which inherit it.
@@ -24,6 +25,12 @@ import pytest
 
 import jaxfl
 from benchmarks import engines
+
+OLDER_LOOPS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")
+compiled_as_by_users = functools.partial(
+    jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True} if OLDER_LOOPS else None
+)
+"""`jax.jit` with the loops that programs have outside tests: for what is to hold to the last bit, or would be magnified."""
 
 
 def largest_difference(a, b):
