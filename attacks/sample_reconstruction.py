@@ -26,18 +26,20 @@ class Inversion:
       steps: gradient steps (static).
       learning_rate: their step size.
       start: grey level at which every image begins.
+      spread: standard deviation of the noise around it, where a key is given.
       low, high: the range of pixels.
     """
 
     steps: int = dataclasses.field(default=5000, metadata={"static": True})
     learning_rate: float | Array = 1e-3
     start: float | Array = 0.5
+    spread: float | Array = 0.01
     low: float | Array = 0.0
     high: float | Array = 1.0
 
 
 def invert_model(
-    model: Model, params: Any, shape: tuple[int, ...], *, settings: Inversion | None = None
+    model: Model, params: Any, shape: tuple[int, ...], key: Array | None = None, *, settings: Inversion | None = None
 ) -> tuple[Array, Array]:
     """One image per class that the model is surest of (paper 004, Eq. 5; Fredrikson et al. 2015), by gradient ascent on the log
     probability, the stable form of the probability's, within the range of pixels. All classes are one batch, whose statistics
@@ -47,6 +49,8 @@ def invert_model(
       model: a classifier (static).
       params: its parameters.
       shape: of an image.
+      key: draws noise around the start. None begins with equal images, whose variance of 0 a model that normalises by the
+        batch divides by: the first step is then all noise.
       settings: see `Inversion`.
 
     Returns:
@@ -60,11 +64,13 @@ def invert_model(
         raise ValueError("invert_model needs a classifier; this model has classes=None")
     _check.positive_integer(steps=settings.steps)
     check_record_shape(model, params, shape=shape)
-    return _invert_model(model, params, tuple(shape), settings)
+    return _invert_model(model, params, tuple(shape), key, settings)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _invert_model(model: Model, params: Any, shape: tuple[int, ...], settings: Inversion) -> tuple[Array, Array]:
+def _invert_model(
+    model: Model, params: Any, shape: tuple[int, ...], key: Array | None, settings: Inversion
+) -> tuple[Array, Array]:
     classes = model.classes or 0
 
     def of_own_class(x: Array) -> Array:
@@ -75,6 +81,8 @@ def _invert_model(model: Model, params: Any, shape: tuple[int, ...], settings: I
         return jnp.clip(x + settings.learning_rate * slope, settings.low, settings.high), None
 
     start = jnp.full((classes, *shape), settings.start, jnp.result_type(float))
+    if key is not None:
+        start = jnp.clip(start + settings.spread * jax.random.normal(key, start.shape), settings.low, settings.high)
     images, _ = jax.lax.scan(step, start, length=settings.steps)
     return images, jnp.exp(of_own_class(images))
 

@@ -17,7 +17,7 @@ Models that stand for a client's own: `global` and `last` (returned); reconstruc
 `optimum`, the ceiling. Metrics of each: `zest` to the optimum, `train_loss`, `train_accuracy` or `mape` on the client's
 records, `attribute_accuracy`, `source_accuracy` (balanced over clients; right is any that holds the record; where clients share
 records `strict_source_accuracy` wants the one it was drawn from), `ssim` (of `global` and `last` at a tenth of the others' step
-size, as in the paper); means over the attacked clients. Attacks
+size, as in the paper; its chance is that of plain grey, with which inversion begins); means over the attacked clients. Attacks
 without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `drop`, `ridge` (source),
 `invert_gradient` (samples). `run_s` is per attacked client and holds compilation.
 """
@@ -297,23 +297,26 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
     if "samples" in asked:
         steps, rate = cell["inversion_steps"], cell["inversion_rate"]
         inversion = Inversion(steps, rate if method not in ("global", "last") else rate / 10)
-        scores = []
+        scores, greys = [], []
         for c in range(count):
-            images, _ = invert_model(federation.model, params[c], federation.data.x.shape[1:], settings=inversion)
+            key = models.key(c) if cell["batch_norm"] else None
+            images, _ = invert_model(federation.model, params[c], federation.data.x.shape[1:], key, settings=inversion)
             scores.append(likeness(federation, c, images))
+            greys.append(likeness(federation, c, jnp.full_like(images, inversion.start)))
             if c == 0:
                 x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
                 shown = np.unique(y)[:SHOWN]
                 firsts = np.stack([x[np.flatnonzero(y == k)[0]] for k in shown])
                 caption = f"a record of each class, and what the model of client 0 ({method}) takes for the class"
                 models.pictures[method] = {caption: strips(firsts, np.asarray(images)[shown])}
-        yield "ssim", (mean(scores), None, None)
+        yield "ssim", (mean(scores), None, mean(greys))
 
 
 def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator[tuple[str, Score]]:
     federation, count = models.federation, models.count
     if method == "invert_gradient":
-        yield "ssim", (mean([_inverted(models, c, cell) for c in range(count)]), None, None)
+        found, greys = zip(*(_inverted(models, c, cell) for c in range(count)), strict=True)
+        yield "ssim", (mean(found), None, mean(greys))
         return
     if WITHOUT_MODEL[method] == "source":
         rows, holders = targets(federation, cell)
@@ -356,8 +359,8 @@ def _cosine(models: Reconstructions, c: int, cell: Cell) -> np.ndarray:
     return np.asarray(found.values[0])
 
 
-def _inverted(models: Reconstructions, c: int, cell: Cell) -> float:
-    """Likeness of images out of one update to the client's records, each matched with one of its own."""
+def _inverted(models: Reconstructions, c: int, cell: Cell) -> tuple[float, float]:
+    """Likeness of images out of one update to the client's records, each matched with one of its own; and of grey ones."""
     federation = models.federation
     batch = min(int(cell["batch_size"]), len(federation.parts[c]))
     settings = GradientInversion(steps=cell["gradient_steps"])
@@ -368,4 +371,4 @@ def _inverted(models: Reconstructions, c: int, cell: Cell) -> float:
     if c == 0:
         caption = "images out of the first update of client 0, and below each the record it is matched with"
         models.pictures["invert_gradient"] = {caption: strips(np.asarray(images)[:SHOWN], np.asarray(records)[places[:SHOWN]])}
-    return found
+    return found, matched_likeness(jnp.full_like(images, 0.5), records)[0]

@@ -29,6 +29,26 @@ def test_inverting_a_linear_classifier_finds_its_weights():
     assert float(sure.min()) > 0.9
 
 
+def test_a_model_that_normalises_by_the_batch_is_inverted_from_images_that_differ():
+    """Equal images have no variance to be normalised by: each layer magnifies their first step by 1 / sqrt(1e-5)."""
+    rng = np.random.default_rng(0)
+    templates = rng.random((3, 4, 4, 1)).astype(np.float32)
+    y = np.arange(150) % 3
+    x = (templates[y] + 0.1 * rng.normal(size=(150, 4, 4, 1))).clip(0, 1).astype(np.float32)
+    model, training = mlp(16, (32, 32, 32), 3, batch_norm=True), LocalTraining(0.1, batch_size=30)
+    params = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(40, training)).params
+
+    def moved(key):
+        images, _ = invert_model(model, params, (4, 4, 1), key, settings=Inversion(steps=1, learning_rate=1e-4))
+        return float(jnp.abs(images - 0.5).mean())
+
+    assert moved(None) > 0.4
+    assert moved(KEY) < 0.05
+    images, _ = invert_model(model, params, (4, 4, 1), KEY, settings=Inversion(steps=1000, learning_rate=0.01))
+    likeness = np.corrcoef(np.asarray(images).reshape(3, -1), templates.reshape(3, -1))[:3, 3:]
+    assert (likeness.argmax(1) == np.arange(3)).all()
+
+
 def test_an_image_is_read_out_of_one_gradient_and_not_out_of_anothers():
     rng = np.random.default_rng(0)
     image = rng.random((1, 8, 8, 1)).astype(np.float32)
