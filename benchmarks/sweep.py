@@ -41,7 +41,7 @@ class Arguments:
     list: bool = False
     """List suites and tables, then stop."""
     size: Literal["small", "paper"] = "small"
-    """small: same cells with fewer records, at most 30 minutes on 2 cores per suite; paper: the published sizes."""
+    """small: same cells with fewer records, at most 45 minutes on 2 cores per suite; paper: the published sizes."""
     seeds: str = "3"
     """A count (5 means seeds 0 to 4) or a comma-separated list ("0,2,7"; "3," is the seed 3 alone)."""
     methods: str | None = None
