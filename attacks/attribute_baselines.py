@@ -1,4 +1,4 @@
-"""What an adversary achieves without cosine matching: guesses, models trained on public data, L2 matching (paper 000, 4.3)."""
+"""What an adversary achieves without cosine matching: guesses, models trained on public data, L2 matching (Lyu 2021, 4.3)."""
 
 import dataclasses
 import functools
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, decode, erase
+from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, check_one_column, decode, erase
 from attacks.candidate_decoding import candidate_records
-from attacks.gradient_matching import Virtual, matching_objective, minimize_lbfgs, squared_distance
+from attacks.gradient_matching import Virtual, check_virtual, matching_objective, minimize_lbfgs, squared_distance
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp, one_client
 
 Array = jax.Array
@@ -32,7 +32,7 @@ def public_model(
 ) -> Array:
     """`public100`, `public1000`: an MLP from the other columns to the attribute, trained on public records.
 
-    Paper 000 says only "attack model"; this is one hidden layer of 128, Adam with rate 1e-3, batches of 32.
+    Lyu 2021 says only "attack model"; this is one hidden layer of 128, Adam with rate 1e-3, batches of 32.
 
     Args:
       x_public: public records `[public, features]`.
@@ -58,6 +58,8 @@ def fit_public_model(
     """The parameters of `public_model`, which know nothing of a victim. Arguments as there."""
     _check.shape((len(x_public),), values_public=values_public)
     _check.labels(values_public, candidates, name="values_public")
+    _check.positive_integer(candidates=candidates, epochs=epochs)
+    positions = _positions(positions, np.shape(x_public)[1])
     hidden = jnp.asarray(x_public).at[:, positions].set(0)
     return _fit_public_model(hidden, jnp.asarray(values_public), candidates, key, epochs)
 
@@ -73,8 +75,18 @@ def _fit_public_model(x_public: Array, values_public: Array, candidates: int, ke
 def name_by_public_model(params: Any, x: Array, positions: Array) -> Array:
     """What `public_model` returns, from its parameters."""
     candidates = jax.tree.leaves(params)[-1].shape[-1]
+    positions = _positions(positions, np.shape(x)[1])
     outputs = _attack_model(np.shape(x)[1], candidates).apply(params, jnp.asarray(x).at[:, positions].set(0))
     return jnp.where(jnp.isfinite(outputs).all(), outputs.argmax(-1), -1)
+
+
+def _positions(positions: Any, features: int) -> Array:
+    """Of the features to be erased; JAX would pass over those that do not exist."""
+    if not _check.is_traced(positions):
+        _check.shape((None,), positions=positions)
+        for place, position in enumerate(np.asarray(positions).tolist()):
+            _check.index(features, "features", **{f"positions[{place}]": position})
+    return jnp.asarray(positions)
 
 
 def _attack_model(features: int, candidates: int) -> Model:
@@ -98,7 +110,7 @@ class L2Matching:
 def l2_lbfgs(
     model: Model, messages: Messages, knowledge: Knowledge, key: Array, *, settings: L2Matching | None = None
 ) -> Reconstruction:
-    """L2 matching by L-BFGS (DLG, Zhu et al. 2019), the rival "L2-BFGS" of paper 000.
+    """L2 matching by L-BFGS (DLG, Zhu et al. 2019), the rival "L2-BFGS" of Lyu 2021.
 
     The attribute's features are free real numbers, started at the prior's mean (at N(0, 1) where it is unknown), and
     rounded to the nearest candidate in the end. What the paper's description lacks and a fair rival needs is a line
@@ -112,7 +124,7 @@ def l2_lbfgs(
         raise ValueError("y=None: l2_lbfgs needs known labels; cos_matching reconstructs them")
     settings = settings or L2Matching()
     _check.positive_integer(evaluations=settings.evaluations)
-    settings.virtual.check(len(knowledge.x))
+    check_virtual(settings.virtual, len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
     return _l2_lbfgs(model, messages, knowledge, key, settings)
 
@@ -147,11 +159,11 @@ def _l2_lbfgs(model: Model, messages: Messages, knowledge: Knowledge, key: Array
 
 
 HEURISTICS = ("label", "probability", "loss", "final_loss", "gradient_norm", "true_label_gradient", "majority")
-"""The seven statistics of paper 000, section 4.3, in its order."""
+"""The seven statistics of Lyu 2021, section 4.3, in its order."""
 
 
 def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
-    """`stats`: judge every candidate by the victim's returned models, without optimisation (paper 000, section 4.3).
+    """`stats`: judge every candidate by the victim's returned models, without optimisation (Lyu 2021, section 4.3).
 
     Per record and candidate, over the rounds' returned models, with p the class probabilities, y the known label and h the
     last layer's input: (1) correct predictions, most; (2) sum of p_y, largest; (3) sum of losses, least; (4) loss of the
@@ -171,8 +183,7 @@ def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
       ValueError: as `cos_matching`; and without labels, with several columns, or for a model without dense layers.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    if knowledge.y is None or len(knowledge.columns) != 1:
-        raise ValueError("statistics needs known labels and exactly one unknown column")
+    check_one_column("statistics", knowledge)
     if model.layers is None or model.classes is None or model.classes != _outputs(model, messages):
         raise ValueError("statistics needs a softmax classifier whose parameters belong to dense layers")
     return _statistics(model, messages, knowledge)

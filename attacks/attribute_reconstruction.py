@@ -1,4 +1,4 @@
-"""Attribute reconstruction by cosine matching against epoch-averaged updates (paper 000, Algorithm 1).
+"""Attribute reconstruction by cosine matching against epoch-averaged updates (Lyu 2021, Algorithm 1).
 
 Threat model: an honest-but-curious (or isolating) server sees a client's messages, knows its records but for one or more
 columns, perhaps its labels, the possible values and perhaps their prior. It looks for the values whose virtual updates
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.gradient_matching import Minimum, Virtual, column_objective, matching_objective, minimize_adam
+from attacks.gradient_matching import Minimum, Virtual, check_virtual, column_objective, matching_objective, minimize_adam
 from jaxfl import Messages, Model, _check
 from jaxfl.models import check_records
 
@@ -30,7 +30,7 @@ class UnknownColumn:
       positions: `[width]` integers, where the attribute stands in a record of features.
       candidates: `[K, width]`, what each of its K values looks like there: `[[0.], [1.]]` for a binary column, the K
         numbers of a scalar coding, the identity for one-hot. With candidates `V`, the relaxed attribute is
-        `softmax(z / gamma) @ V` (paper 000, Eq. 2).
+        `softmax(z / gamma) @ V` (Lyu 2021, Eq. 2).
       prior: `[K]`, its known distribution, or None if unknown.
     """
 
@@ -112,7 +112,7 @@ def cos_matching(
     *,
     settings: CosMatching | Sequence[CosMatching] | None = None,
 ) -> Reconstruction:
-    """Reconstruct unknown columns from a client's messages (paper 000, Algorithm 1).
+    """Reconstruct unknown columns from a client's messages (Lyu 2021, Algorithm 1).
 
     Args:
       model: the model that was trained (static).
@@ -147,10 +147,9 @@ def cos_matching(
         return best_of([cos_matching(model, messages, knowledge, key, settings=s) for s in settings])
     settings = settings or CosMatching()
     _check.positive_integer(steps=settings.steps)
-    _check.finite(learning_rate=settings.learning_rate)
-    settings.virtual.check(len(knowledge.x))
-    if not _check.is_traced(settings.gamma) and not np.all(np.asarray(settings.gamma) > 0):
-        raise ValueError(f"gamma={settings.gamma!r} must be positive")
+    _check.number(learning_rate=settings.learning_rate)
+    _check.positive(gamma=settings.gamma)
+    check_virtual(settings.virtual, len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
     return _cos_matching(model, messages, knowledge, key, settings)
 
@@ -296,6 +295,14 @@ def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> K
     return check_records_known(model, messages.model_shapes, knowledge)
 
 
+def check_one_column(attack: str, knowledge: Knowledge, labels: bool = True) -> None:
+    """Raise `ValueError` unless one column is unknown and labels are known (if `labels` are needed)."""
+    if labels and knowledge.y is None:
+        raise ValueError(f"y=None: {attack} needs known labels")
+    if len(knowledge.columns) != 1:
+        raise ValueError(f"columns has {len(knowledge.columns)} entries; {attack} takes one unknown column")
+
+
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
     """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
     x = jnp.asarray(knowledge.x, jnp.result_type(float))
@@ -327,6 +334,7 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
         _check.finite(y=y)
     else:
         _check.labels(y, model.classes)
+        y = y.astype(jnp.int32)
     return dataclasses.replace(knowledge, y=y)
 
 

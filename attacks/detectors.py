@@ -1,4 +1,4 @@
-"""Does an update have a property? One affine detector per round, from records like the clients' (paper 002, section 5.2).
+"""Does an update have a property? One affine detector per round, from records like the clients' (Kerkouche 2023, section 5.2).
 
 Threat model: a server behind secure aggregation. It knows the model of every round, the clients' recipe and number of records,
 auxiliary records of their distribution, and what the property is: to hold a given record, or to misbehave in a given way.
@@ -18,13 +18,14 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from attacks.detector_training import DetectorTraining
 from attacks.directions import discriminant, logistic, record_gradients, scaled
 from attacks.disaggregation import Observations
 from attacks.shadows import Property, first_order_updates, shadow_updates, slope, target_loss
@@ -33,53 +34,8 @@ from jaxfl.federated import strategy_here
 from jaxfl.models import check_records
 
 Array = jax.Array
-Kind = Literal["first_order", "lda", "logistic"]
 LEAST_VARIANCE = 1e-6
 """Of a class's feature, relative to the other class's, so that it has a density."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """How detectors are trained.
-
-    Attributes:
-      kind: see the module (static).
-      pairs: shadow updates with, and as many without the property, per round (static). `logistic` and `lda` train on all but
-        `held_out` of them, which calibrate; for `first_order` all calibrate. The paper has 6,000 (MNIST).
-      held_out: that fraction (static).
-      gradients: auxiliary records whose gradients `first_order` uses, half of all if that is fewer (static).
-      masks: dropout masks over which it averages the target's gradient (static).
-      averaged: trained rounds, up to its own, whose directions it averages, each of unit deviation (static). Models of nearby
-        rounds are alike, the errors of their directions are not.
-      shrinkage: of the covariance in closed form: the weight of what it is shrunk to, as in `discriminant`.
-      epochs, batch_size: of `logistic` (static); the authors' code. Its best epoch is chosen on the held-out shadows.
-      learning_rate: of `logistic`.
-      repeated: shadow clients that are trained anew in every round, from which the correlation of a client's features between
-        rounds is estimated (static).
-      every: a detector is trained for every so-manieth round, and used until the next (static). Nothing looks ahead.
-      followed: auxiliary records whose loss tells, to first order, how the class means move between those rounds (static).
-      strategy: how shadows run, as in `Federated` (static).
-    """
-
-    kind: Kind = dataclasses.field(default="first_order", metadata={"static": True})
-    pairs: int = dataclasses.field(default=60, metadata={"static": True})
-    held_out: float = dataclasses.field(default=0.2, metadata={"static": True})
-    gradients: int = dataclasses.field(default=1000, metadata={"static": True})
-    masks: int = dataclasses.field(default=64, metadata={"static": True})
-    averaged: int = dataclasses.field(default=1, metadata={"static": True})
-    shrinkage: float | Array = 0.5
-    epochs: int = dataclasses.field(default=50, metadata={"static": True})
-    batch_size: int = dataclasses.field(default=16, metadata={"static": True})
-    learning_rate: float | Array = 0.01
-    repeated: int = dataclasses.field(default=20, metadata={"static": True})
-    every: int = dataclasses.field(default=1, metadata={"static": True})
-    followed: int = dataclasses.field(default=1000, metadata={"static": True})
-    strategy: Any = dataclasses.field(default=None, metadata={"static": True})
-
-    def calibrating(self) -> int:
-        """Number of pairs that calibrate a detector."""
-        return self.pairs if self.kind == "first_order" else round(self.held_out * self.pairs)
 
 
 @jax.tree_util.register_dataclass
@@ -121,7 +77,7 @@ def train_detectors(
     *,
     training: LocalTraining,
     records: int,
-    settings: Training | None = None,
+    settings: DetectorTraining | None = None,
 ) -> Detectors:
     """A detector for every observed round.
 
@@ -134,33 +90,41 @@ def train_detectors(
       key: draws the halves and shadow clients.
       training: the clients' recipe.
       records: records per client (static).
-      settings: see `Training`.
+      settings: see `DetectorTraining`.
 
     Raises:
       ValueError: if the records do not fit the model, half of them are fewer than a client has, the property is none, or a
         setting is out of range.
     """
-    settings = settings or Training()
+    settings = settings or DetectorTraining()
     x, y = jnp.asarray(x), jnp.asarray(y)
     _check.shape((len(x),), y=y)
     check_records(model, jax.tree.map(lambda a: a[0], received), x, y)
     _check.finite(x=x)
-    _check.fraction(rate=prop.rate, held_out=settings.held_out, shrinkage=settings.shrinkage)
+    if model.classes is not None:
+        _check.labels(y, model.classes)
+    training.check(records)
+    if prop.target is not None:
+        _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
+    _check.fraction(rate=prop.rate)
     if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
         raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
-    _check.one_of(("first_order", "lda", "logistic"), kind=settings.kind)
-    counts = ("pairs", "gradients", "masks", "averaged", "epochs", "batch_size", "repeated", "every", "followed")
-    _check.positive_integer(records=records, **{name: getattr(settings, name) for name in counts})
-    for name in ("pairs", "gradients"):
-        if getattr(settings, name) < 2:
-            raise ValueError(f"{name}={getattr(settings, name)} must be at least 2: halves of them are compared")
+    settings.check()
+    _check.positive_integer(records=records)
     if records > len(x) // 2:
         raise ValueError(f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many")
-    if settings.kind != "first_order" and not 1 <= settings.calibrating() < settings.pairs:
-        raise ValueError(f"held_out={settings.held_out} of pairs={settings.pairs} leaves none to train or none to calibrate on")
     if settings.strategy is None:
         settings = dataclasses.replace(settings, strategy=strategy_here())
     return _train_detectors(model, received, x, y, prop, key, training, records, settings)
+
+
+def _check_target(model: Model, params: Any, target: tuple[Array, Array], shape: tuple[int, ...]) -> None:
+    x, y = (jnp.asarray(a)[None] for a in target)
+    _check.shape((1, *shape), **{"prop.target[0]": x})
+    check_records(model, params, x, y, x_name="prop.target[0]", y_name="prop.target[1]")
+    _check.finite(**{"prop.target[0]": x})
+    if model.classes is not None:
+        _check.labels(y, model.classes, name="prop.target[1]")
 
 
 @functools.partial(jax.jit, static_argnames=("model", "records"))
@@ -173,7 +137,7 @@ def _train_detectors(
     key: Array,
     training: LocalTraining,
     records: int,
-    settings: Training,
+    settings: DetectorTraining,
 ) -> Detectors:
     half_key, repeated_key, fit_key, round_key, follow_key = jax.random.split(key, 5)
     fitted, calibrating = halves(half_key, len(x))
@@ -238,7 +202,7 @@ class _Trainer:
     prop: Property
     training: LocalTraining
     records: int
-    settings: Training
+    settings: DetectorTraining
 
     def first_order(self, params: Any, key: Array) -> Array:
         """Fisher's direction from gradients of records, of unit deviation on them."""
@@ -381,7 +345,7 @@ def overlap(mean: Array, variance: Array) -> np.ndarray:
 
 
 def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
-    """Features of the aggregates: of every round, the sum of its participants' (paper 002, Eq. 8).
+    """Features of the aggregates: of every round, the sum of its participants' (Kerkouche 2023, Eq. 8).
 
     Raises:
       ValueError: if rounds or parameters do not fit.

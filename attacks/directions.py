@@ -1,4 +1,4 @@
-"""Directions that tell two classes of updates apart: Fisher's in closed form, logistic regression by SGD (paper 002, 5.2)."""
+"""Directions that tell two classes of updates apart: Fisher's in closed form, logistic regression (Kerkouche 2023, 5.2)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Clients' features, or gradients, out of sums (paper 002, sections 4 and 5.1; Lam et al. 2021).
+"""Clients' features, or gradients, out of sums (Kerkouche 2023, sections 4 and 5.1; Lam et al. 2021).
 
 What the server sees of a round is the sum over its participants. Over many rounds with different participants these sums are
 a linear system in what each client contributes, `b = A x + e`. All functions answer for several numbers of observed rounds at
@@ -83,7 +83,7 @@ def until(observations: Observations, seen: Array) -> Observations:
 
 @jax.jit
 def least_squares(observations: Observations, seen: Array) -> Array:
-    """OLS (paper 002, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest of several solutions.
+    """OLS (Kerkouche 2023, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest of several solutions.
 
     Args:
       observations: see there.
@@ -100,7 +100,7 @@ def least_squares(observations: Observations, seen: Array) -> Array:
 
 @jax.jit
 def ridge(observations: Observations, seen: Array, weights: Array, penalty: float | Array = 5.0) -> Array:
-    """REG (paper 002, Eq. 10): weighted least squares with a penalty on the squares `[prefixes, clients]`.
+    """REG (Kerkouche 2023, Eq. 10): weighted least squares with a penalty on the squares `[prefixes, clients]`.
 
     Args:
       observations: see there.
@@ -121,8 +121,8 @@ def ridge(observations: Observations, seen: Array, weights: Array, penalty: floa
 
 @jax.jit
 def gradient_votes(observations: Observations, seen: Array) -> Array:
-    """BASELINE (Lam et al. 2021; paper 002, Eq. 6): clients' gradients by least squares, then for each client the fraction of
-    the seen rounds' detectors that find the property in its gradient `[prefixes, clients]`.
+    """BASELINE (Lam et al. 2021; Kerkouche 2023, Eq. 6): clients' gradients by least squares, then for each client the fraction
+    of the seen rounds' detectors that find the property in its gradient `[prefixes, clients]`.
 
     Gradients are never written out: detectors are affine, so features of the aggregates are enough.
 

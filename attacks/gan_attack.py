@@ -1,4 +1,4 @@
-"""The GAN attack (Hitaj, Ateniese, Perez-Cruz 2017), which paper 003 compares mGAN-AI with.
+"""The GAN attack (Hitaj, Ateniese, Perez-Cruz 2017), which Song 2020 compares mGAN-AI with.
 
 Threat model: a client. It knows a class that its victim holds and it has not, sees the shared model, and spoils its own
 messages: what it generated of that class it trains on as a class of its own, so that the victim has to teach the model the
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from attacks.generative import Adversarial, game_optimizer
+from attacks.generative import Adversarial, check_images, game_optimizer
 from attacks.generators import NOISE, generate, generator
 from jaxfl import ClientData, LocalTraining, Model, Server, ServerState, honest_server, local_update, mean_loss
 
@@ -63,6 +63,7 @@ def gan_attack(
     """
     settings = settings or Adversarial()
     settings.check(None)
+    check_images(data, (model.classes or 0) - 1, "data")
     fake_class = (model.classes or 0) - 1
     if not 0 <= target < fake_class:
         raise ValueError(f"target={target} must be one of the {fake_class} classes; the last is the attacker's own")

@@ -1,4 +1,4 @@
-"""mGAN-AI (paper 003, sections V and VII-C): a generator of one client's data, trained beside federated learning.
+"""mGAN-AI (Song 2020, sections V and VII-C): a generator of one client's data, trained beside federated learning.
 
 Threat model: the server. The passive attack only looks: it takes every client's updates, and records of its own that are like
 the clients' (its test set). The active attack isolates the victim, who shares its model with the discriminator from then on.
@@ -25,7 +25,7 @@ from jaxfl.models import Trunk
 
 Array = jax.Array
 MOMENTUM = 0.5
-"""Of Adam's first moment (paper 003, section VII-A)."""
+"""Of Adam's first moment (Song 2020, section VII-A)."""
 
 
 @jax.tree_util.register_dataclass
@@ -181,7 +181,7 @@ def _not_the_victims(logits: Array, made_for: Array) -> Array:
 
 
 def discriminator_step(game: Game, state: State, key: Array, identified: tuple[Array, Array] | None) -> State:
-    """One step down `L_real + L_id` (paper 003, Eq. 4 and 5), and what `Adversarial` adds to it.
+    """One step down `L_real + L_id` (Song 2020, Eq. 4 and 5), and what `Adversarial` adds to it.
 
     Args:
       game: what is played with.
@@ -218,7 +218,7 @@ def discriminator_step(game: Game, state: State, key: Array, identified: tuple[A
 
 
 def generator_step(game: Game, state: State, key: Array, with_identity: bool) -> State:
-    """One step down `L_cat - L_real + L_id` (paper 003, Eq. 5)."""
+    """One step down `L_cat - L_real + L_id` (Song 2020, Eq. 5)."""
 
     def loss(params: Any) -> Array:
         images, labels, identity = _draw(game, params, 2 * game.settings.batch_size, key)
@@ -232,7 +232,7 @@ def generator_step(game: Game, state: State, key: Array, with_identity: bool) ->
 
 
 def play(game: Game, state: State, key: Array, t: Array, identified: tuple[Array, Array] | None) -> State:
-    """The adversary's part of round `t` (paper 003, Algorithm 1): epochs of the discriminator, then one of the generator."""
+    """The adversary's part of round `t` (Song 2020, Algorithm 1): epochs of the discriminator, then one of the generator."""
     settings = game.settings
     steps = len(game.x) // settings.batch_size
     epochs = jnp.minimum(1 + t // settings.growth, settings.most_epochs)
@@ -273,7 +273,7 @@ def mgan_passive(
     categories: Array | None = None,
     settings: Adversarial | None = None,
 ) -> Generated:
-    """mGAN-AI of a server that only looks (paper 003, Algorithm 1).
+    """mGAN-AI of a server that only looks (Song 2020, Algorithm 1).
 
     Args:
       model: the shared classifier, with a trunk (static).
@@ -302,14 +302,21 @@ def _game(model: Model, auxiliary: ClientData, categories: Array | None, setting
     _trunk(model)
     classes = model.classes or 0
     settings.check(len(auxiliary.x))
-    _check.finite(**{"auxiliary.x": auxiliary.x})
-    _check.labels(auxiliary.y, classes, name="auxiliary.y")
-    if not _check.is_traced(auxiliary) and (not auxiliary.mask.all() or abs(auxiliary.x).max() > 1):
-        raise ValueError("auxiliary must be images in [-1, 1], as the generator's, and have no padding")
+    check_images(auxiliary, classes, "auxiliary")
+    if not _check.is_traced(auxiliary) and not auxiliary.mask.all():
+        raise ValueError("auxiliary must have no padding")
     categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)
     _check.distribution(classes, categories=categories)
     make = generator(tuple(auxiliary.x.shape[1:]), classes, settings.width)
     return Game(model, make, auxiliary.x, auxiliary.y, categories, settings)
+
+
+def check_images(data: ClientData, classes: int, name: str) -> None:
+    """Raise `ValueError` unless these are images like the generator's, with labels."""
+    _check.finite(**{f"{name}.x": data.x})
+    _check.labels(data.y, classes, data.mask, name=f"{name}.y")
+    if not _check.is_traced(data) and abs(data.x).max() > 1:
+        raise ValueError(f"{name}.x holds {float(abs(data.x).max()):g}; images must be in [-1, 1], as the generator's")
 
 
 @jax.jit
@@ -355,7 +362,7 @@ def mgan_server(
     categories: Array | None = None,
     settings: Adversarial | None = None,
 ) -> Server:
-    """The active mGAN-AI (paper 003, section V-D): the victim trains apart, on the model that is also the discriminator, and
+    """The active mGAN-AI (Song 2020, section V-D): the victim trains apart, on the model that is also the discriminator, and
     gets it back in every round; the others run FedAvg without it. `simulate(..., server=...)` returns `Isolated` as the
     transcript's `private`.
 

@@ -1,4 +1,4 @@
-"""Generators of the generative attacks (paper 003, Tables I and II)."""
+"""Generators of the generative attacks (Song 2020, Tables I and II)."""
 
 import functools
 from typing import Any
@@ -27,7 +27,7 @@ class _Deconvolution(nn.Module):
 
 
 class Generator(nn.Module):
-    """Noise, class and identity to images in [-1, 1] (paper 003, Tables I and II): noise times the embeddings of class and
+    """Noise, class and identity to images in [-1, 1] (Song 2020, Tables I and II): noise times the embeddings of class and
     identity, a dense layer, and transposed 5x5 convolutions; batch normalisation by the batch's own statistics.
 
     The text has stride 2 everywhere, with which 28x28 cannot be reached from 3x3: its first step is taken with stride 1 and

@@ -23,7 +23,7 @@ Array = jax.Array
 
 
 def cosine_distance(virtual: Any, observed: Any) -> Array:
-    """`1 - cos` of the angle between two updates, all leaves together (paper 000, Eq. 1 and 4). A scalar in [0, 2].
+    """`1 - cos` of the angle between two updates, all leaves together (Lyu 2021, Eq. 1 and 4). A scalar in [0, 2].
 
     The distance from a vector of length zero is 1.
     """
@@ -84,6 +84,13 @@ class Virtual:
         return self.training.learning_rate * self.training.steps(self.records or guessed)
 
 
+def check_virtual(virtual: Any, records: int) -> None:
+    """As `Virtual.check`, of what may be none."""
+    if not isinstance(virtual, Virtual):
+        raise ValueError(f"virtual={virtual!r} must be a Virtual, as Virtual('unrolled', training)")
+    virtual.check(records)
+
+
 def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, virtual: Virtual) -> Any:
     """The pseudo-gradient that a client with records `x [records, ...]`, `y [records, ...]` would have caused.
 
@@ -96,7 +103,7 @@ def virtual_update(model: Model, received: Any, x: Array, y: Array, key: Array, 
       virtual: see `Virtual`.
 
     Returns:
-      A pytree like `received`, positive along the gradient (paper 000, Eq. 3).
+      A pytree like `received`, positive along the gradient (Lyu 2021, Eq. 3).
     """
     chex.assert_equal_shape_prefix((x, y), 1)
     if virtual.kind == "gradient":
@@ -123,7 +130,7 @@ def matching_objective(
     virtual: Virtual,
     distance: Callable[[Any, Any], Array] = cosine_distance,
 ) -> Array:
-    """Mean over rounds of the distance between virtual and observed updates (paper 000, Algorithm 1, line 12, with
+    """Mean over rounds of the distance between virtual and observed updates (Lyu 2021, Algorithm 1, line 12, with
     `1 - cos` for `cos`). A scalar, differentiable in `x` and in soft labels `y`."""
     rounds = (messages.received, messages.pseudo_gradient)
     round_key, order_key = jax.random.split(key)

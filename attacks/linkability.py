@@ -1,4 +1,4 @@
-"""Linkability (paper 003, section VI): which anonymous updates of different rounds come from the same client.
+"""Linkability (Song 2020, section VI): which anonymous updates of different rounds come from the same client.
 
 Threat model: an honest-but-curious server that receives updates without their senders' names. It has records of its own, like
 the clients' (its test set), on which it runs a federated learning whose senders it knows.
@@ -33,7 +33,7 @@ def updates_as_vectors(pseudo_gradient: Any) -> Array:
 
 
 def pooled_head(model: Model, pseudo_gradient: Any) -> Array:
-    """The last layer's updates averaged over the image plane `[rounds, participants, channels x classes]`, as paper 003's
+    """The last layer's updates averaged over the image plane `[rounds, participants, channels x classes]`, as Song 2020's
     update-based attack has them. Raises `ValueError` if the model names no trunk."""
     kernel = _head(model, pseudo_gradient)["kernel"]
     return kernel.reshape(*kernel.shape[:2], -1, model.trunk.channels * kernel.shape[-1]).mean(2)  # type: ignore[union-attr]
@@ -85,7 +85,7 @@ def unit(descriptors: Array) -> Array:
 
 
 def similarity(a: Array, b: Array) -> Array:
-    """`-|a - b|` of descriptors of unit length `[n, d]` and `[m, d]`: `[n, m]` (paper 003, Eq. 10)."""
+    """`-|a - b|` of descriptors of unit length `[n, d]` and `[m, d]`: `[n, m]` (Song 2020, Eq. 10)."""
     return -jnp.sqrt(jnp.maximum(2 - 2 * jnp.matmul(a, b.T, precision="highest"), 0))
 
 
@@ -104,7 +104,7 @@ class Embedding(NamedTuple):
 @functools.cache
 def image_embedding(model: Model) -> Embedding:
     """Channels of the shared model's trunk, averaged over the plane and over a client's representatives `[images, height,
-    width, channels]` (paper 003, Figure 4); its parameters are the shared model's."""
+    width, channels]` (Song 2020, Figure 4); its parameters are the shared model's."""
     trunk = model.trunk
     if trunk is None:
         raise ValueError("image_embedding needs a model that names its trunk (see jaxfl.trunk_cnn)")
@@ -170,7 +170,7 @@ def train_siamese(
     described: Any = (),
     settings: Siamese | None = None,
 ) -> Trained:
-    """Fit an embedding to tell clients apart (paper 003, Eq. 11 and 12; the latter as cross-entropy, with its minus sign).
+    """Fit an embedding to tell clients apart (Song 2020, Eq. 11 and 12; the latter as cross-entropy, with its minus sign).
 
     The identification layer names the client of each sample of a pair; the verification layer says from the squared
     difference of the two descriptors whether they are of one client. Half of the pairs are. Both layers see descriptors less
@@ -295,14 +295,14 @@ def fit_threshold(similarities: Array, same: Array) -> Array:
 
 
 def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
-    """How often pairs are judged rightly (paper 003). The threshold is to come from the adversary's own federation
+    """How often pairs are judged rightly (Song 2020). The threshold is to come from the adversary's own federation
     (`fit_threshold`). A scalar; NaN if a similarity is not finite, or the threshold is NaN."""
     known = jnp.isfinite(similarities).all() & ~jnp.isnan(threshold)
     return jnp.where(known, ((similarities > threshold) == same).mean(), jnp.nan)
 
 
 def link_precision(queries: Array, senders: Array, galleries: Array, gallery_senders: Array) -> Array:
-    """How often the nearest of a round's descriptors is of the same client (paper 003's precision, rank 1). A scalar; NaN if a
+    """How often the nearest of a round's descriptors is of the same client (Song 2020's precision, rank 1). A scalar; NaN if a
     descriptor is not finite.
 
     Args:
@@ -319,7 +319,7 @@ def link_precision(queries: Array, senders: Array, galleries: Array, gallery_sen
 
 
 def follow(descriptors: Array, *, votes: int = 3, one_to_one: bool = False) -> Array:
-    """Name the senders of all rounds (paper 003, Algorithm 2): each sample goes to the client whose last `votes` descriptors
+    """Name the senders of all rounds (Song 2020, Algorithm 2): each sample goes to the client whose last `votes` descriptors
     are most often the nearest; ties to the larger similarity. A round's samples are judged by what was there before it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Local model reconstruction (paper 004, section 3.2): the model that a client would have trained on its own records alone.
+"""Local model reconstruction (Driouich 2023, section 3.2): the model that a client would have trained on its own records alone.
 
 Threat model: a passive adversary that sees some of one client's messages, and knows the model's structure, the loss and the
 training recipe. From them it has to guess a model at which the client would have nothing to change.
@@ -50,8 +50,8 @@ def extrapolated(messages: Messages, *, factor: float = 10.0, rounds: int = 10) 
 
 def affine_optimum(messages: Messages, *, ridge: float = 1e-2) -> Any:
     """The zero of the least affine map from received models to updates: `sum_t a_t theta_t`, `sum_t a_t = 1`, whose update
-    `sum_t a_t u_t` is shortest. For linear least squares, in float64 and with a ridge near 0, this is Proposition 1 of paper
-    004, for any number of rounds.
+    `sum_t a_t u_t` is shortest. For linear least squares, in float64 and with a ridge near 0, this is Proposition 1 of
+    Driouich 2023, for any number of rounds.
 
     Args:
       messages: the client's, at least two rounds.
@@ -62,8 +62,7 @@ def affine_optimum(messages: Messages, *, ridge: float = 1e-2) -> Any:
     """
     if len(messages) < 2:
         raise ValueError(f"messages holds {len(messages)} rounds; an affine map needs at least 2")
-    if not _check.is_traced(ridge) and not ridge >= 0:
-        raise ValueError(f"ridge={ridge!r} must not be negative")
+    _check.not_negative(ridge=ridge)
     updates = jax.vmap(lambda u: ravel_pytree(u)[0])(messages.pseudo_gradient)
     with jax.default_matmul_precision("highest"):
         gram = updates @ updates.T
@@ -117,7 +116,7 @@ class LocalModel:
 
 
 def mapping_network(messages: Messages, key: Array, *, settings: Mapping | None = None) -> LocalModel:
-    """Algorithm 2 of paper 004: fit a network G to the updates (Eq. 7), then minimise |G|^2 from the last returned model (8).
+    """Algorithm 2 of Driouich 2023: fit a network G to the updates (Eq. 7), then minimise |G|^2 from the last model (Eq. 8).
 
     Args:
       messages: the client's, at least ten rounds.
@@ -132,7 +131,8 @@ def mapping_network(messages: Messages, key: Array, *, settings: Mapping | None 
         raise ValueError(f"messages holds {len(messages)} rounds; fitting and checking a network needs at least 10")
     _check.one_of(("literal", "normalised"), scaling=settings.scaling)
     _check.positive_integer(fit_steps=settings.fit_steps, search_steps=settings.search_steps)
-    _check.fraction(held_out=settings.held_out)
+    _check.positive(fit_rate=settings.fit_rate, search_rate=settings.search_rate)
+    _check_held_out(settings.held_out, len(messages))
     return _mapping_network(messages, key, settings)
 
 
@@ -153,7 +153,7 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
     init_key, split_key = jax.random.split(key)
     network = mlp(inputs.shape[1], settings.hidden, targets.shape[1], task="regression")
     rounds = len(inputs)
-    held = max(1, round(settings.held_out * rounds))
+    held = _held_out(settings.held_out, rounds)
     held_out = jax.random.permutation(split_key, rounds) < held
 
     def missed(weights: Any, rows: Array) -> Array:
@@ -186,6 +186,17 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
     params = found if basis is None else last + (found - start) @ basis
     finite = jnp.isfinite(params).all()
     return LocalModel(unravel(jnp.where(finite, params, last)), unexplained, ~finite)
+
+
+def _held_out(fraction: float, rounds: int) -> int:
+    """How many rounds judge a fit to the others."""
+    return max(1, round(fraction * rounds))
+
+
+def _check_held_out(fraction: float, rounds: int) -> None:
+    _check.fraction(held_out=fraction)
+    if _held_out(fraction, rounds) == rounds:
+        raise ValueError(f"held_out={fraction!r} leaves none of {rounds} rounds to fit")
 
 
 def _whitened(rows: Array) -> tuple[Array, Array, Callable[[Array], Array]]:
@@ -233,7 +244,7 @@ class PseudoRecords:
 def pseudo_records(
     model: Model, messages: Messages, key: Array, record_shape: tuple[int, ...], *, settings: PseudoRecords | None = None
 ) -> LocalModel:
-    """Fit made-up records whose gradient is the client's at all observed models, then train on them. Beyond paper 004.
+    """Fit made-up records whose gradient is the client's at all observed models, then train on them. Beyond Driouich 2023.
 
     Training stops where nothing is left to follow but the fit's error (the discrepancy principle, Morozov 1966): of held-out
     updates' energy the fit misses a part e, so that a gradient whose square is below e / (1 - e) of that at the last returned
@@ -262,7 +273,8 @@ def pseudo_records(
     settings.training.check(settings.local_records)
     if settings.virtual == "gradient":
         _check.plain_sgd(settings.training.optimizer)
-    _check.fraction(held_out=settings.held_out)
+    _check.positive(learning_rate=settings.learning_rate)
+    _check_held_out(settings.held_out, len(messages))
     settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False))
     return _pseudo_records(model, messages, key, settings, tuple(record_shape))
 
@@ -313,7 +325,7 @@ def _fit_records(
     """Made-up records, and the part of the held-out updates' energy that their gradients miss."""
     steps = settings.training.steps(settings.local_records)
     start_key, fit_key, score_key = jax.random.split(key, 3)
-    held = max(1, round(settings.held_out * len(messages)))
+    held = _held_out(settings.held_out, len(messages))
     # Full-batch steps on the made-up records: their number is the client's, their order means nothing.
     simulated = dataclasses.replace(settings.training, epochs=steps, batch_size=None)
     virtual = Virtual(settings.virtual, simulated, rounds_per_step=settings.messages_per_step)

@@ -1,8 +1,8 @@
-"""A linear least-squares client's own optimum, read out of its messages (papers 001 and 004), and the attribute from it.
+"""A linear least-squares client's own optimum, read out of its messages (Driouich 2022 and 2023), and the attribute from it.
 
 Threat model: an honest-but-curious server that knows a client's public columns and targets, and receives its messages. The
 client minimises `|X theta - y|^2 / m` by full-batch gradient descent of step `eta`, E steps per round. With H = X'X every
-message obeys (paper 001, proof of Proposition 2)
+message obeys (Driouich 2022, proof of Proposition 2)
 
     u_t = theta_t (received) - theta_t (returned) = W theta_t - v,    W = I - (I - 2 eta H / m)^E,    v = W theta*.
 
@@ -65,7 +65,7 @@ def linear_parameters(tree: Any) -> np.ndarray:
 
 
 def local_optimum(messages: Messages) -> LocalOptimum:
-    """Decode the local optimum from a client's messages (paper 001, Algorithm 3; paper 004, Proposition 3).
+    """Decode the local optimum from a client's messages (Driouich 2022, Algorithm 3; Driouich 2023, Proposition 3).
 
     One singular value decomposition serves all parameters, where the paper solves as many systems. Directions in which the
     updates do not move beyond rounding are left out, so that the answer stays near the received models there.
@@ -85,7 +85,8 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     _check.finite(received=received, returned=returned)
     if received.dtype != np.float64:
         warnings.warn("messages are float32: the optimum is decoded to few digits; simulate with 64-bit types", stacklevel=2)
-    eps = float(np.finfo(received.dtype).eps)
+    recorded = received.dtype
+    eps = float(np.finfo(recorded).eps)
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     updates = received - returned
     centre, mean = received.mean(0), updates.mean(0)
@@ -102,7 +103,7 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     if rank < updates.shape[1]:
         reason = f"the updates span {rank} of {updates.shape[1]} directions"
     elif not condition * eps < IDENTIFIABLE:
-        reason = f"condition number {condition:.1e} leaves no digits in {received.dtype}"
+        reason = f"condition number {condition:.1e} leaves no digits in {recorded}"
     elif np.isnan(unexplained):
         reason = f"nothing tells noise in {len(received)} rounds; give at least {rank + 2}, of different models"
     elif not unexplained < UNEXPLAINED:
@@ -165,8 +166,8 @@ def structured_moments(
         r_t[p] = H_pp theta_t[p] + b theta_t[s] - X_p'y / m,     b = X_p's / m,
         r_t[s] = b'theta_t[p] + rho theta_t[s] - q,              rho = s's / m = b[intercept],  q = s'y / m.
 
-    So two messages are enough, of a deterministic run too, where the generic decoder has nothing to go by. Beyond papers
-    001 and 004.
+    So two messages are enough, of a deterministic run too, where the generic decoder has nothing to go by. Beyond Driouich
+    2022 and 2023.
 
     Args:
       messages: of a linear model whose client takes one full-batch step per round. With several `steps` the equations hold
@@ -185,8 +186,7 @@ def structured_moments(
     _check.finite(received=received, returned=returned)
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     x, y, known = _public_part(x, y, attribute, received.shape[1] - 1)
-    if not 0 < learning_rate < np.inf:
-        raise ValueError(f"learning_rate={learning_rate!r} must be positive")
+    _check.positive(learning_rate=learning_rate)
     public, at = np.c_[x, np.ones(len(x))], np.append(known, received.shape[1] - 1)
     theta = received + (steps - 1) / (2 * steps) * (returned - received)
     slopes = (received - returned) / (2 * learning_rate * steps)
@@ -217,7 +217,7 @@ class NoisyOptimum:
 
 
 def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOptimum:
-    """Decode the optimum from noisy updates by ordinary least squares of u_t on (theta_t, -1) (paper 004, Proposition 3).
+    """Decode the optimum from noisy updates by ordinary least squares of u_t on (theta_t, -1) (Driouich 2023, Proposition 3).
 
     The error bound is Eq. 35 with a union bound over the d rows, all messages serving all rows. Three changes to Eq. 26: the
     logarithm keeps its d, which the paper loses between Eq. 33 and 34; its unstated constant is that of Hsu, Kakade and Zhang
@@ -232,12 +232,12 @@ def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOpti
       ValueError: if the model is not linear, there are not more rounds than parameters, or delta is no probability.
     """
     received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
+    _check.finite(received=received, returned=returned)
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     rounds, size = received.shape
     if rounds <= size + 1:
         raise ValueError(f"messages holds {rounds} rounds; least squares for {size} parameters needs at least {size + 2}")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta={delta!r} must lie between 0 and 1")
+    _check.fraction(delta=delta)
     inputs = np.c_[received, -np.ones(rounds)]
     found, _, rank, singular = np.linalg.lstsq(inputs, received - returned, rcond=None)
     if rank <= size:
@@ -264,8 +264,8 @@ class InferredAttribute:
       scores: s~, the attribute that would bring the record's prediction to its target `[records]`.
       prior: decoded fraction of ones, rho.
       mse: decoded mean squared error of the model on the client's data.
-      bound: at least this fraction of `values` is right (paper 001, Proposition 3; paper 004, Proposition 4). NaN if the
-        moments are impossible, the rate outside [0, 1] or the error negative, and so tell nothing.
+      bound: at least this fraction of `values` is right (Driouich 2022, Proposition 3; Driouich 2023, Proposition 4). NaN if
+        the moments are impossible, the rate outside [0, 1] or the error negative, and so tell nothing.
     """
 
     values: np.ndarray
@@ -286,10 +286,10 @@ def infer_binary_attribute(
 ) -> InferredAttribute:
     """The attribute under which a linear model fits its client's targets.
 
-    "rank" (paper 001, Algorithm 3): the ceil(rho m) records of the largest s~ have it. "threshold" (paper 004, Eq. 9): those
-    with s~ >= 1/2. In both at least 1 - 4 MSE / theta_s^2 are right, by ranks |1 - 2 rho| too. The bounds take rho and MSE
-    from the decoded moments, no truth. Since by ranks exactly rho m ones are predicted, false ones and false zeros come in
-    pairs, each of which costs m MSE at least theta_s^2 / 2 (paper 001 prints the minimum where it needs the maximum).
+    "rank" (Driouich 2022, Algorithm 3): the ceil(rho m) records of the largest s~ have it. "threshold" (Driouich 2023, Eq. 9):
+    those with s~ >= 1/2. In both at least 1 - 4 MSE / theta_s^2 are right, by ranks |1 - 2 rho| too. The bounds take rho and
+    MSE from the decoded moments, no truth. Since by ranks exactly rho m ones are predicted, false ones and false zeros come
+    in pairs, each of which costs m MSE at least theta_s^2 / 2 (Driouich 2022 prints the minimum where it needs the maximum).
 
     Args:
       x: public records `[records, features]`; the attribute's column may hold anything.
@@ -330,7 +330,7 @@ def infer_by_logistic(x: np.ndarray, y: np.ndarray, attribute: int, moments: Mom
 
     With z = (public columns, target, 1) the likelihood needs of the attribute s only `sum_i s_i z_i`, and that is a column of
     the decoded moments. So the maximum-likelihood weights are those of a regression on the client's true attribute; nothing
-    about the local optimum being a good model is needed. Beyond papers 001 and 004.
+    about the local optimum being a good model is needed. Beyond Driouich 2022 and 2023.
 
     Args:
       x: public records `[records, features]`; the attribute's column may hold anything.
@@ -381,8 +381,7 @@ def _public_part(x: np.ndarray, y: np.ndarray, attribute: int, features: int) ->
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     _check.shape((None, features), x=x)
     _check.shape((len(x),), y=y)
-    if not 0 <= attribute < features:
-        raise ValueError(f"attribute={attribute} does not exist; features run from 0 to {features - 1}")
+    _check.index(features, "features", attribute=attribute)
     known = np.delete(np.arange(features), attribute)
     _check.finite(**{"x (but the attribute)": x[:, known], "y": y})
     return x[:, known], y, known

@@ -1,4 +1,4 @@
-"""Which of a set of records a client trained on, where one of their columns is unknown (paper 000, section 3.3).
+"""Which of a set of records a client trained on, where one of their columns is unknown (Lyu 2021, section 3.3).
 
 `variance_mixture` is the paper's: the last layer's gradient varies little on records the model has fitted. It needs a
 client that has fitted its records. `decode_membership` reads the records out of the messages instead: a record that was not
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_reconstruction import Knowledge, check_knowledge
+from attacks.attribute_reconstruction import Knowledge, check_knowledge, check_one_column
 from attacks.candidate_decoding import ClosedForm, Decoding, candidate_records, closed_form
 from jaxfl import Messages, Model
 from jaxfl.models import inputs_and_errors
@@ -40,7 +40,7 @@ class Membership:
 
 
 def variance_mixture(model: Model, messages: Messages, knowledge: Knowledge, *, seed: int = 0) -> Membership:
-    """Split candidates into members and others by a mixture of two Gaussians (paper 000, section 3.3).
+    """Split candidates into members and others by a mixture of two Gaussians (Lyu 2021, section 3.3).
 
     The mixture is fitted to log10 of the gradients' variance at the last returned model; members are the component of the
     lower mean. The paper leaves scale and model open. Records are judged by a second mixture, on the mean over candidates.
@@ -55,7 +55,8 @@ def variance_mixture(model: Model, messages: Messages, knowledge: Knowledge, *, 
       ValueError: as `cos_matching`; if labels are unknown, columns are several, there is a single record, or the model
         names no dense layers.
     """
-    knowledge = _check(model, messages, knowledge)
+    knowledge = check_knowledge(model, messages, knowledge)
+    check_one_column("variance_mixture", knowledge)
     if len(knowledge.x) < 2:
         raise ValueError("x has 1 record; a mixture of two needs at least 2")
     last = jax.tree.map(lambda a: a[-1], messages.returned)
@@ -126,7 +127,8 @@ def decode_membership(
     Raises:
       ValueError: as `closed_form`; if labels are unknown, or `members` exceeds the records.
     """
-    knowledge = _check(model, messages, knowledge)
+    knowledge = check_knowledge(model, messages, knowledge)
+    check_one_column("decode_membership", knowledge)
     decoding = closed_form(model, messages, knowledge, members=members, settings=settings)
     return judge_presence(decoding.presence, decoding.reconstruction.status), decoding
 
@@ -135,13 +137,6 @@ def judge_presence(presence: Any, status: Any) -> Membership:
     """The decoder's part of `decode_membership`, on the presence of every record `[records]`."""
     scores = np.where(int(status), np.nan, np.asarray(presence))
     return Membership(members=scores > 0.5, scores=scores, status=int(status))
-
-
-def _check(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
-    knowledge = check_knowledge(model, messages, knowledge)
-    if knowledge.y is None or len(knowledge.columns) != 1:
-        raise ValueError("membership attacks need known labels and exactly one unknown column")
-    return knowledge
 
 
 __all__ = ["Membership", "decode_membership", "gradient_variance", "judge_presence", "split_variances", "variance_mixture"]

@@ -143,7 +143,7 @@ def zest_masks(key: Array, segments: int, count: int = 1000) -> Array:
 
 
 def zest_similarity(a: Array, b: Array) -> Array:
-    """Cosine of two models' explanations, all records, segments and outputs together; paper 004 prints 100 times that."""
+    """Cosine of two models' explanations, all records, segments and outputs together; Driouich 2023 prints 100 times that."""
     return (a * b).sum() / jnp.sqrt((a**2).sum() * (b**2).sum())
 
 

@@ -1,4 +1,4 @@
-"""Model-based attribute inference (paper 001, Algorithm 4; paper 004, Eq. 3): the value under which a model fits best.
+"""Model-based attribute inference (Driouich 2022, Algorithm 4; Driouich 2023, Eq. 3): the value under which a model fits best.
 
 Threat model: an adversary that holds some model a client trained (the global one, the last returned, a reconstructed or the
 optimal local one) and knows the client's public columns and targets. It never sees a message's gradient.
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attacks.attribute_reconstruction import Knowledge, check_records_known, erase
+from attacks.attribute_reconstruction import Knowledge, check_one_column, check_records_known, erase
 from jaxfl import Model
 
 Array = jax.Array
@@ -34,8 +34,7 @@ def infer_from_model(model: Model, params: Any, knowledge: Knowledge) -> Array:
     Raises:
       ValueError: if targets are unknown, columns are several, or records, targets, positions, candidates or prior do not fit.
     """
-    if knowledge.y is None or len(knowledge.columns) != 1:
-        raise ValueError("infer_from_model needs known targets and exactly one unknown column")
+    check_one_column("infer_from_model", knowledge)
     return _infer(model, params, check_records_known(model, params, knowledge))
 
 

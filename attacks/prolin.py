@@ -1,4 +1,4 @@
-"""PROLIN: which clients have a property, by the paper's relaxed maximum likelihood (paper 002, section 5.2.4 and appendix A).
+"""PROLIN: which clients have a property, by the paper's relaxed maximum likelihood (Kerkouche 2023, 5.2.4 and appendix A).
 
 Threat model: as in `attacks.detectors`. Unknown are everyone's feature in every round he took part in, and p, the probability
 that he has the property. Features of those who did not take part appear in no loss.

@@ -1,4 +1,4 @@
-"""Which clients have a property, from sums of their features (beyond paper 002).
+"""Which clients have a property, from sums of their features (beyond Kerkouche 2023).
 
 Threat model: as in `attacks.detectors`. PROLIN (`attacks.prolin`) looks for everyone's feature in every round; but given who
 has the property, a sum of normal features is normal, so features need not be found. With D_tk = A_tk (mu1_t - mu0_t), m

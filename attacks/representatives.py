@@ -1,4 +1,4 @@
-"""Client representatives (paper 003, section V-E): images whose update resembles the one that a client sent.
+"""Client representatives (Song 2020, section V-E): images whose update resembles the one that a client sent.
 
 Threat model: an honest-but-curious server. It knows the model, the clients' recipe and their updates, and of the clients'
 images nothing but shape and range; labels are guessed, or inferred from the update with the help of records of its own.
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attacks.gradient_matching import Virtual, minimize_adam, squared_distance, virtual_update
+from attacks.gradient_matching import Virtual, check_virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
 from jaxfl.federated import Strategy, map_clients, strategy_here
 from jaxfl.models import check_record_shape
@@ -65,7 +65,7 @@ class Representing:
         _check.finite(tv_weight=self.tv_weight, beta=self.beta, learning_rate=self.learning_rate)
         if not _check.is_traced(self.low, self.high) and not np.all(np.asarray(self.low) < np.asarray(self.high)):
             raise ValueError(f"low={self.low} must lie below high={self.high}")
-        self.virtual.check(self.images)
+        check_virtual(self.virtual, self.images)
 
 
 class Representatives(NamedTuple):
@@ -81,14 +81,14 @@ class Representatives(NamedTuple):
 
 
 def power_variation(images: Array, beta: float | Array) -> Array:
-    """`sum ((x[i, j+1] - x[i, j])^2 + (x[i+1, j] - x[i, j])^2)^beta` over images and pixels (paper 003, Eq. 7)."""
+    """`sum ((x[i, j+1] - x[i, j])^2 + (x[i+1, j] - x[i, j])^2)^beta` over images and pixels (Song 2020, Eq. 7)."""
     across = images[:, :-1, 1:] - images[:, :-1, :-1]
     down = images[:, 1:, :-1] - images[:, :-1, :-1]
     return ((across**2 + down**2) ** beta).sum()
 
 
 def residual(virtual: Any, observed: Any, scale: Literal["known", "free"]) -> Array:
-    """`|u - u_X| / |u|` (paper 003, Eq. 8), or the least of `|u - s u_X| / |u|` over `s >= 0`. A scalar."""
+    """`|u - u_X| / |u|` (Song 2020, Eq. 8), or the least of `|u - s u_X| / |u|` over `s >= 0`. A scalar."""
     tiny = jnp.finfo(jnp.result_type(*jax.tree.leaves(observed))).tiny
     if scale == "free":
         along = jnp.maximum(optax.tree.vdot(virtual, observed), 0) / jnp.maximum(optax.tree.vdot(virtual, virtual), tiny)
@@ -99,7 +99,7 @@ def residual(virtual: Any, observed: Any, scale: Literal["known", "free"]) -> Ar
 def objective(
     model: Model, received: Any, observed: Any, x: Array, y: Array, key: Array, settings: Representing | None = None
 ) -> Array:
-    """Residual and total variation of images (paper 003, Eq. 6 to 8). A scalar, differentiable in `x`.
+    """Residual and total variation of images (Song 2020, Eq. 6 to 8). A scalar, differentiable in `x`.
 
     Args:
       model: a classifier (static).

@@ -1,4 +1,4 @@
-"""Sample reconstruction (paper 004, section 2.3): images out of a model, or out of an update.
+"""Sample reconstruction (Driouich 2023, section 2.3): images out of a model, or out of an update.
 
 Threat model: as in `attacks.local_model`; nothing is known of the client's records but their shape and number.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attacks.gradient_matching import Virtual, cosine_distance, matching_objective, minimize_adam
+from attacks.gradient_matching import Virtual, check_virtual, cosine_distance, matching_objective, minimize_adam
 from jaxfl import Messages, Model, _check
 from jaxfl.models import check_record_shape, log_probabilities
 
@@ -41,9 +41,9 @@ class Inversion:
 def invert_model(
     model: Model, params: Any, shape: tuple[int, ...], key: Array | None = None, *, settings: Inversion | None = None
 ) -> tuple[Array, Array]:
-    """One image per class that the model is surest of (paper 004, Eq. 5; Fredrikson et al. 2015), by gradient ascent on the log
-    probability, the stable form of the probability's, within the range of pixels. All classes are one batch, whose statistics
-    normalisation uses.
+    """One image per class that the model is surest of (Driouich 2023, Eq. 5; Fredrikson et al. 2015), by gradient ascent on the
+    log probability, the stable form of the probability's, within the range of pixels. All classes are one batch, whose
+    statistics normalisation uses.
 
     Args:
       model: a classifier (static).
@@ -121,7 +121,7 @@ def invert_gradient(
     y: Array | None = None,
     settings: GradientInversion | None = None,
 ) -> tuple[Array, Array]:
-    """Images whose gradient points where the update did (paper 004, Eq. 4; Geiping et al. 2020).
+    """Images whose gradient points where the update did (Driouich 2023, Eq. 4; Geiping et al. 2020).
 
     Args:
       model: a classifier (static).
@@ -142,7 +142,7 @@ def invert_gradient(
     if model.classes is None:
         raise ValueError("invert_gradient needs a classifier; this model has classes=None")
     _check.positive_integer(batch=batch, steps=settings.steps)
-    settings.virtual.check(batch)
+    check_virtual(settings.virtual, batch)
     if len(shape) != 3:
         raise ValueError(f"shape={tuple(shape)} must be of height, width and channels: the total variation is of images")
     check_record_shape(model, messages.model_shapes, shape=shape)

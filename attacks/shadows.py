@@ -1,4 +1,4 @@
-"""What a property does to a client's update: shadow clients that have it, and its effect to first order (paper 002, section 5).
+"""What a property does to a client's update: shadow clients that have it, and its effect to first order (Kerkouche 2023, 5).
 
 Threat model: as in `attacks.detectors`.
 """

@@ -1,4 +1,4 @@
-"""Which client holds a record (paper 004, section 2.3; Hu et al. 2021).
+"""Which client holds a record (Driouich 2023, section 2.3; Hu et al. 2021).
 
 Threat model: a server that sees all clients' messages, and records with their labels, each of which some client holds. Ways to
 tell whose it is: the model under which its loss is least; the client for which that was so in most rounds; the client whose
@@ -51,8 +51,8 @@ def _least(scores: Array) -> Array:
 @dataclasses.dataclass(frozen=True)
 class Vote:
     """Attributes:
-    sources: the client that had the least loss in most rounds `[records]`, ties to the first (paper 004, Appendix C.2); -1 if
-      none ever had.
+    sources: the client that had the least loss in most rounds `[records]`, ties to the first (Driouich 2023, Appendix C.2); -1
+      if none ever had.
     rounds: who had it in each `[rounds, records]`, as `least_loss` says.
     """
 
@@ -119,7 +119,7 @@ def decode_sources(
     """Weights of all records in all clients' updates, by ridge regression on the records' gradients.
 
     A client's update is the sum of its records' gradients with equal weights; any other record has weight 0. All clients
-    received the same model, so that one Gram matrix serves all. Beyond paper 004.
+    received the same model, so that one Gram matrix serves all. Beyond Driouich 2023.
 
     Args:
       model: the model (static), whose operations mix no records.
@@ -137,6 +137,8 @@ def decode_sources(
       ValueError: if clients differ in rounds, numbers do not fit, the records do not fit the model, or the optimiser is no SGD.
     """
     rounds = [messages_.rounds.tolist() for messages_ in messages]
+    if not rounds or not rounds[0]:
+        raise ValueError(f"messages of {len(rounds)} clients hold no rounds; give at least one of each client")
     if len(messages) != len(sizes) or any(r != rounds[0] for r in rounds):
         raise ValueError(f"messages of {len(messages)} clients must be of the same rounds, and sizes={list(sizes)} one each")
     _check.positive_integer(**{f"sizes[{c}]": size for c, size in enumerate(sizes)})
@@ -145,6 +147,10 @@ def decode_sources(
     first = jax.tree.map(lambda a: a[0], messages[0].received)
     check_records(model, first, x, y)
     _check.finite(x=x)
+    if model.classes is not None:
+        _check.labels(y, model.classes)
+    _check.positive(learning_rate=training.learning_rate)
+    _check.not_negative(ridge=ridge)
     steps = [training.steps(size) for size in sizes]
     centres = [path_centres(m, k).received for m, k in zip(messages, steps, strict=True)]
     centre = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *centres)

@@ -1,4 +1,4 @@
-"""The experiment of paper 000: a victim trains, its messages are attacked for one attribute, the guesses are scored.
+"""The experiment of Lyu 2021: a victim trains, its messages are attacked for one attribute, the guesses are scored.
 
 A cell's settings:
   attribute: 0-based number of the unknown attribute.
@@ -74,7 +74,7 @@ DOUBLE = ("closed_form",)
 
 @dataclasses.dataclass(frozen=True)
 class Victim:
-    """Trains a member's victim, in its federation or alone, which is what isolation makes of it (paper 000, 3.1).
+    """Trains a member's victim, in its federation or alone, which is what isolation makes of it (Lyu 2021, 3.1).
 
     Attributes:
       model: the model.

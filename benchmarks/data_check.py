@@ -1,4 +1,4 @@
-"""Summary of the attributes (paper 000, Table 1), to see whether data at hand is the paper's.
+"""Summary of the attributes (Lyu 2021, Table 1), to see whether data at hand is the paper's.
 
 Metrics: `counts_variance`, population variance of the K value counts ("variance" in the paper), and `cramers_v_squared`,
 the squared association of attribute and label: on Location the paper's "Cramer's V" is its square.

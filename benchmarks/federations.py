@@ -1,7 +1,7 @@
-"""The federations of papers 001 and 004: who trains on what, what is seen, and every model that stands for a client's own.
+"""The federations of Driouich 2022 and 2023: who trains on what, what is seen, and every model that stands for a client's own.
 
 A cell's settings:
-  model: "linear" (least squares; paper 001) or "mlp".
+  model: "linear" (least squares; Driouich 2022) or "mlp".
   hidden: widths of the hidden layers, "256,256,256"; none if empty.
   batch_norm: whether normalisation by private batch statistics precedes each ReLU.
   clients: number of clients.
@@ -13,7 +13,7 @@ A cell's settings:
   defense: "none", "dp", "mixup" or "dp+mixup".
   epsilon: of each client's whole training, at delta = 1e-5, where it is differentially private with gradients clipped to 1.
   attacked: clients whose models and attributes are attacked: so many, the largest if not all; of linear clients the first, by
-    whose numbers paper 001 reports.
+    whose numbers Driouich 2022 reports.
   optimum_steps: SGD steps from the common start that make the local optimum.
   side: pixels down and across a face, "80,70".
 """
@@ -50,7 +50,7 @@ from jaxfl.datasets import Dataset, load, partitions
 Array = jax.Array
 DELTA = 1e-5
 LEAF_RECORDS = 2000
-"""Records of each of LEAF's clients (paper 004, Appendix C)."""
+"""Records of each of LEAF's clients (Driouich 2023, Appendix C)."""
 
 
 @dataclasses.dataclass(frozen=True)

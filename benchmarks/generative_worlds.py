@@ -1,4 +1,4 @@
-"""Who holds which pictures where a generator is to learn one client's (paper 003, sections VII-C to VII-E)."""
+"""Who holds which pictures where a generator is to learn one client's (Song 2020, sections VII-C to VII-E)."""
 
 from typing import NamedTuple
 

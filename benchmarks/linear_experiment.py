@@ -1,4 +1,4 @@
-"""The experiment of paper 001: a binary attribute of linear least-squares clients, from models and from moments.
+"""The experiment of Driouich 2022: a binary attribute of linear least-squares clients, from models and from moments.
 
 Settings are those of `benchmarks.federations` with `model="linear"`, full batches and 64-bit arithmetic, and
   client: number of the client reported, or "mean" over the attacked ones.
@@ -8,8 +8,8 @@ Settings are those of `benchmarks.federations` with `model="linear"`, full batch
 
 Methods: `majority`; `l2_lbfgs` and `cos` from gradients; Algorithm 3, by ranks, on the model that is `global`, `last`
 (returned), `decoded` (from messages alone where these identify it, else from public columns too), or the true `optimum`;
-`threshold`, the decoded one by paper 004's rule;
-and what the moments tell without any model: `box` and `logistic`. Moments come from the messages and the public columns.
+`threshold`, the decoded one by Driouich 2023's rule; and what the moments tell without any model, `moments_box` and
+`moments_logistic`. Moments come from the messages and the public columns.
 Metrics: `attribute_accuracy`; `bound`, which it provably keeps; `ratio`, MSE / theta_s^2 (Figure 3); `optimum_error`, relative;
 `heterogeneity`, mean relative distance of the true optimum from the other clients' (Figure 2).
 """
@@ -42,7 +42,10 @@ from benchmarks.local_model_scores import accuracy_of, equivalent_count
 from jaxfl import Messages
 
 Score = dict[str, float]
-METHODS = ("majority", "l2_lbfgs", "cos", "global", "last", "decoded", "optimum", "threshold", "box", "logistic")
+METHODS = (
+    *("majority", "l2_lbfgs", "cos", "global", "last", "decoded", "optimum", "threshold"),
+    *("moments_box", "moments_logistic"),
+)
 
 
 def measured(cell: Cell) -> Any:
@@ -142,9 +145,9 @@ def _infer(method: str, client: _Client, cell: Cell) -> InferredAttribute | np.n
         return np.full(len(client.truth), int(client.known.columns[0].prior[1] > 0.5))  # type: ignore[index]
     if method in ("cos", "l2_lbfgs"):
         return _from_gradients(method, client, cell)
-    if method == "logistic":
+    if method == "moments_logistic":
         return infer_by_logistic(*public)
-    if method == "box":
+    if method == "moments_box":
         return infer_in_box(*public)
     return infer_binary_attribute(*public, params=_model(method, client), rule="threshold" if method == "threshold" else "rank")
 

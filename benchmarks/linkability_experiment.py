@@ -1,4 +1,4 @@
-"""Which anonymous updates come from the same client (paper 003, section VII-B).
+"""Which anonymous updates come from the same client (Song 2020, section VII-B).
 
 A cell's settings:
   split: "classes" (three random classes a client, in equal parts), "iid", or "persons" (for faces: a few persons' images in
@@ -69,7 +69,7 @@ def load_images(name: str, data_dir: str | None, side: str) -> Dataset:
 
 
 def strides(side: int) -> tuple[int, int, int, int]:
-    """Of the shared model's convolutions, for images of so many pixels down (paper 003, Tables I and II)."""
+    """Of the shared model's convolutions, for images of so many pixels down (Song 2020, Tables I and II)."""
     return (2, 1, 2, 1) if side <= 28 else (2, 2, 2, 1)
 
 
@@ -119,7 +119,7 @@ class Attacked:
 
 
 def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
-    """Train a cell's two federations, both from the model that the server sent out first (paper 003, section V-F). Raises
+    """Train a cell's two federations, both from the model that the server sent out first (Song 2020, section V-F). Raises
     `ValueError` if the source has too few records, or `trunk_round` is none of the window's."""
     if not 0 <= cell["trunk_round"] - cell["first"] < cell["window"]:
         raise ValueError(

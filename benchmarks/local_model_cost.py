@@ -18,7 +18,7 @@ SHAPES = {
 
 COMPILE_SECONDS = {
     **{"simulation": 2.0, "network": 3.0, "network_literal": 3.0, "pseudo_records": 4.0, "optimum": 2.0, "records": 2.0},
-    **{"gls": 6.0, "cos": 3.0, "ridge": 3.0, "vote": 1.0, "invert_gradient": 4.0},
+    **{"gls": 6.0, "cos": 3.0, "decode_sources": 3.0, "vote": 1.0, "invert_gradient": 4.0},
 }
 """Per program, read off runs on two CPU cores."""
 
@@ -59,7 +59,7 @@ def cost(job: Job) -> Cost:
         "isolated": cell["rounds"] * cell["epochs"] * epoch,
         "gls": decode,
         "cos": cell["cos_steps"] * cell["matched"] * (18.0 * weights * records + 2.0 * records**2 * widths[1]),
-        "ridge": (cell["source_messages"] * 4.0 * everyone**2 * sum(widths) + everyone**3 / 3) / clients,
+        "decode_sources": (cell["source_messages"] * 4.0 * everyone**2 * sum(widths) + everyone**3 / 3) / clients,
         "drop": steps * 2.0 * weights * everyone,
         "vote": steps * 2.0 * weights * everyone,
         "invert_gradient": cell["gradient_steps"] * 18.0 * weights * batch,

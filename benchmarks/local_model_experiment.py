@@ -1,14 +1,14 @@
-"""The experiments of paper 004: a client's own model out of its messages, and what such a model gives away.
+"""The experiments of Driouich 2023: a client's own model out of its messages, and what such a model gives away.
 
 Settings beyond those of `benchmarks.federations`:
   measures: what is measured: "zest", "attribute", "source", "samples", comma-separated.
-  decoded, orders, passes: messages that `gls` uses, from the first, its simulated orders and repetitions.
+  decoded: messages that `gls` uses, from the first; orders, passes, drift, layers: as in `GLS` (0 layers for all).
   matched, cos_steps: messages and Adam iterations of `cos`.
   fit_steps, search_steps: of the mapping network (Eq. 7 and 8).
   pseudo, pseudo_steps, finish: made-up records, steps of their fit, most steps of training on them.
   zest_records, zest_masks: reference records of a client, and masks for each.
   targets: records per client whose source is asked for; 0 for all.
-  source_messages: messages that `ridge` uses.
+  source_messages: messages that `decode_sources` uses.
   inversion_steps, inversion_rate: of `invert_model`; `gradient_steps`: of `invert_gradient`.
 
 Models that stand for a client's own: `global` and `last` (returned); reconstructed by `extrapolated`, `affine`,
@@ -18,8 +18,8 @@ Models that stand for a client's own: `global` and `last` (returned); reconstruc
 records, `attribute_accuracy`, `source_accuracy` (balanced over clients; right is any that holds the record; where clients share
 records `strict_source_accuracy` wants the one it was drawn from), `ssim` (of `global` and `last` at a tenth of the others' step
 size, as in the paper; its chance is that of plain grey, with which inversion begins); means over the attacked clients. Attacks
-without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `drop`, `ridge` (source),
-`invert_gradient` (samples). `run_s` is per attacked client and holds compilation.
+without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `drop`, `decode_sources`
+(source), `invert_gradient` (samples). `run_s` is per attacked client and holds compilation.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ MODELS = (
 )
 WITHOUT_MODEL = {
     **dict.fromkeys(("majority", "cos", "gls"), "attribute"),
-    **dict.fromkeys(("vote", "best_round", "drop", "ridge"), "source"),
+    **dict.fromkeys(("vote", "best_round", "drop", "decode_sources"), "source"),
     "invert_gradient": "samples",
 }
 METHODS = (*MODELS, *WITHOUT_MODEL)
@@ -90,7 +90,7 @@ def measures(cell: Cell) -> tuple[str, ...]:
 
 def applies(cell: Cell, method: str) -> bool:
     """Records are reconstructed where attributes are, from models that do not mix records; a global model names no source."""
-    decodes = method in ("gls", "records", "ridge")
+    decodes = method in ("gls", "records", "decode_sources")
     if decodes and cell["batch_norm"]:
         return False
     if method == "records" and "attribute" not in measures(cell):
@@ -340,7 +340,7 @@ def _sources(method: str, models: Reconstructions, cell: Cell, rows: np.ndarray)
     """Clients named for records, without a model `[records]`; of `best_round` one answer for each, the best of which counts."""
     federation = models.federation
     x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
-    if method == "ridge":
+    if method == "decode_sources":
         sizes = [len(p) for p in federation.parts[: models.count]]
         seen = [models.seen(c, cell["source_messages"]) for c in range(models.count)]
         training = federation.training[int(np.argmax(sizes))]

@@ -44,7 +44,7 @@ def matched_likeness(images: Array, records: Array) -> tuple[float, np.ndarray]:
 
 
 def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]]:
-    """How the models fit the clients' records (paper 004, Table 9)."""
+    """How the models fit the clients' records (Driouich 2023, Table 9)."""
     model, losses, scores = federation.model, [], []
     for c, own in enumerate(params):
         data = federation.client(c)

@@ -1,4 +1,4 @@
-"""Membership (paper 000, section 5.2): the victim's records among as many that it never saw, one attribute unknown in all.
+"""Membership (Lyu 2021, section 5.2): the victim's records among as many that it never saw, one attribute unknown in all.
 
 Settings as in `attribute_experiment`, with one phase, one unknown column, its prior and the labels known. Methods:
 `mixture`, the paper's, at the last returned model, and cosine matching of the attribute on the records that rank first;

@@ -1,4 +1,4 @@
-"""Which rounds an attack may use: sets of rounds by name, "phases" in paper 000 (section 4.2)."""
+"""Which rounds an attack may use: sets of rounds by name, "phases" in Lyu 2021 (section 4.2)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ PHASES = {
     "first20": tuple(range(20)),
     "first50": tuple(range(50)),
 }
-"""Sets of rounds (paper 000, section 4.2, and two of our own), 0-based; negative ones count from the last."""
+"""Sets of rounds (Lyu 2021, section 4.2, and two of our own), 0-based; negative ones count from the last."""
 
 
 def rounds_of(name: str, rounds: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Which clients have a property, through secure aggregation (paper 002).
+"""Which clients have a property, through secure aggregation (Kerkouche 2023).
 
 A cell's settings:
   property: "membership" (of one record in the positive clients' data), "inversion" (they send their update inverted), "ascent"
@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.detectors import Detectors, Training, observe, overlap, train_detectors
+from attacks.detector_training import DetectorTraining
+from attacks.detectors import Detectors, observe, overlap, train_detectors
 from attacks.disaggregation import Observations, gradient_votes, least_squares, ridge
 from attacks.metrics import ranking
 from attacks.prolin import Prolin, prolin
@@ -181,7 +182,7 @@ class Detect:
     model: Model
     training: LocalTraining
     records: int
-    settings: Training
+    settings: DetectorTraining
 
     def __call__(self, inputs: tuple[Any, Array, Array, Property, Array]) -> Detectors:
         """Of the models of all rounds, and a member's `x_auxiliary`, `y_auxiliary`, `prop` and `key`."""
@@ -248,7 +249,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     )
     aggregates, test_accuracy = trained.results
     names = ("pairs", "gradients", "averaged", "every")
-    settings = Training(cell["detector"], **{name: cell[name] for name in names})
+    settings = DetectorTraining(cell["detector"], **{name: cell[name] for name in names})
     detected = run_members(
         Detect(model, training, cell["records"], settings), (aggregates.received, m.x_auxiliary, m.y_auxiliary, m.prop, m.key)
     )

@@ -1,4 +1,4 @@
-"""What solvers make of the representatives' objective (paper 003, Eq. 6 to 8), on one update of a client.
+"""What solvers make of the representatives' objective (Song 2020, Eq. 6 to 8), on one update of a client.
 
 A cell's settings:
   images: records of the client, of three classes, and representatives of it.

@@ -16,6 +16,13 @@ def is_traced(*arrays: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays))
 
 
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r} must be one number") from None
+
+
 def positive_integer(**named: Any) -> None:
     """Raise `ValueError` unless every named value is an integer of at least 1."""
     for name, value in named.items():
@@ -26,15 +33,30 @@ def positive_integer(**named: Any) -> None:
 def positive(**named: Any) -> None:
     """Raise `ValueError` unless every named number is positive and finite."""
     for name, value in named.items():
-        if not is_traced(value) and not 0 < float(value) < float("inf"):
+        if not is_traced(value) and not 0 < _number(name, value) < float("inf"):
             raise ValueError(f"{name}={value!r} must be positive and finite")
 
 
 def not_negative(**named: Any) -> None:
     """Raise `ValueError` unless every named number is at least 0 and finite."""
     for name, value in named.items():
-        if not is_traced(value) and not 0 <= float(value) < float("inf"):
+        if not is_traced(value) and not 0 <= _number(name, value) < float("inf"):
             raise ValueError(f"{name}={value!r} must be at least 0 and finite")
+
+
+def number(**named: Any) -> None:
+    """Raise `ValueError` unless every named value is one finite number."""
+    for name, value in named.items():
+        if np.shape(value):
+            raise ValueError(f"{name}={value!r} must be one number")
+        finite(**{name: value})
+
+
+def index(length: int, what: str, **named: Any) -> None:
+    """Raise `ValueError` unless every named value is an integer in `0..length-1`, of which `what` there are as many."""
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < length:
+            raise ValueError(f"{name}={value!r} does not exist; {what} run from 0 to {length - 1}")
 
 
 def plain_sgd(optimizer: Any) -> None:
@@ -46,7 +68,7 @@ def plain_sgd(optimizer: Any) -> None:
 def fraction(**named: Any) -> None:
     """Raise `ValueError` unless every named value lies between 0 and 1, neither included."""
     for name, value in named.items():
-        if not is_traced(value) and not 0 < value < 1:
+        if not is_traced(value) and not 0 < _number(name, value) < 1:
             raise ValueError(f"{name}={value!r} must lie between 0 and 1, neither included")
 
 
@@ -72,7 +94,10 @@ def finite(where: Any = None, **named: Any) -> None:
         if is_traced(array, where):
             continue
         values = np.asarray(array)
-        bad = ~np.isfinite(values)
+        try:
+            bad = ~np.isfinite(values)
+        except TypeError:
+            raise ValueError(f"{name} holds {values.dtype} values ({str(array)[:40]}); they must be numbers") from None
         if where is not None:
             bad &= np.asarray(where).reshape(np.shape(where) + (1,) * (values.ndim - np.ndim(where)))
         if bad.any():

@@ -35,13 +35,13 @@ def epsilon(
       ValueError: if a number is out of range.
     """
     _check.positive_integer(records=records, steps=steps)
-    if not noise_multiplier > 0:
-        raise ValueError(f"noise_multiplier={noise_multiplier!r} must be positive; without noise there is no guarantee")
+    _check.positive(noise_multiplier=noise_multiplier)  # without noise there is no guarantee
+    _check.fraction(delta=delta)
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(ORDERS)
     accountant.compose(_event(noise_multiplier / (MIXED if mixup else 1), _rate(records, batch_size)), steps)
-    return float(accountant.get_epsilon(_delta(delta)))
+    return float(accountant.get_epsilon(delta))
 
 
 def noise_multiplier(
@@ -49,14 +49,14 @@ def noise_multiplier(
 ) -> float:
     """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those of `epsilon`."""
     _check.positive_integer(records=records, steps=steps)
-    if not epsilon > 0:
-        raise ValueError(f"epsilon={epsilon!r} must be positive")
+    _check.positive(epsilon=epsilon)
+    _check.fraction(delta=delta)
     import dp_accounting
 
     def event(multiplier: float) -> Any:
         return dp_accounting.SelfComposedDpEvent(_event(multiplier, _rate(records, batch_size)), steps)
 
-    found = dp_accounting.calibrate_dp_mechanism(lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, _delta(delta))
+    found = dp_accounting.calibrate_dp_mechanism(lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, delta)
     return float(found) * (MIXED if mixup else 1)
 
 
@@ -69,9 +69,3 @@ def _event(multiplier: float, rate: float) -> Any:
 
     gaussian = dp_accounting.GaussianDpEvent(multiplier)
     return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-
-
-def _delta(delta: float) -> float:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta={delta!r} must lie between 0 and 1")
-    return delta

@@ -100,7 +100,7 @@ class _PaddedConvolution(nn.Module):
 
 
 class _TrunkCNN(nn.Module):
-    """Convolution trunk of mGAN-AI's discriminator (paper 003, Tables I and II) with a classification head."""
+    """Convolution trunk of mGAN-AI's discriminator (Song 2020, Tables I and II) with a classification head."""
 
     widths: tuple[int, ...]
     strides: tuple[int, ...]
@@ -121,7 +121,7 @@ class _TrunkCNN(nn.Module):
 
 @functools.cache
 def linear(features: int) -> Model:
-    """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (paper 001)."""
+    """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (Driouich 2022)."""
     return from_flax(_MLP((1,), batch_norm=False), (features,), squared_error)
 
 
@@ -144,11 +144,11 @@ def mlp(
 
     Args:
       features: inputs per record.
-      hidden: widths of the hidden layers, a tuple; papers 000 and 004 use `(128,)` and `(256, 256, 256)`.
+      hidden: widths of the hidden layers, a tuple; Lyu 2021 and Driouich 2023 use `(128,)` and `(256, 256, 256)`.
       outputs: classes, or 1 for regression.
       task: "classification" (softmax cross-entropy) or "regression" (squared error).
       batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the client; scale and
-        offset are parameters and are shared (paper 004).
+        offset are parameters and are shared (Driouich 2023).
     """
     _check.one_of(("classification", "regression"), task=task)
     module = _MLP((*hidden, outputs), batch_norm)
@@ -159,7 +159,7 @@ def mlp(
 
 @functools.cache
 def lenet(dataset: Literal["mnist", "cifar10"]) -> Model:
-    """PROLIN's convolutional networks (paper 002): 21,840 parameters for `[batch, 28, 28, 1]` with dropout, 62,006 for
+    """PROLIN's convolutional networks (Kerkouche 2023): 21,840 parameters for `[batch, 28, 28, 1]` with dropout, 62,006 for
     `[batch, 32, 32, 3]` without."""
     if dataset == "mnist":
         return from_flax(_LeNetMNIST(), (28, 28, 1), cross_entropy, 10)
@@ -176,7 +176,7 @@ def trunk_cnn(
     widths: tuple[int, ...] = (32, 64, 128, 256),
     strides: tuple[int, ...] = (2, 1, 2, 1),
 ) -> Model:
-    """The shared classifier of paper 003: 3x3 convolutions with LeakyReLU 0.2, and a dense layer.
+    """The shared classifier of Song 2020: 3x3 convolutions with LeakyReLU 0.2, and a dense layer.
 
     Args:
       record_shape: height, width and channels of an image.

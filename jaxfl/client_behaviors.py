@@ -22,9 +22,9 @@ class Behavior:
     it run in one program.
 
     Attributes:
-      gradient: factor on the learning rate. -1 climbs the loss (paper 002, gradient ascent attack).
-      update: factor on the update that is sent. -1 inverts it (paper 002, inversion attack), 0 hides that nothing was done (a
-        free-rider).
+      gradient: factor on the learning rate. -1 climbs the loss (Kerkouche 2023, gradient ascent attack).
+      update: factor on the update that is sent. -1 inverts it (Kerkouche 2023, inversion attack), 0 hides that nothing was done
+        (a free-rider).
     """
 
     gradient: float | Array = 1.0

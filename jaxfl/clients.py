@@ -62,7 +62,7 @@ def stack_clients(records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None 
 
     Args:
       records: one `(x [records, ...], y [records, ...])` per client.
-      ids: one integer per client, distinct; by default 0, 1, 2, ...
+      ids: one integer of at least 0 per client, distinct; by default 0, 1, 2, ...
 
     Returns:
       `ClientData` with a leading client axis.
@@ -74,8 +74,9 @@ def stack_clients(records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None 
     if not records:
         raise ValueError("records=[] has no client; give at least one (x, y) pair")
     ids = range(len(records)) if ids is None else ids
-    if len(set(ids)) != len(records):
+    if len(ids) != len(records):
         raise ValueError(f"ids={list(ids)} must be {len(records)} distinct integers, one per client")
+    _check_ids(ids=ids)
     pairs = [(np.asarray(_features(x)), np.asarray(y)) for x, y in records]
     for c, (x, y) in enumerate(pairs):
         _check_records(f"records[{c}][0]", f"records[{c}][1]", x, y)
@@ -109,20 +110,26 @@ def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
     _check.finite(**{x_name: x})
 
 
+def _check_ids(**named: Any) -> None:
+    """Clients' streams of random numbers go by their ids."""
+    for name, ids in named.items():
+        values = np.asarray(ids)
+        if not np.issubdtype(values.dtype, np.integer) or (values < 0).any() or len(set(values.tolist())) < len(values):
+            raise ValueError(f"{name}={values.tolist()} must be distinct integers of at least 0")
+
+
 def check_clients(model: Model, params: Any, clients: ClientData, batch_size: int | None) -> None:
     """Raise `ValueError` on clients that cannot be trained: shapes that the model does not take, empty clients, values
     that are not finite, labels outside the classes, or a batch larger than the largest client. Traced values pass unseen."""
     count = np.shape(clients.mask)
     if len(count) != 2:
         raise ValueError(f"clients.mask has shape {count}; it must be [clients, records] (see stack_clients)")
-    for name in ("x", "y"):
-        if np.shape(getattr(clients, name))[:2] != count:
-            raise ValueError(
-                f"clients.{name} has shape {np.shape(getattr(clients, name))}; it must begin with {count}, as mask does"
-            )
+    _check_lengths("clients", clients)
     _check.shape(count[:1], **{"clients.id": clients.id})
     shapes = jax.eval_shape(lambda: (clients.x[0], clients.y[0]))
     check_records(model, params, *shapes, x_name="clients.x", y_name="clients.y")
+    if not _check.is_traced(clients.id):
+        _check_ids(**{"clients.id": clients.id})
     if _check.is_traced(clients):
         return
     sizes = np.asarray(clients.sizes)
@@ -133,8 +140,31 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
             f"batch_size={batch_size} is larger than every client (largest: {sizes.max()} records); "
             "use batch_size=None for full batches"
         )
-    _check.finite(where=clients.mask, **{"clients.x": clients.x})
-    if model.classes is not None and np.ndim(clients.y) == 2:
-        _check.labels(clients.y, model.classes, where=clients.mask, name="clients.y")
+    _check_values("clients", model, clients)
+
+
+def check_test(model: Model, params: Any, test: ClientData) -> None:
+    """Raise `ValueError` on records without client axis on which the model cannot be evaluated. Traced values pass unseen."""
+    if np.ndim(test.mask) != 1:
+        raise ValueError(f"test.mask has shape {np.shape(test.mask)}; it must be [records] (see one_client)")
+    _check_lengths("test", test)
+    check_records(model, params, jnp.asarray(test.x), jnp.asarray(test.y), x_name="test.x", y_name="test.y")
+    _check_values("test", model, test)
+
+
+def _check_lengths(name: str, data: ClientData) -> None:
+    count = np.shape(data.mask)
+    for field in ("x", "y"):
+        shape = np.shape(getattr(data, field))
+        if shape[: len(count)] != count:
+            raise ValueError(f"{name}.{field} has shape {shape}; it must begin with {count}, as mask does")
+    if not jnp.issubdtype(jnp.result_type(data.mask), jnp.bool_):
+        raise ValueError(f"{name}.mask is of {jnp.result_type(data.mask)}; it must be boolean")
+
+
+def _check_values(name: str, model: Model, data: ClientData) -> None:
+    _check.finite(where=data.mask, **{f"{name}.x": data.x})
+    if model.classes is not None and np.ndim(data.y) == np.ndim(data.mask):
+        _check.labels(data.y, model.classes, where=data.mask, name=f"{name}.y")
     else:
-        _check.finite(where=clients.mask, **{"clients.y": clients.y})
+        _check.finite(where=data.mask, **{f"{name}.y": data.y})

@@ -35,11 +35,10 @@ class Upload:
 
     def check(self) -> None:
         """Raise `ValueError` on numbers out of range."""
-        clip, noise, bits = self.clip, self.noise_multiplier, self.bits
-        if not _check.is_traced(clip) and not float(clip) > 0:
-            raise ValueError(f"clip={clip!r} must be a positive norm, or infinity for none")
-        if not _check.is_traced(noise) and not 0 <= float(noise) < float("inf"):
-            raise ValueError(f"noise_multiplier={noise!r} must be finite and not negative")
+        clip, bits = self.clip, self.bits
+        if _check.is_traced(clip) or clip != float("inf"):  # infinity for none
+            _check.positive(clip=clip)
+        _check.not_negative(noise_multiplier=self.noise_multiplier)
         if not _check.is_traced(bits) and float(bits) not in range(MOST_BITS + 1):
             raise ValueError(f"bits={bits!r} must be an integer from 0 (off) to {MOST_BITS}")
 
@@ -92,11 +91,8 @@ class DPSGD:
 
     def check(self) -> None:
         """Raise `ValueError` on numbers out of range."""
-        clip, noise = self.clip, self.noise_multiplier
-        if not _check.is_traced(clip) and not 0 < float(clip) < float("inf"):
-            raise ValueError(f"clip={clip!r} must be a positive norm")
-        if not _check.is_traced(noise) and not 0 <= float(noise) < float("inf"):
-            raise ValueError(f"noise_multiplier={noise!r} must be finite and not negative")
+        _check.positive(clip=self.clip)
+        _check.not_negative(noise_multiplier=self.noise_multiplier)
 
 
 def private_gradient(model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, privacy: DPSGD) -> Any:
@@ -153,7 +149,7 @@ def _clipped_by_layers(model: Model, params: Any, x: Array, y: Array, mask: Arra
 
 
 def mixed(model: Model, x: Array, y: Array, mask: Array, key: Array) -> tuple[Model, Array, Array]:
-    """Mixup with lambda = 1/2 (Zhang et al. 2018, as paper 004 uses it): every record is averaged with another one.
+    """Mixup with lambda = 1/2 (Zhang et al. 2018, as Driouich 2023 uses it): every record is averaged with another one.
 
     Pairs are neighbours in a random circle through the batch. Losses towards both labels are averaged, which for
     cross-entropies and squared errors has the gradient of the loss towards the average label.

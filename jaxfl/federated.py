@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import optax
 
 from jaxfl import _check
 from jaxfl.client_behaviors import Behavior, behave
-from jaxfl.clients import ClientData, check_clients
+from jaxfl.clients import ClientData, check_clients, check_test
 from jaxfl.defenses import Upload, protect
 from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
@@ -94,7 +94,7 @@ def honest_server(
 @functools.cache
 def isolating_server(victim: int, server: Server | None = None) -> Server:
     """An active adversary that trains the victim apart: it gets its own model back in every round, the others run FedAvg
-    among themselves (paper 000, section 3.1, "isolate").
+    among themselves (Lyu 2021, section 3.1, "isolate").
 
     Args:
       victim: id of the isolated client.
@@ -128,9 +128,18 @@ class Record:
       sums: keep the sum of the participants' pseudo-gradients, all that secure aggregation shows.
     """
 
-    clients: tuple[int, ...] | Literal["all"] = "all"
-    rounds: tuple[int, ...] | None = None
+    clients: Sequence[int] | Literal["all"] = "all"
+    rounds: Sequence[int] | None = None
     sums: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rounds"):
+            value = getattr(self, name)
+            if isinstance(value, str) or value is None:
+                continue
+            if not np.iterable(value):
+                raise ValueError(f"record.{name}={value!r} must be a sequence of integers")
+            object.__setattr__(self, name, tuple(value))
 
 
 @jax.tree_util.register_dataclass
@@ -223,6 +232,8 @@ def simulate(
     federated.check(clients)
     server = server or honest_server()
     check_clients(model, params, clients, federated.training.batch_size)
+    if test is not None:
+        check_test(model, params, test)
     if server.named and not _check.is_traced(clients.id) and not np.isin(server.named, clients.id).all():
         raise ValueError(f"server names clients {server.named}, not all of whom are among the clients")
     strategy = federated.strategy or strategy_here()
@@ -241,7 +252,7 @@ def _simulate(
 ) -> Transcript:
     record = federated.record
     kept_ids = clients.id if record.clients == "all" else jnp.asarray(record.clients, clients.id.dtype)
-    kept_rounds = tuple(range(federated.rounds)) if record.rounds is None else record.rounds
+    kept_rounds = tuple(range(federated.rounds)) if record.rounds is None else tuple(record.rounds)
 
     @jax.checkpoint
     def round_(state: ServerState, t: Array) -> tuple[ServerState, Any, Any]:

@@ -186,7 +186,7 @@ def log_probabilities(outputs: Array) -> Array:
 
 
 def squared_error(outputs: Array, y: Array) -> Array:
-    """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor 1/2 (papers 001, 004)."""
+    """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor 1/2 (Driouich 2022, 2023)."""
     return jnp.square(outputs[..., 0] - y)
 
 

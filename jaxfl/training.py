@@ -51,7 +51,7 @@ class LocalTraining:
             _check.positive_integer(batch_size=self.batch_size)
             if records is not None and self.batch_size > records:
                 raise ValueError(f"batch_size={self.batch_size} is larger than the client's {records} records")
-        _check.finite(learning_rate=self.learning_rate)
+        _check.number(learning_rate=self.learning_rate)
         if self.privacy is not None:
             self.privacy.check()
 
@@ -59,7 +59,7 @@ class LocalTraining:
 @functools.cache
 def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
     """An optimiser for `LocalTraining`: SGD on gradients whose norm is at most `norm`."""
-    _check.finite(norm=norm)
+    _check.positive(norm=norm)
     return lambda learning_rate: optax.chain(optax.clip_by_global_norm(norm), optax.sgd(learning_rate))
 
 

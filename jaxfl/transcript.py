@@ -58,18 +58,19 @@ class Messages:
 
     @staticmethod
     def from_arrays(received: Any, returned: Any, rounds: Sequence[int] | None = None) -> "Messages":
-        """Messages recorded outside: pytrees of equal structure with leaves `[rounds, ...]`.
+        """Messages recorded outside: pytrees of equal structure with leaves `[rounds, ...]`, named and shaped as the model's
+        parameters. JAX's arrays keep their precision; NumPy's in 64 bits do where JAX's 64-bit types are on.
 
         Raises:
           ValueError: if structures or shapes differ, or a value is not finite.
         """
-        received, returned = jax.tree.map(jnp.asarray, (received, returned))
+        received, returned = jax.tree.map(_as_float, (received, returned))
         if repr(jax.tree.structure(received)) != repr(jax.tree.structure(returned)):
             raise ValueError("received and returned have different tree structures; record both from the same model")
         leaves = list(zip(jax.tree.leaves_with_path(received), jax.tree.leaves(returned), strict=True))
         if not leaves:
             raise ValueError("received has no arrays; give the model's parameters, one leading entry per round")
-        count = len(leaves[0][1])
+        count = len(jnp.atleast_1d(leaves[0][1]))
         for (path, sent), back in leaves:
             name = jax.tree_util.keystr(path)
             _check.shape((count, *sent.shape[1:]), **{f"returned{name}": back, f"received{name}": sent})
@@ -79,7 +80,7 @@ class Messages:
         return Messages(received, returned, numbers)
 
     def save(self, path: str | Path) -> None:
-        """Write an `.npz` file with one array per leaf, named by its path ("received/Dense_0/kernel")."""
+        """Write an `.npz` file with one array per leaf, named by its path ("received/Dense_0/kernel"), and `rounds`."""
         _save(path, {"received": self.received, "returned": self.returned, "rounds": self.rounds})
 
     @staticmethod
@@ -278,11 +279,17 @@ class Transcript:
             )
 
 
+def _as_float(a: Any) -> Array:
+    a = jnp.asarray(a)
+    return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(jnp.result_type(float))
+
+
 def _save(path: str | Path, tree: dict[str, Any]) -> None:
     """Write a pytree as one array per leaf, named by its path."""
     leaves = jax.tree.leaves_with_path(tree)
     arrays: dict[str, Any] = {jax.tree_util.keystr(at, simple=True, separator="/"): np.asarray(leaf) for at, leaf in leaves}
-    np.savez(path, **arrays)
+    with Path(path).open("wb") as file:  # by its name alone NumPy would write to another one
+        np.savez(file, **arrays)
 
 
 def _unflatten(path: str | Path) -> dict[str, Any]:
@@ -294,7 +301,9 @@ def _unflatten(path: str | Path) -> dict[str, Any]:
                 node = tree
                 for parent in parents:
                     node = node.setdefault(parent, {})
-                node[leaf] = jnp.asarray(arrays[name])
+                array = arrays[name]
+                with jax.enable_x64(jax.config.read("jax_enable_x64") or array.dtype == np.float64):
+                    node[leaf] = jnp.asarray(array)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, FileNotFoundError):
             raise

@@ -37,7 +37,7 @@ def test_public_source_from_local_copies(name, data_dir, cache):
 
 
 def test_location_columns_have_the_published_variance(data_dir, cache):
-    """Paper 000, Table 1: population variance of the counts of zeros and ones, 2.6e6 for column 1. Its 2070 for column
+    """Lyu 2021, Table 1: population variance of the counts of zeros and ones, 2.6e6 for column 1. Its 2070 for column
     69 is that of 5,009 rows: one was lost to a header."""
     counts = np.bincount(load("location30", data_dir).values_of(1))
     assert counts.var() == pytest.approx(2.6e6, rel=0.01)

@@ -84,7 +84,7 @@ def test_bad_numbers():
     clients = jaxfl.stack_clients([(x, jnp.zeros(3, int))])
     model = jaxfl.mlp(2, (), 2)
     for upload, message in (
-        (Upload(clip=0), "clip=0 must be a positive norm"),
+        (Upload(clip=0), "clip=0 must be positive"),
         (Upload(noise_multiplier=-1.0), r"noise_multiplier=-1\.0 must be finite"),
         (Upload(noise_multiplier=float("inf")), "noise_multiplier=inf must be finite"),
         (Upload(bits=2.5), r"bits=2\.5 must be an integer from 0"),
@@ -164,7 +164,7 @@ def test_defended_training_ignores_padding_and_runs_in_federations(world, traini
 
 
 def test_epsilon_is_recomputed():
-    """Paper 004's (10, 1e-5) over 1,000 rounds of batches of 512, for its clients of 1,646 and of 127 records."""
+    """Driouich 2023's (10, 1e-5) over 1,000 rounds of batches of 512, for its clients of 1,646 and of 127 records."""
     for records, steps in ((1646, 4000), (127, 1000)):
         settings = {"records": records, "batch_size": 512, "steps": steps, "delta": 1e-5}
         noise = accounting.noise_multiplier(10.0, **settings)
@@ -201,7 +201,7 @@ def test_a_record_is_in_no_more_mixed_gradients_than_accounted_for(batch):
 
 
 def test_bad_private_training(world):
-    for privacy, message in ((DPSGD(0.0), r"clip=0\.0 must be a positive norm"), (DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0")):
+    for privacy, message in ((DPSGD(0.0), r"clip=0\.0 must be positive"), (DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0")):
         federated = Federated(rounds=1, training=jaxfl.LocalTraining(0.1, privacy=privacy))
         with pytest.raises(ValueError, match=message):
             simulate(world.model, world.params, world.clients, KEY, federated)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from attacks.detectors import Training, halves, observe, overlap, repeat_correlation, train_detectors
+from attacks.detector_training import DetectorTraining
+from attacks.detectors import halves, observe, overlap, repeat_correlation, train_detectors
 from attacks.directions import record_gradients
 from attacks.disaggregation import ridge
 from attacks.metrics import ranking
@@ -77,7 +78,7 @@ def detectors_of(federation, run, auxiliary, prop, kind="first_order", **changed
         KEY,
         training=TRAINING,
         records=RECORDS,
-        settings=Training(kind, **numbers),
+        settings=DetectorTraining(kind, **numbers),
     )
 
 
@@ -122,7 +123,7 @@ def test_no_detector_looks_ahead(federation, auxiliary):
     prop = Property(Behavior(update=-1.0))
     received = trained(federation, None).aggregates().received
     other = jax.tree.map(lambda a: a.at[20:].multiply(-2), received)
-    settings = Training(pairs=10, gradients=50, repeated=2, every=8, averaged=3, followed=50)
+    settings = DetectorTraining(pairs=10, gradients=50, repeated=2, every=8, averaged=3, followed=50)
     found = [
         train_detectors(
             federation[0],
@@ -160,7 +161,7 @@ def test_class_means_follow_the_model_between_rounds_of_one_detector(federation,
     """To first order, which is exact for one step: by the difference of the mean gradients of both classes."""
     model, (x, y) = federation[0], map(jnp.asarray, auxiliary)
     received = trained(federation, None).aggregates().received
-    settings = Training(kind, 20, gradients=100, repeated=2, every=every, epochs=2, followed=len(x))
+    settings = DetectorTraining(kind, 20, gradients=100, repeated=2, every=every, epochs=2, followed=len(x))
     found = train_detectors(model, received, x, y, prop, KEY, training=PLAIN, records=RECORDS, settings=settings)
     rows = halves(jax.random.split(KEY, 5)[0], len(x))[1]
     gradient = jax.grad(lambda p, x, y: mean_loss(model, p, x, y))
@@ -190,7 +191,7 @@ def test_means_are_those_of_clients_with_records_of_their_own(federation, auxili
         KEY,
         training=TRAINING,
         records=RECORDS,
-        settings=Training(pairs=200, gradients=150, repeated=2, shrinkage=2e-3),
+        settings=DetectorTraining(pairs=200, gradients=150, repeated=2, shrinkage=2e-3),
     )
     x, y = map(jnp.asarray, drawn(np.random.default_rng(7), 200 * RECORDS))
     rows = jnp.arange(len(x)).reshape(200, RECORDS)

@@ -1,4 +1,4 @@
-"""Generators of paper 003's suite, end to end on made-up pictures."""
+"""Generators of Song 2020's suite, end to end on made-up pictures."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Linkability and solvers of paper 003's suite, end to end on made-up pictures, and the suite's published values."""
+"""Linkability and solvers of Song 2020's suite, end to end on made-up pictures, and the suite's published values."""
 
 import dataclasses
 import operator

@@ -1,4 +1,4 @@
-"""Local model reconstruction (paper 004): exact where the theory is, better than the last returned model where it can be."""
+"""Local model reconstruction (Driouich 2023): exact where the theory is, better than the last model where it can be."""
 
 import dataclasses
 

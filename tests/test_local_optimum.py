@@ -1,4 +1,4 @@
-"""Papers 001 and 004 on linear least squares: what messages determine, and the bound that needs no truth."""
+"""Driouich 2022 and 2023 on linear least squares: what messages determine, and the bound that needs no truth."""
 
 import dataclasses
 
@@ -131,7 +131,7 @@ def test_two_messages_of_a_deterministic_run_are_enough_where_public_columns_are
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.01, 3), st.floats(0.05, 0.95), st.floats(-3, 3), st.floats(0, 1))
 def test_any_model_keeps_the_threshold_rules_bound(seed, noise, rate, weight, distance):
-    """Proposition 4 (paper 004), for models at any distance from the optimum, from decoded moments alone."""
+    """Proposition 4 (Driouich 2023), for models at any distance from the optimum, from decoded moments alone."""
     rng = np.random.default_rng(seed)
     x = np.c_[rng.random(80) < rate, rng.normal(size=(80, 4))].astype(float)
     coefficients = np.r_[weight, rng.normal(size=5)]
@@ -148,7 +148,7 @@ def test_any_model_keeps_the_threshold_rules_bound(seed, noise, rate, weight, di
 
 
 def test_the_hard_instance_needs_as_many_messages_as_parameters():
-    """Proposition 2 (paper 004): on its tridiagonal instance t rounds from zero reach t coordinates, whatever the server
+    """Proposition 2 (Driouich 2023): on its tridiagonal instance t rounds from zero reach t coordinates, whatever the server
     does with the others; and a client that lacks the last coordinate sends the same messages until then."""
     d, rate = 8, 1.0
     hessian, target = np.eye(d) - 0.5 * (np.eye(d, k=1) + np.eye(d, k=-1)), np.r_[0.5, np.zeros(d - 1)]
@@ -167,12 +167,12 @@ def test_the_hard_instance_needs_as_many_messages_as_parameters():
 
 
 def hard_design(d):
-    """Footnote 9 of paper 004, transposed: it prints the factor L of H = L L', where X'X = H asks for X = L'."""
+    """Footnote 9 of Driouich 2023, transposed: it prints the factor L of H = L L', where X'X = H asks for X = L'."""
     return np.linalg.cholesky(np.eye(d) - 0.5 * (np.eye(d, k=1) + np.eye(d, k=-1))).T
 
 
 def test_the_error_bound_of_noisy_updates_holds():
-    """Proposition 3 (paper 004), on received models that do not depend on the noise."""
+    """Proposition 3 (Driouich 2023), on received models that do not depend on the noise."""
     finite = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -227,7 +227,7 @@ def as_messages(received, returned):
 
 
 def test_two_datasets_with_equal_messages():
-    """Proposition 1 (paper 001): X_p = [Z; Z], 1'y1 = 1'y2; the attribute marks the first or the second half."""
+    """Proposition 1 (Driouich 2022): X_p = [Z; Z], 1'y1 = 1'y2; the attribute marks the first or the second half."""
     rng = np.random.default_rng(0)
     z, y1 = rng.normal(size=(20, 4)), rng.normal(size=20)
     y2 = rng.normal(size=20)

@@ -83,7 +83,7 @@ def test_failure_is_data_and_bad_input_is_named():
     x, model = records(), linear(5)
     broken = jax.tree.map(lambda a: a * jnp.nan, model.init(KEY))
     assert (np.asarray(infer_from_model(model, broken, Knowledge(hidden(x), x[:, 0], (binary_column(2),)))) == -1).all()
-    with pytest.raises(ValueError, match="needs known targets"):
+    with pytest.raises(ValueError, match="infer_from_model needs known labels"):
         infer_from_model(model, broken, Knowledge(x, None, (binary_column(2),)))
     with pytest.raises(ValueError, match="x holds"):
         infer_from_model(model, model.init(KEY), Knowledge(hidden(x), x[:, 0], (binary_column(1),)))

@@ -1,4 +1,4 @@
-"""The suite of paper 002, end to end on made-up images, and its published curves."""
+"""The suite of Kerkouche 2023, end to end on made-up images, and its published curves."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Cells of the suite of paper 003 that run in seconds, and made-up pictures for them."""
+"""Cells of the suite of Song 2020 that run in seconds, and made-up pictures for them."""
 
 import dataclasses
 

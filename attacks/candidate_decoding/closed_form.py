@@ -1,7 +1,7 @@
 """Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
 
 The gradient of a client's mean loss is a sum over its records, and each term depends on that record's own unknown alone.
-Instead of the gradient *at the expected value* (paper 000, Eq. 2 and 3) take the *expected gradient* over the K candidate
+Instead of the gradient *at the expected value* (Lyu 2021, Eq. 2 and 3) take the *expected gradient* over the K candidate
 values, with weights s_nk, sum_k s_nk = 1:
 
     u / (rate N^-1)  =  sum_n sum_k s_nk g_n(v_k)  =  sum_n g_n(v_0) + sum_n sum_{k>0} s_nk [g_n(v_k) - g_n(v_0)].
@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
 
-from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
+from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, check_one_column
 from attacks.candidate_decoding.candidates import candidate_records, prior_weights, with_absence, with_first
 from attacks.candidate_decoding.linear_problem import linear_problem, solve_iteratively
 from attacks.candidate_decoding.normal_equations import misfit, normal_equations, solve
@@ -112,8 +112,7 @@ def closed_form(
         is out of range.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    if len(knowledge.columns) != 1:
-        raise ValueError(f"columns has {len(knowledge.columns)} entries; closed_form decodes one unknown column")
+    check_one_column("closed_form", knowledge, labels=False)
     if members is not None:
         _check.positive_integer(members=members)
         if members > len(knowledge.x):

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
-from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge
+from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, check_one_column
 from attacks.candidate_decoding.candidates import (
     FactoredGradients,
     candidate_records,
@@ -145,10 +145,7 @@ def gls(
         with `points` or of a model that names no dense layers.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    if knowledge.y is None:
-        raise ValueError("y=None: gls needs known labels")
-    if len(knowledge.columns) != 1:
-        raise ValueError(f"columns has {len(knowledge.columns)} entries; gls decodes one unknown column")
+    check_one_column("gls", knowledge)
     _check_settings(settings, model, len(knowledge.x))
     if dtype is None:
         narrow = jnp.promote_types(jnp.float32, jnp.result_type(*jax.tree.leaves(messages.received)))

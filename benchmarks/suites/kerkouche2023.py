@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from attacks.detectors import Training
+from attacks.detector_training import DetectorTraining
 from benchmarks import property_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.property_experiment import MEAN_OVER, METHODS, OURS
@@ -112,7 +112,8 @@ def _cost(job: Job) -> Cost:
         detector += fitted * flops
     if cell["detector"] != "logistic":
         detector += fitted * (turning + 2.0 * fitted * parameters)
-    followed = min(Training.followed, cell["auxiliary"] // 2)  # by a forward derivative, half a gradient in large batches
+    # By a forward derivative, half a gradient in large batches.
+    followed = min(DetectorTraining.followed, cell["auxiliary"] // 2)
     detector += (cell["pairs"] * cell["records"] + cell["every"] * followed) * flops / 2
     if cell["detector"] == "logistic":
         detector += 50 * 2 * cell["pairs"] * 12.0 * parameters

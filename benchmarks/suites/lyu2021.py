@@ -1,4 +1,4 @@
-"""Paper 000: L. Lyu, C. Chen, "A Novel Attribute Reconstruction Attack in Federated Learning" (2021).
+"""Lyu 2021: L. Lyu, C. Chen, "A Novel Attribute Reconstruction Attack in Federated Learning" (2021).
 
 Tables 1 to 13, and section 5.4 (unknown labels). Attributes count from 0.
 """

@@ -43,7 +43,7 @@ def read_csv(
       categories: the possible values of a column, by its name. Values outside become `(missing)`.
       drop: columns to leave out.
       max_categories: the most categories an inferred categorical column may have.
-      sensitive: the column that an attack is to infer; a numeric one is cut into bins, as paper 000 does (section 3).
+      sensitive: the column that an attack is to infer; a numeric one is cut into bins, as Lyu 2021 does (section 3).
       bins: number of bins of equal width of a numeric sensitive column.
 
     Raises:

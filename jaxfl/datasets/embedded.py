@@ -63,12 +63,12 @@ def leaf_synthetic(
 
     Args:
       clients: number of clients; each record's client is its `group`.
-      records: records per client, the same for all (paper 004 uses 2,000; LEAF draws sizes from a log-normal).
+      records: records per client, the same for all (Driouich 2023 uses 2,000; LEAF draws sizes from a log-normal).
       features: d.
       classes: C.
       clusters: S, drawn uniformly.
       seed: of the generator.
-      attribute: plant a binary attribute, which paper 004 leaves open: x_0 becomes 1 where it exceeds its client's median,
+      attribute: plant a binary attribute, which Driouich 2023 leaves open: x_0 becomes 1 where it exceeds its client's median,
         before labels are drawn, so that it matters and is balanced.
       spread: scales v. By LEAF's recipe (1) many clients hold nearly one class; with 0.1 and `noise=1` none does.
       noise: deviation of the noise on the logits, 0.1 in LEAF.
@@ -102,7 +102,7 @@ def leaf_synthetic(
 
 
 PURCHASE_MARGINALS = {130: 0.241, 595: 0.326}
-"""Minority rates of columns 130 and 595 of Purchase-100, from the variances printed in paper 000, Table 1."""
+"""Minority rates of columns 130 and 595 of Purchase-100, from the variances printed in Lyu 2021, Table 1."""
 
 
 def purchase_like(records: int = 20_000, seed: int = 0) -> Table:

@@ -1,4 +1,4 @@
-"""Public sources as papers 001 and 004 use them: which records, which columns, and whose they are."""
+"""Public sources as Driouich 2022 and 2023 use them: which records, which columns, and whose they are."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ YOUNG, OLD = 38, 52
 def adult_bachelors(table: Table) -> Table:
     """Adult with at least a bachelor's degree: 12,110 records of 53 columns, the sensitive one being `sex`.
 
-    Its groups are paper 004's (Appendix C.1): doctorates younger than 38, from 38 to 52, older; and, as group 3, all other
+    Its groups are Driouich 2023's (Appendix C.1): doctorates younger than 38, from 38 to 52, older; and, as group 3, all other
     records, which the remaining clients share (`partitions.by_group_and_rest`). The paper prints 12,300 records. Of several
     codings this one has its 53 columns: one-hot on these records, the country as a flag for the United States and one for
     any other, "?" a category of its own.
@@ -53,7 +53,7 @@ def adult_bachelors(table: Table) -> Table:
 
 
 def flight_airlines(table: Table, *, records: int = 8_000, clients: int = 10, seed: int = 0) -> Table:
-    """A stand-in for papers 001's and 004's booking data, which is not public: seeded rows of Indian fares, by airline.
+    """A stand-in for the booking data of Driouich 2022 and 2023, which is not public: seeded rows of Indian fares, by airline.
 
     All fares are one way; whether there are stops takes the place of the journey type, with the cabin class as a second,
     easier attribute. The largest client is halved until there are enough: the source has six airlines.

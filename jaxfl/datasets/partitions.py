@@ -41,7 +41,7 @@ def by_group(dataset: Dataset) -> list[np.ndarray]:
 
 
 def by_group_and_rest(rng: np.random.Generator, dataset: Dataset, clients: int) -> list[np.ndarray]:
-    """The clients that the source names, but for its last group, which the remaining clients share evenly (paper 004)."""
+    """The clients that the source names, but for its last group, which the remaining clients share evenly (Driouich 2023)."""
     named = by_group(dataset)
     rest, count = named.pop(), clients - len(named)
     if count < 1 or count > len(rest):
@@ -53,7 +53,7 @@ def overlapping_classes(
     rng: np.random.Generator, y: np.ndarray, clients: int, whole: int = 4, few: Sequence[int] = (3, 4)
 ) -> list[np.ndarray]:
     """Every client holds all records of `whole` random classes and a few of every other class, drawn anew for each client, so
-    that records are held by several (paper 004, AT&T: "of size 3 or 4").
+    that records are held by several (Driouich 2023, AT&T: "of size 3 or 4").
 
     Args:
       rng: draws classes and records.
@@ -113,8 +113,7 @@ def dirichlet(rng: np.random.Generator, y: np.ndarray, clients: int, alpha: floa
     Small alpha gives few classes per client. A client left without records takes one from the largest.
     """
     _check.positive_integer(clients=clients)
-    if not alpha > 0:
-        raise ValueError(f"alpha={alpha!r} must be positive")
+    _check.positive(alpha=alpha)
     if clients > len(y):
         raise ValueError(f"clients={clients} exceeds the {len(y)} records; every client needs one")
     parts: list[list[int]] = [[] for _ in range(clients)]
