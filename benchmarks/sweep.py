@@ -7,6 +7,7 @@ again.
 
 import dataclasses
 import functools
+import importlib
 import io
 import json
 import sys
@@ -200,6 +201,8 @@ def _without(group: Group, finished: set[str]) -> Group:
 def _run_groups(console: Console, arguments: Arguments, store: Store, groups: list[Group]) -> None:
     versions = f"jax {jax.__version__}, numpy {np.__version__}, jaxfl {jaxfl.__version__}"
     estimate, whole, done = _estimator(), Seen(set(), set()), Seen(set(), set())
+    # TensorFlow Datasets exchanges `__import__` while it is loaded, which the bar's thread would trip over.
+    importlib.import_module("jaxfl.datasets.builders")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=sum(estimate(g.jobs, whole) for g in groups))
