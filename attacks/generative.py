@@ -21,7 +21,7 @@ import optax
 
 from attacks.generators import NOISE, Generator, generate, generator
 from jaxfl import ClientData, Messages, Model, Server, ServerState, _check, isolating_server
-from jaxfl.models import Trunk
+from jaxfl.models import Trunk, zero_rows
 
 Array = jax.Array
 MOMENTUM = 0.5
@@ -312,11 +312,13 @@ def _game(model: Model, auxiliary: ClientData, categories: Array | None, setting
 
 
 def check_images(data: ClientData, classes: int, name: str) -> None:
-    """Raise `ValueError` unless these are images like the generator's, with labels."""
-    _check.finite(**{f"{name}.x": data.x})
+    """Raise `ValueError` unless these are images like the generator's, with labels; padding may hold anything."""
+    _check.finite(data.mask, **{f"{name}.x": data.x})
     _check.labels(data.y, classes, data.mask, name=f"{name}.y")
-    if not _check.is_traced(data) and abs(data.x).max() > 1:
-        raise ValueError(f"{name}.x holds {float(abs(data.x).max()):g}; images must be in [-1, 1], as the generator's")
+    if not _check.is_traced(data):
+        largest = float(abs(zero_rows(data.x, data.mask)).max())
+        if largest > 1:
+            raise ValueError(f"{name}.x holds {largest:g}; images must be in [-1, 1], as the generator's")
 
 
 @jax.jit

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from optax import sigmoid_binary_cross_entropy
 
+from attacks.attribute_baselines import public_model
 from attacks.attribute_reconstruction import CosMatching, Knowledge, UnknownColumn, binary_column, cos_matching
 from attacks.gradient_matching import Virtual
 from jaxfl import (
@@ -25,6 +26,7 @@ from jaxfl import (
     stack_clients,
 )
 from jaxfl.datasets import load, partitions
+from jaxfl.training import clipped_sgd
 
 X, Y = np.zeros((5, 4), np.float32), np.array([0, 1, 2, 0, 1])
 
@@ -61,6 +63,9 @@ def test_repeated_ids_and_single_client():
         (Federated(clients_per_round=9), "clients_per_round=9 exceeds the 3 clients"),
         (Federated(strategy="pmap"), "strategy='pmap'"),
         (Federated(rounds=2, record=Record(rounds=(1, 1))), "record.rounds=.1, 1. repeats an entry"),
+        (Federated(rounds=2, record=Record(rounds=[1, 1])), "record.rounds=.1, 1. repeats an entry"),
+        (Federated(training=LocalTraining(None)), "learning_rate holds object values"),
+        (Federated(training=LocalTraining(np.ones(2))), "learning_rate=.* must be one number"),
         (Federated(rounds=2, record=Record(rounds=(0, 5))), "names round 5; rounds run from 0 to 1"),
         (Federated(record=Record(clients=(8,))), "names client 8"),
     ],
@@ -81,11 +86,35 @@ def test_federated(world, federated, message):
         (lambda c: dataclasses.replace(c, mask=c.mask.at[1].set(False)), "leaves client 1 without records"),
         (lambda c: c.client(0), r"clients.mask has shape \(30,\)"),
         (lambda c: dataclasses.replace(c, x=c.x[:, :5]), "clients.x has shape"),
+        (lambda c: dataclasses.replace(c, id=c.id * 0), "clients.id=.0, 0, 0. must be distinct"),
+        (lambda c: dataclasses.replace(c, id=c.id - 1), "clients.id=.-1, 0, 1. must be distinct integers of at least 0"),
+        (lambda c: dataclasses.replace(c, mask=c.mask * 1.0), "clients.mask is of float32; it must be boolean"),
     ],
 )
 def test_clients_at_simulate(world, change, message):
     with pytest.raises(ValueError, match=message):
         simulate(world.model, world.params, change(world.clients), world.key, Federated())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: dataclasses.replace(t, x=t.x[:, :5]), r"test.x has records of shape \(5,\)"),
+        (lambda t: dataclasses.replace(t, y=t.y + 2), "test.y holds the label"),
+        (lambda t: jax.tree.map(lambda a: a[None], t), r"test.mask has shape \(1, 24\)"),
+    ],
+)
+def test_records_to_evaluate_on(world, change, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(world.model, world.params, world.clients, world.key, Federated(), test=change(one_client(*world.records[0])))
+
+
+def test_public_models_erase_what_exists(world):
+    x, _ = world.records[0]
+    with pytest.raises(ValueError, match=r"positions\[0\]=12 does not exist; features run from 0 to 11"):
+        public_model(x, x[:, 3].astype(int), x, [12], 2, world.key)
+    with pytest.raises(ValueError, match="epochs=0"):
+        public_model(x, x[:, 3].astype(int), x, [3], 2, world.key, epochs=0)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +163,7 @@ def test_settings_of_the_attack(world, messages):
             "batch_size=99 is larger than the client's 24",
         ),
         (CosMatching(virtual=Virtual(rounds_per_step=0)), "rounds_per_step=0"),
+        (CosMatching(virtual="unrolled"), "virtual='unrolled' must be a Virtual"),
         ([], "settings=.. is empty"),
     )
     for settings, message in bad:
@@ -178,6 +208,17 @@ def test_messages_from_outside(tmp_path, messages):
     assert len(Messages.load(tmp_path / "good.npz")) == 2
 
 
+def test_messages_keep_their_precision_and_their_name(tmp_path, messages):
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64) / 3, (messages.received, messages.returned))
+        wide = Messages(*exact, messages.rounds)
+    wide.save(tmp_path / "victim")  # without a suffix
+    again = Messages.load(tmp_path / "victim")
+    for leaf, same in zip(jax.tree.leaves(wide), jax.tree.leaves(again), strict=True):
+        assert leaf.dtype == same.dtype
+        assert (np.asarray(leaf) == np.asarray(same)).all()
+
+
 def test_shapes_that_would_broadcast_are_refused():
     clients = stack_clients([(X, np.ones((5, 1)))])
     model = linear(4)
@@ -197,6 +238,10 @@ def test_other_refusals(world, messages):
         binary_column(3.0)
     with pytest.raises(ValueError, match=r"rounds=\(\) is empty"):
         messages.select(())
+    with pytest.raises(ValueError, match=r"record\.clients=0 must be a sequence"):
+        Record(clients=0)
+    with pytest.raises(ValueError, match=r"norm=-1\.0 must be positive"):
+        clipped_sgd(-1.0)
     with pytest.raises(ValueError, match=r"rounds has shape \(1,\)"):
         Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 3))}, rounds=[0])
     # A loss that takes integer labels alone.

@@ -85,8 +85,8 @@ def test_bad_numbers():
     model = jaxfl.mlp(2, (), 2)
     for upload, message in (
         (Upload(clip=0), "clip=0 must be positive"),
-        (Upload(noise_multiplier=-1.0), r"noise_multiplier=-1\.0 must be finite"),
-        (Upload(noise_multiplier=float("inf")), "noise_multiplier=inf must be finite"),
+        (Upload(noise_multiplier=-1.0), r"noise_multiplier=-1\.0 must be at least 0 and finite"),
+        (Upload(noise_multiplier=float("inf")), "noise_multiplier=inf must be at least 0 and finite"),
         (Upload(bits=2.5), r"bits=2\.5 must be an integer from 0"),
         (Upload(bits=24), "bits=24 must be an integer from 0"),
     ):

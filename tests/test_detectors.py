@@ -334,6 +334,11 @@ def test_bad_settings_are_named(federation, auxiliary):
         detectors_of(federation, run, auxiliary, Property())
     with pytest.raises(ValueError, match=r"rate=1\.5 must lie between"):
         detectors_of(federation, run, auxiliary, dataclasses.replace(inversion, rate=1.5))
+    record = auxiliary[0][0]
+    with pytest.raises(ValueError, match=r"prop\.target\[1\] holds the label"):
+        detectors_of(federation, run, auxiliary, Property(target=(record, 99)))
+    with pytest.raises(ValueError, match=r"prop\.target\[0\] holds .* not finite"):
+        detectors_of(federation, run, auxiliary, Property(target=(record * np.nan, 0)))
     with pytest.raises(ValueError, match=r"y has shape \(299,\)"):
         detectors_of(federation, run, (auxiliary[0], auxiliary[1][:-1]), inversion)
     with pytest.raises(ValueError, match=r"behavior.update has shape \(3,\)"):

@@ -213,6 +213,8 @@ def test_a_client_attacks_through_its_message_alone(federation):
     assert largest_difference(*params) == 0
     with pytest.raises(ValueError, match="target=2 must be one of the 2 classes"):
         gan_attack(more, 2, 2, mine, LocalTraining(RATE), key)
+    with pytest.raises(ValueError, match=r"data\.x holds .*; images must be in"):
+        gan_attack(more, 2, 1, dataclasses.replace(mine, x=mine.x * 200), LocalTraining(RATE), key)
 
 
 def test_bad_input_is_named(federation):

@@ -176,6 +176,8 @@ def test_bad_input(heterogeneous):
             mapping_network(messages[0], KEY, settings=Mapping(held_out=held_out))
         with pytest.raises(ValueError, match=f"held_out={held_out} must lie between"):
             pseudo_records(model, messages[0], KEY, (6,), settings=PseudoRecords(held_out=held_out))
+    with pytest.raises(ValueError, match=r"held_out=0\.999 leaves none of \d+ rounds to fit"):
+        mapping_network(messages[0], KEY, settings=Mapping(held_out=0.999))
     with pytest.raises(ValueError, match="scaling='raw'"):
         mapping_network(messages[0], KEY, settings=Mapping(scaling="raw"))
     with pytest.raises(ValueError, match="ridge=-1"):

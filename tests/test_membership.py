@@ -145,7 +145,7 @@ def test_bad_input():
         decode_membership(MODEL, messages, knowledge, 81)
     with pytest.raises(ValueError, match="x has 1 record"):
         variance_mixture(MODEL, messages, Knowledge(knowledge.x[:1], knowledge.y[:1], knowledge.columns))
-    with pytest.raises(ValueError, match="need known labels"):
+    with pytest.raises(ValueError, match="variance_mixture needs known labels"):
         variance_mixture(MODEL, messages, Knowledge(knowledge.x, None, knowledge.columns))
 
 

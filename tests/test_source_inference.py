@@ -103,6 +103,12 @@ def test_bad_input(federation):
         decode_sources(model, [later, *messages[1:]], SIZES, x, y, training=TRAINING)
     with pytest.raises(ValueError, match="x has records of shape"):
         decode_sources(model, messages, SIZES, x[:, :3], y, training=TRAINING)
+    with pytest.raises(ValueError, match="y holds the label"):
+        decode_sources(model, messages, SIZES, x, y + 3, training=TRAINING)
+    with pytest.raises(ValueError, match="hold no rounds"):
+        decode_sources(model, [], [], x, y, training=TRAINING)
+    with pytest.raises(ValueError, match="ridge=-1"):
+        decode_sources(model, messages, SIZES, x, y, training=TRAINING, ridge=-1)
 
 
 def test_only_updates_that_are_gradients_are_decoded(federation):
