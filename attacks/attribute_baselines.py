@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attacks.attribute_reconstruction import Knowledge, Reconstruction, check_knowledge, check_one_column, decode, erase
+from attacks.attribute_reconstruction import (
+    Knowledge,
+    Reconstruction,
+    check_knowledge,
+    check_one_column,
+    check_positions,
+    decode,
+    erase,
+)
 from attacks.candidate_decoding import candidate_records
 from attacks.gradient_matching import Virtual, check_virtual, matching_objective, minimize_lbfgs, squared_distance
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp, one_client
@@ -59,7 +67,7 @@ def fit_public_model(
     _check.shape((len(x_public),), values_public=values_public)
     _check.labels(values_public, candidates, name="values_public")
     _check.positive_integer(candidates=candidates, epochs=epochs)
-    positions = _positions(positions, np.shape(x_public)[1])
+    positions = check_positions("positions", positions, np.shape(x_public)[1])
     hidden = jnp.asarray(x_public).at[:, positions].set(0)
     return _fit_public_model(hidden, jnp.asarray(values_public), candidates, key, epochs)
 
@@ -75,18 +83,9 @@ def _fit_public_model(x_public: Array, values_public: Array, candidates: int, ke
 def name_by_public_model(params: Any, x: Array, positions: Array) -> Array:
     """What `public_model` returns, from its parameters."""
     candidates = jax.tree.leaves(params)[-1].shape[-1]
-    positions = _positions(positions, np.shape(x)[1])
+    positions = check_positions("positions", positions, np.shape(x)[1])
     outputs = _attack_model(np.shape(x)[1], candidates).apply(params, jnp.asarray(x).at[:, positions].set(0))
     return jnp.where(jnp.isfinite(outputs).all(), outputs.argmax(-1), -1)
-
-
-def _positions(positions: Any, features: int) -> Array:
-    """Of the features to be erased; JAX would pass over those that do not exist."""
-    if not _check.is_traced(positions):
-        _check.shape((None,), positions=positions)
-        for place, position in enumerate(np.asarray(positions).tolist()):
-            _check.index(features, "features", **{f"positions[{place}]": position})
-    return jnp.asarray(positions)
 
 
 def _attack_model(features: int, candidates: int) -> Model:

@@ -338,21 +338,25 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
     return dataclasses.replace(knowledge, y=y)
 
 
+def check_positions(name: str, positions: Any, features: int) -> Array:
+    """Positions as an array. Raises `ValueError` unless all are features: JAX would pass over those that are not."""
+    found = jnp.asarray(positions)
+    if not jnp.issubdtype(found.dtype, jnp.integer):
+        raise ValueError(f"{name}={positions} must be integers")
+    _check.shape((None,), **{name: found})
+    outside = [] if _check.is_traced(found) else [int(p) for p in found if not 0 <= p < features]
+    if outside:
+        raise ValueError(f"{name}={found.tolist()} names feature {outside[0]}; features run from 0 to {features - 1}")
+    return found
+
+
 def _check_column(name: str, column: UnknownColumn, features: int) -> UnknownColumn:
-    positions, candidates = jnp.asarray(column.positions), jnp.asarray(column.candidates, jnp.result_type(float))
-    if not jnp.issubdtype(positions.dtype, jnp.integer):
-        raise ValueError(f"{name}.positions={column.positions} must be integers")
-    _check.shape((None,), **{f"{name}.positions": positions})
+    positions = check_positions(f"{name}.positions", column.positions, features)
+    candidates = jnp.asarray(column.candidates, jnp.result_type(float))
     _check.shape((None, len(positions)), **{f"{name}.candidates": candidates})
     if len(candidates) < 2:
         raise ValueError(f"{name}.candidates has {len(candidates)} values; an unknown column needs at least 2")
     _check.finite(**{f"{name}.candidates": candidates})
-    if not _check.is_traced(positions):
-        outside = [int(p) for p in positions if not 0 <= p < features]
-        if outside:
-            raise ValueError(
-                f"{name}.positions={positions.tolist()} names feature {outside[0]}; features run from 0 to {features - 1}"
-            )
     if column.prior is not None:
         _check.distribution(len(candidates), **{f"{name}.prior": column.prior})
     prior = None if column.prior is None else jnp.asarray(column.prior, jnp.result_type(float))

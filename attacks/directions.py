@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 
-from jaxfl import Model, mean_loss
+from jaxfl import Model
+from jaxfl.models import record_gradient
 
 Array = jax.Array
 LEAST_SEPARATION = 0.3
@@ -179,6 +179,6 @@ def record_gradients(model: Model, params: Any, x: Array, y: Array, key: Array, 
 
     def one(arguments: tuple[Array, Array, Array]) -> Array:
         x, y, key = arguments
-        return ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params))[0]
+        return record_gradient(model, params, x, y, key=key)
 
     return jax.lax.map(one, (x, y, jax.random.split(key, len(x))), batch_size=min(batch, len(x)))

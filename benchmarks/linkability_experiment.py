@@ -41,6 +41,7 @@ from benchmarks.jobs import Cell, Job, Outcome
 from jaxfl import Federated, LocalTraining, Model, Record, evaluate, one_client, simulate, stack_clients, trunk_cnn
 from jaxfl.datasets import Dataset, load
 from jaxfl.federated import map_clients, strategy_here
+from jaxfl.models import record_gradient
 
 Array = jax.Array
 METHODS = ("siamese_rep", "siamese_update", "whitened", "update", "head", "bias", "histogram", "rep")
@@ -354,9 +355,7 @@ def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: A
 
     def one(arguments: Any) -> Array:
         record, label, t = arguments
-        params = jax.tree.map(lambda a: a[t], received)
-        slope = jax.grad(lambda p: model.loss(model.apply(p, record[None]), label[None])[0])(params)
-        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(slope)])
+        return record_gradient(model, jax.tree.map(lambda a: a[t], received), record, label)
 
     return map_clients(one, (x, y, rounds), strategy_here())
 

@@ -47,13 +47,12 @@ def not_negative(**named: Any) -> None:
 def number(**named: Any) -> None:
     """Raise `ValueError` unless every named value is one finite number."""
     for name, value in named.items():
-        if np.shape(value):
-            raise ValueError(f"{name}={value!r} must be one number")
-        finite(**{name: value})
+        if not is_traced(value):
+            finite(**{name: _number(name, value)})
 
 
 def index(length: int, what: str, **named: Any) -> None:
-    """Raise `ValueError` unless every named value is an integer in `0..length-1`, of which `what` there are as many."""
+    """Raise `ValueError` unless every named value is an integer in `0..length-1`, the places of `what`."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < length:
             raise ValueError(f"{name}={value!r} does not exist; {what} run from 0 to {length - 1}")

@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 Array = jax.Array
 
@@ -100,6 +101,11 @@ def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | Non
     x, y = zero_rows(x, mask), zero_rows(y, mask)
     losses = model.loss(model.apply(params, x, key=key, mask=mask), y)
     return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def record_gradient(model: Model, params: Any, x: Array, y: Array, *, key: Array | None = None) -> Array:
+    """Gradient of the loss of one record `x [...]`, `y []`, as a vector `[parameters]`; `key` as in `mean_loss`."""
+    return ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params))[0]
 
 
 def inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -64,7 +64,7 @@ def test_repeated_ids_and_single_client():
         (Federated(strategy="pmap"), "strategy='pmap'"),
         (Federated(rounds=2, record=Record(rounds=(1, 1))), "record.rounds=.1, 1. repeats an entry"),
         (Federated(rounds=2, record=Record(rounds=[1, 1])), "record.rounds=.1, 1. repeats an entry"),
-        (Federated(training=LocalTraining(None)), "learning_rate holds object values"),
+        (Federated(training=LocalTraining(None)), "learning_rate=None must be one number"),
         (Federated(training=LocalTraining(np.ones(2))), "learning_rate=.* must be one number"),
         (Federated(rounds=2, record=Record(rounds=(0, 5))), "names round 5; rounds run from 0 to 1"),
         (Federated(record=Record(clients=(8,))), "names client 8"),
@@ -111,7 +111,7 @@ def test_records_to_evaluate_on(world, change, message):
 
 def test_public_models_erase_what_exists(world):
     x, _ = world.records[0]
-    with pytest.raises(ValueError, match=r"positions\[0\]=12 does not exist; features run from 0 to 11"):
+    with pytest.raises(ValueError, match=r"positions=\[12\] names feature 12; features run from 0 to 11"):
         public_model(x, x[:, 3].astype(int), x, [12], 2, world.key)
     with pytest.raises(ValueError, match="epochs=0"):
         public_model(x, x[:, 3].astype(int), x, [3], 2, world.key, epochs=0)

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from attacks.attribute_reconstruction import Knowledge, erase
 from jaxfl import Model
-from jaxfl.models import inputs_and_errors
+from jaxfl.models import inputs_and_errors, record_gradient
 
 Array = jax.Array
 
@@ -98,7 +98,7 @@ def factored_gradients(model: Model, params: Any, x: Array, y: Array, depth: int
     layers alone, which the model must name then."""
     layers = model.layers
     if layers is None:
-        written = jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y)
+        written = jax.vmap(lambda x, y: record_gradient(model, params, x, y))(x, y)
         one = jnp.ones((len(x), 1), written.dtype)
         return FactoredGradients([[(written, one)]], lambda tree: [ravel_pytree(tree)[0][:, None]])
     inputs, errors = inputs_and_errors(model, params, x, y)
@@ -148,7 +148,7 @@ def mean_gradients(model: Model, models: Any, x: Array, y: Array) -> tuple[Array
     x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     layers = model.layers
     if layers is None:
-        every = _mean(lambda params: jax.vmap(lambda x, y: _gradient(model, params, x, y))(x, y), models)
+        every = _mean(lambda params: jax.vmap(lambda x, y: record_gradient(model, params, x, y))(x, y), models)
         return every @ every.T, lambda target: every @ ravel_pytree(target)[0]
     first, *later = layers.names
 
@@ -185,15 +185,10 @@ def _mean(function: Callable[[Any], Any], models: Any) -> Any:
     return jax.tree.map(lambda a: a / count, total)
 
 
-def _gradient(model: Model, params: Any, x: Array, y: Array) -> Array:
-    """Of one record's loss, as a vector."""
-    return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None]).sum())(params))[0]
-
-
 def difference_jacobian(model: Model, params: Any, x: Array, y: Array, absence: bool = False) -> tuple[Array, Array]:
     """Gradient differences of the other candidates from the base `[unknowns, parameters]`, and the sum of the base's
     gradients `[parameters]`, explicitly; for any model. With `absence` the base's gradients are zero."""
-    every = jax.vmap(jax.vmap(lambda x, y: _gradient(model, params, x, y)))(x, y)
+    every = jax.vmap(jax.vmap(lambda x, y: record_gradient(model, params, x, y)))(x, y)
     if absence:
         every = every.at[:, 0].set(0)
     return (every[:, 1:] - every[:, :1]).reshape(-1, every.shape[-1]), every[:, 0].sum(0)
