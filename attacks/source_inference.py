@@ -2,7 +2,8 @@
 
 Threat model: a server that sees all clients' messages, and records with their labels, each of which some client holds. Ways to
 tell whose it is: the model under which its loss is least; the client for which that was so in most rounds; the client whose
-training lowered it most; or `decode_sources`, which reads the weight of every record out of the messages.
+training lowered it most; or `decode_sources`, which reads the weight of every record out of the messages. Answers of either can
+be learned from, where clients' records are distributed apart: `by_discriminants`.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attacks.candidate_decoding.candidates import candidate_gradients
 from attacks.local_model import path_centres
@@ -92,6 +94,36 @@ def largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
     """
     after = jax.lax.map(lambda models: jax.lax.map(lambda p: losses(model, p, x, y), models), returned).mean(0)
     return _least(after - after.mean(1, keepdims=True))
+
+
+def by_discriminants(sources: Array, x: Array) -> np.ndarray:
+    """Sources by linear discriminants learned from another attack's answers (self-training; beyond Driouich 2023).
+
+    Where clients' records are distributed apart, a record's like outvote a wrong answer for it. Where they are not, what the
+    answers knew is lost. Fisher's discriminants, the common covariance shrunk (Ledoit & Wolf 2004).
+
+    Args:
+      sources: places of clients as another attack names them `[records]`; -1 for none.
+      x: the records `[records, ...]`, many of every client, without their labels.
+
+    Returns:
+      Places of the clients `[records]`, without an answer too; or `sources`, if no two clients are named, or none twice.
+
+    Raises:
+      ValueError: if there is not one source per record, or records are not finite.
+    """
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    answers, features = np.asarray(sources), np.asarray(x, np.float64).reshape(len(x), -1)
+    if answers.shape != features.shape[:1]:
+        raise ValueError(f"sources of shape {answers.shape} for {len(features)} records; give one each")
+    _check.finite(x=features)
+    named = answers >= 0
+    _, counts = np.unique(answers[named], return_counts=True)
+    if len(counts) < 2 or counts.max() < 2:
+        return answers
+    rule = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(features[named], answers[named])
+    return rule.predict(features)
 
 
 @jax.tree_util.register_dataclass

@@ -61,6 +61,7 @@ def cost(job: Job) -> Cost:
         "cos": cell["cos_steps"] * cell["matched"] * (18.0 * weights * records + 2.0 * records**2 * widths[1]),
         "decode_sources": (cell["source_messages"] * 4.0 * everyone**2 * sum(widths) + everyone**3 / 3) / clients,
         "drop": steps * 2.0 * weights * everyone,
+        "drop_lda": steps * 2.0 * weights * everyone + 2.0 * everyone * features**2,
         "vote": steps * 2.0 * weights * everyone,
         "invert_gradient": cell["gradient_steps"] * 18.0 * weights * batch,
     }

@@ -18,8 +18,9 @@ Models that stand for a client's own: `global` and `last` (returned); reconstruc
 records, `attribute_accuracy`, `source_accuracy` (balanced over clients; right is any that holds the record; where clients share
 records `strict_source_accuracy` wants the one it was drawn from), `ssim` (of `global` and `last` at a tenth of the others' step
 size, as in the paper; its chance is that of plain grey, with which inversion begins); means over the attacked clients. Attacks
-without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `drop`, `decode_sources`
-(source), `invert_gradient` (samples). `run_s` is per attacked client and holds compilation.
+without a model: `majority`, `cos`, `gls` (attribute), `vote`, `best_round` (chosen by the score), `drop`, `drop_lda`
+(linear discriminants learned from its answers), `decode_sources` (source), `invert_gradient` (samples). `run_s` is per attacked
+client and holds compilation.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ from attacks.local_model import (
 from attacks.metrics import zest_similarity
 from attacks.model_inference import infer_from_model
 from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model
-from attacks.source_inference import decode_sources, largest_drop, least_loss, majority_of_rounds
+from attacks.source_inference import by_discriminants, decode_sources, largest_drop, least_loss, majority_of_rounds
 from benchmarks.federations import Federation, epsilon_of, federate, isolated, optimum
 from benchmarks.jobs import Cell, Job, Outcome, Value
 from benchmarks.local_model_scores import (
@@ -75,7 +76,7 @@ MODELS = (
 )
 WITHOUT_MODEL = {
     **dict.fromkeys(("majority", "cos", "gls"), "attribute"),
-    **dict.fromkeys(("vote", "best_round", "drop", "decode_sources"), "source"),
+    **dict.fromkeys(("vote", "best_round", "drop", "drop_lda", "decode_sources"), "source"),
     "invert_gradient": "samples",
 }
 METHODS = (*MODELS, *WITHOUT_MODEL)
@@ -346,8 +347,9 @@ def _sources(method: str, models: Reconstructions, cell: Cell, rows: np.ndarray)
         training = federation.training[int(np.argmax(sizes))]
         return [np.asarray(decode_sources(federation.model, seen, sizes, x, y, training=training).sources)]
     returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
-    if method == "drop":
-        return [np.asarray(largest_drop(federation.model, returned, x, y))]
+    if method.startswith("drop"):
+        found = largest_drop(federation.model, returned, x, y)
+        return [by_discriminants(found, x) if method == "drop_lda" else np.asarray(found)]
     vote = majority_of_rounds(federation.model, returned, x, y)
     return [np.asarray(vote.sources)] if method == "vote" else list(np.asarray(vote.rounds))
 

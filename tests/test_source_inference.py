@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from attacks.source_inference import decode_sources, largest_drop, least_loss, losses, majority_of_rounds
+from attacks.source_inference import by_discriminants, decode_sources, largest_drop, least_loss, losses, majority_of_rounds
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)
@@ -94,6 +94,48 @@ def test_the_largest_drop_names_who_trained_on_a_record(federation):
     )
     expected = (drops - drops.mean(1, keepdims=True)).argmax(0)
     assert (np.asarray(largest_drop(model, returned, x, y)) == expected).mean() > 0.99
+
+
+def test_discriminants_correct_answers_where_records_are_distributed_apart():
+    rng = np.random.default_rng(0)
+    truth = np.repeat(np.arange(4), 100)
+    scale = rng.uniform(0.01, 100, 30)  # units do not count
+    x = (rng.normal(size=(4, 30))[truth] + rng.normal(size=(400, 30))) * scale
+    wrong = rng.random(400) < 0.4
+    answers = np.where(wrong, rng.integers(0, 4, 400), truth)
+    found = by_discriminants(np.where(rng.random(400) < 0.2, -1, answers), x)
+    assert (found == truth).mean() >= 0.98 > 0.8 > (answers == truth).mean()
+    perm = np.asarray([2, 0, 3, 1])
+    assert (by_discriminants(perm[answers], x) == perm[by_discriminants(answers, x)]).all()
+    images = x.reshape(-1, 5, 6)
+    assert (by_discriminants(answers, images) == by_discriminants(answers, x)).all()
+
+
+def test_discriminants_know_nothing_that_answers_do_not():
+    rng = np.random.default_rng(1)
+    truth = np.repeat(np.arange(4), 100)
+    x = rng.normal(size=(4, 30))[truth] + rng.normal(size=(400, 30))
+    found = by_discriminants(rng.integers(0, 4, 400), x)
+    # Whole clusters fall to one name, so that the score scatters as that of four clients, not of 400 records.
+    scores = [(by_discriminants(rng.integers(0, 4, 400), x) == truth).mean() for _ in range(40)]
+    assert abs(np.mean(scores) - 0.25) < 4 * np.std(scores) / np.sqrt(40)
+    assert set(found) <= set(range(4))
+
+
+def test_discriminants_lose_what_answers_knew_where_records_are_distributed_alike(federation):
+    model, messages, x, y, truth, _ = federation
+    answers = np.asarray(decode_sources(model, messages, SIZES, x, y, training=TRAINING).sources)
+    assert (by_discriminants(answers, x) == truth).mean() < 0.8 < (answers == truth).mean()
+
+
+def test_too_few_answers_are_left_as_they_are():
+    x = np.eye(4)
+    for answers in ([-1, -1, -1, -1], [2, 2, 2, -1], [0, 1, 2, 3]):
+        assert by_discriminants(np.asarray(answers), x).tolist() == answers
+    with pytest.raises(ValueError, match=r"sources of shape \(3,\) for 4 records"):
+        by_discriminants(np.zeros(3, int), x)
+    with pytest.raises(ValueError, match="x holds 1 values that are not finite"):
+        by_discriminants(np.zeros(4, int), x + np.diag([np.nan, 0, 0, 0]))
 
 
 def test_bad_input(federation):

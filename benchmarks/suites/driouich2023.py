@@ -141,7 +141,7 @@ TABLES = (
         "sources",
         "Whose is a record, all of the clients' records being candidates (beyond the paper)",
         _grid("sources", ("adult_bachelors", "leaf_synthetic", "leaf_milder"), "source", targets=[0], source_messages=[1]),
-        ("last", "vote", "best_round", "drop", "decode_sources", "optimum"),
+        ("last", "vote", "best_round", "drop", "drop_lda", "decode_sources", "optimum"),
     ),
     _table(
         "local_work",
