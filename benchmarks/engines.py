@@ -147,9 +147,17 @@ def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[O
     apart = [group for group in groups if not (group.alone or group.batched)] if jax.default_backend() != "cpu" else []
     for group in groups:
         if group not in apart:
-            for outcomes in run(group):
+            for outcomes in _with_room(run, group):
                 yield group, outcomes
     yield from _side_by_side(run, apart)
+
+
+def _with_room(run: Run, group: Group) -> Iterator[Sequence[Outcome]]:
+    """A group's outcomes, with room for more programs made between them: not every experiment runs by `run_members`."""
+    _drop_programs()
+    for outcomes in run(group):
+        yield outcomes
+        _drop_programs()
 
 
 def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
@@ -200,7 +208,7 @@ def on_ray(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[
 
     @ray.remote(num_gpus=accelerators)
     def remote(place: int) -> list[Sequence[Outcome]]:
-        return list(run(groups[place]))
+        return list(_with_room(run, groups[place]))
 
     pending = {remote.remote(place): groups[place] for place in range(len(groups))}
     while pending:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -133,10 +134,13 @@ def test_unused_settings_do_not_compile_again():
     assert engines._compile.cache_info().misses == 4  # three trainings, one attack
 
 
-@pytest.mark.skipif(
+SHOWS_MAPPINGS = pytest.mark.skipif(
     not os.path.exists("/proc/self/maps") or jax.default_backend() != "cpu",
     reason="memory mappings as Linux shows them, which programs for a CPU hold",
 )
+
+
+@SHOWS_MAPPINGS
 def test_programs_are_dropped_where_they_hold_too_many_mappings(monkeypatch):
     members = jnp.arange(4.0)
     engines._compile.cache_clear()
@@ -148,3 +152,20 @@ def test_programs_are_dropped_where_they_hold_too_many_mappings(monkeypatch):
         again = engines.run_members(function, members)
         assert engines._compile.cache_info().currsize == 1  # only the one that was needed
     assert np.array_equal(again.results, first.results)
+
+
+@SHOWS_MAPPINGS
+def test_programs_compiled_outside_members_are_dropped_between_outcomes(monkeypatch):
+    monkeypatch.setattr(engines, "MOST_MAPPINGS", 0)
+    program = jax.jit(lambda x: x + 1)
+    held = []
+
+    def run(name):
+        for _ in range(3):
+            held.append(program._cache_size())
+            program(0.0)
+            yield name
+
+    group = types.SimpleNamespace(alone=False, batched=True)
+    assert len(list(engines.local(run, [group, group]))) == 6
+    assert held == [0] * 6
