@@ -107,7 +107,8 @@ def by_discriminants(sources: Array, x: Array) -> np.ndarray:
       x: the records `[records, ...]`, many of every client, without their labels.
 
     Returns:
-      Places of the clients `[records]`, without an answer too; or `sources`, if no two clients are named, or none twice.
+      Places of the clients `[records]`, without an answer too, of those that are named more than once; or `sources`, if there
+      are no two such clients.
 
     Raises:
       ValueError: if there is not one source per record, or records are not finite.
@@ -118,10 +119,11 @@ def by_discriminants(sources: Array, x: Array) -> np.ndarray:
     if answers.shape != features.shape[:1]:
         raise ValueError(f"sources of shape {answers.shape} for {len(features)} records; give one each")
     _check.finite(x=features)
-    named = answers >= 0
-    _, counts = np.unique(answers[named], return_counts=True)
-    if len(counts) < 2 or counts.max() < 2:
+    clients, counts = np.unique(answers, return_counts=True)
+    classes = clients[(clients >= 0) & (counts > 1)]
+    if len(classes) < 2:
         return answers
+    named = np.isin(answers, classes)
     rule = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(features[named], answers[named])
     return rule.predict(features)
 

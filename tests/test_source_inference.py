@@ -128,9 +128,19 @@ def test_discriminants_lose_what_answers_knew_where_records_are_distributed_alik
     assert (by_discriminants(answers, x) == truth).mean() < 0.8 < (answers == truth).mean()
 
 
+@pytest.mark.filterwarnings("error")  # one record has no covariance
+def test_a_client_named_once_is_no_class_of_discriminants():
+    rng = np.random.default_rng(2)
+    answers = np.repeat(np.arange(3), 20)
+    x = rng.normal(size=(60, 5)) + answers[:, None]
+    once, none = answers.copy(), answers.copy()
+    once[7], none[7] = 9, -1
+    assert (by_discriminants(once, x) == by_discriminants(none, x)).all()
+
+
 def test_too_few_answers_are_left_as_they_are():
     x = np.eye(4)
-    for answers in ([-1, -1, -1, -1], [2, 2, 2, -1], [0, 1, 2, 3]):
+    for answers in ([-1, -1, -1, -1], [2, 2, 2, -1], [0, 1, 2, 3], [0, 0, 0, 1]):
         assert by_discriminants(np.asarray(answers), x).tolist() == answers
     with pytest.raises(ValueError, match=r"sources of shape \(3,\) for 4 records"):
         by_discriminants(np.zeros(3, int), x)
