@@ -37,7 +37,6 @@ from jaxfl import (
     Messages,
     Model,
     Record,
-    isolating_server,
     linear,
     local_update,
     mlp,
@@ -201,12 +200,11 @@ def optimum(federation: Federation, c: int, steps: int, x: Array | None = None) 
 
 
 def isolated(federation: Federation, c: int, rounds: int) -> Any:
-    """The client's last model if the server sends it nothing but its own model back, in every round."""
+    """The client's last model if the server sends it nothing but its own model back, in every round: FedAvg of it alone."""
     data = jax.tree.map(lambda a: a[None], federation.client(c))
     federated = Federated(rounds, federation.training[c], record=Record(rounds=(rounds - 1,)))
-    key = jax.random.fold_in(federation.key, c)
-    run = simulate(federation.model, federation.start, data, key, federated, server=isolating_server(c))
-    return jax.tree.map(lambda a: a[-1], run.messages(c).returned)
+    run = simulate(federation.model, federation.start, data, jax.random.fold_in(federation.key, c), federated)
+    return jax.tree.map(lambda a: a[0, 0], run.returned)
 
 
 _train = jax.jit(local_update, static_argnames="model")

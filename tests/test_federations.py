@@ -149,12 +149,13 @@ def test_chance_of_naming_a_holder_counts_all_who_hold_a_record():
 
 def test_linear_clients(data_dir, cache, tmp_path):
     """Table 1 of Driouich 2022 on Adult: ranks on the exact optimum stay below the majority, the moments do not."""
-    methods = "majority,decoded,optimum,threshold,moments_box,moments_logistic"
+    methods = "majority,last,decoded,decoded_alone,optimum,threshold,moments_box,moments_logistic"
     where = ["--where", "dataset=adult_bachelors", "client=mean", "--methods", methods, "--seeds", "1"]
     assert sweep.main(["driouich2022/table1", *where, "--data-dir", data_dir, "--out", str(tmp_path)]) == 0
     with (tmp_path / "results.csv").open() as file:
         rows = {(r["method"], r["metric"]): float(r["value"]) for r in csv.DictReader(file)}
     assert rows["decoded", "optimum_error"] < 1e-9
+    assert 1e-9 < rows["decoded_alone", "optimum_error"] < rows["last", "optimum_error"]
     assert rows["decoded", "attribute_accuracy"] == rows["optimum", "attribute_accuracy"]
     assert rows["decoded", "bound"] <= rows["decoded", "attribute_accuracy"]
     assert rows["threshold", "attribute_accuracy"] < rows["majority", "attribute_accuracy"]
