@@ -25,8 +25,8 @@ class LocalOptimum:
     """What the messages tell. Host arrays, float64.
 
     Attributes:
-      params: theta*, if identifiable; else the model of least loss that the messages vouch for, see `local_optimum`
-        `[parameters]`, in the order of the messages' features, the intercept last.
+      params: theta*, if identifiable; else the nearest that the messages vouch for, see `local_optimum` `[parameters]`, in the
+        order of the messages' features, the intercept last.
       inverse: W^-1 on the directions that were seen `[parameters, parameters]`.
       condition: condition number of the updates, each parameter brought to unit scale.
       rank: directions seen.
@@ -64,9 +64,10 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     """Decode the local optimum from a client's messages (Driouich 2022, Algorithm 3; Driouich 2023, Proposition 3).
 
     One singular value decomposition serves all parameters, where the paper solves as many systems. Messages that do not
-    determine the optimum, since they sink into few directions, are few, or hold noise, give in its place a model of less loss
-    on the client's records than the last returned: in exact arithmetic for one local step, as measured for several. It is the
-    last returned itself where nothing is certain.
+    determine the optimum, since they sink into few directions, are few, or hold noise, give in its place the last returned
+    model, moved as far as they vouch for: never further from theta* in the metric of W. For one local step that is the loss on
+    the client's records; for several, of which early ones count less, the loss mostly falls too. Where nothing is certain it is
+    the last returned itself.
 
     Args:
       messages: of a linear model, more rounds than parameters to identify it; record them in float64.
@@ -115,10 +116,10 @@ def _descended(received: np.ndarray, returned: np.ndarray, eps: float) -> np.nda
     and 2023.
 
     With orthonormal V for these directions, theta' the last returned model and u its update, messages are affine in what was
-    received, so that their differences give W V; for one local step W / (2 eta) is X'X / m, and the loss at theta' + V c is,
-    times eta and but for a constant,
+    received, so that their differences give W V. The distance of theta' + V c from theta* in the metric of W, which for one
+    local step is the loss above the optimum's times 2 eta, is but for a constant
 
-        c'V'W (theta' - theta*) + c'V'W V c / 2,    V'W (theta' - theta*) = (V - W V)'u    since W is symmetric.
+        2 c'V'W (theta' - theta*) + c'V'W V c,    V'W (theta' - theta*) = (V - W V)'u    since W is symmetric.
 
     What is not symmetric in V'W V is noise, and tells how much of it the updates hold, rounding at least.
 
