@@ -18,6 +18,8 @@ IDENTIFIABLE, UNEXPLAINED = 1e-5, 1e-3
 """`condition * eps` and `unexplained`, below which an optimum counts as identified (see `LocalOptimum`)."""
 TRUSTED = 0.1
 """Slopes and curvatures are followed whose errors are at most this part of them."""
+TOLD = 3
+"""Asymmetries that tell a level of noise: one may be small by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +123,8 @@ def _descended(received: np.ndarray, returned: np.ndarray, eps: float) -> np.nda
 
         2 c'V'W (theta' - theta*) + c'V'W V c,    V'W (theta' - theta*) = (V - W V)'u    since W is symmetric.
 
-    What is not symmetric in V'W V is noise, and tells how much of it the updates hold, rounding at least.
+    What is not symmetric in V'W V is noise, and tells how much of it the updates hold, rounding at least, if there are three
+    directions or more.
 
     Args:
       received, returned: models `[rounds, parameters]`, float64.
@@ -134,7 +137,7 @@ def _descended(received: np.ndarray, returned: np.ndarray, eps: float) -> np.nda
     gains = (updates - updates.mean(0)).T @ left / singular  # W V
     curvature = basis.T @ gains
     pairs = np.triu_indices(len(singular), 1)
-    if not len(pairs[0]):
+    if len(pairs[0]) < TOLD:
         return returned[-1]
     skew = (curvature - curvature.T)[pairs] / np.hypot(*(1 / singular)[np.stack(pairs)])
     noise = max(eps * np.abs(received).max(), np.sqrt((skew**2).mean()))
