@@ -149,7 +149,7 @@ def zest_similarity(a: Array, b: Array) -> Array:
 
 def ssim(image: Array, references: Array) -> Array:
     """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1] `[height, width, channels]` to each
-    of several `[n, height, width, channels]`."""
+    of several `[n, height, width, channels]`, or of as many images to one each. Best under `jax.jit`: it is many operations."""
     import dm_pix
 
     return dm_pix.ssim(jnp.broadcast_to(image, references.shape), references)

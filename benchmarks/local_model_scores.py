@@ -30,17 +30,26 @@ def strips(*rows: np.ndarray) -> np.ndarray:
 def likeness(federation: Federation, c: int, images: Array) -> float:
     """Of one image per class: mean over classes of the largest SSIM to a record of the class."""
     x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
-    best = [float(ssim(images[k], jnp.asarray(x[y == k])).max()) for k in np.unique(y)]
-    return mean(best)
+    every = np.asarray(_ssim(images[y], jnp.asarray(x)))
+    return mean([float(every[y == k].max()) for k in np.unique(y)])
 
 
 def matched_likeness(images: Array, records: Array) -> tuple[float, np.ndarray]:
     """Of images without classes: mean SSIM to records, each image matched with one of its own; and these records' places."""
-    every = np.asarray(jax.lax.map(lambda image: ssim(image, records), images))
+    every = np.asarray(_each_with_all(images, records))
     if not np.isfinite(every).all():
         return math.nan, np.zeros(len(images), int)
     rows, places = optimize.linear_sum_assignment(every, maximize=True)
     return float(every[rows, places].mean()), places
+
+
+_ssim = jax.jit(ssim)
+
+
+@jax.jit
+def _each_with_all(images: Array, records: Array) -> Array:
+    """SSIM `[images, records]`."""
+    return jax.lax.map(lambda image: ssim(image, records), images)
 
 
 def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]]:

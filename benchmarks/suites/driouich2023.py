@@ -100,6 +100,10 @@ def _table(
 
 
 FITTED = ("global", "last", "network_literal", "pseudo_records", "records", "optimum")
+FIGURED = tuple(
+    m for m in local_model_experiment.METHODS if m not in ("extrapolated", "affine", "network", "isolated", "best_round")
+)
+"""Figures' methods: all but controls, a variant and another threat model, which Tables 1 and 10 have."""
 DEFENSES = ("none", "dp", "mixup", "dp+mixup")
 TABLES = (
     _table(
@@ -118,6 +122,7 @@ TABLES = (
         "fig2",
         "Attributes against the client's records (Figure 2)",
         _grid("fig2", TABULAR, "attribute", records=(50, 200, 500, 1000), batch_size=[256]),
+        FIGURED,
     ),
     _table(
         "fig3",
@@ -126,8 +131,9 @@ TABLES = (
             *_grid("fig3", [FACES], "samples", batch_size=(8, 16, 32, 64))(*a),
             *_grid("fig3", [FACES], "samples", epochs=(5, 10))(*a),
         ],
+        FIGURED,
     ),
-    _table("fig4", "Number of clients (Figure 4)", _grid("fig4", ("leaf_synthetic", FACES), clients=(10, 20, 40))),
+    _table("fig4", "Number of clients (Figure 4)", _grid("fig4", ("leaf_synthetic", FACES), clients=(10, 20, 40)), FIGURED),
     _table(
         "fig6",
         "Batch size (Figure 6)",
@@ -135,8 +141,9 @@ TABLES = (
             *_grid("fig6", TABULAR, batch_size=(32, 128, 512))(*a),
             *_grid("fig6", [FACES], batch_size=(16, 32, 64))(*a),
         ],
+        FIGURED,
     ),
-    _table("fig7", "Local epochs (Figure 7)", _grid("fig7", (*TABULAR, FACES), epochs=(1, 5, 10))),
+    _table("fig7", "Local epochs (Figure 7)", _grid("fig7", (*TABULAR, FACES), epochs=(1, 5, 10)), FIGURED),
     _table(
         "sources",
         "Whose is a record, all of the clients' records being candidates (beyond the paper)",
