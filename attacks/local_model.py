@@ -107,7 +107,7 @@ class LocalModel:
     Attributes:
       params: the model.
       unexplained: part of held-out updates' energy that the fitted map misses; 1 is no better than predicting zero.
-      kept_last: True if the map explained too little, or led nowhere finite, and `params` are those last returned.
+      kept_last: True if `params` are those last returned: pseudo-records explained too little, or the map led nowhere finite.
     """
 
     params: Any

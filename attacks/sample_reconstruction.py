@@ -57,12 +57,13 @@ def invert_model(
       Images `[classes, *shape]` and their probabilities `[classes]`.
 
     Raises:
-      ValueError: if the model has no classes, or takes no images of that shape.
+      ValueError: if the model has no classes, takes no images of that shape, or a step size or number of steps is not positive.
     """
     settings = settings or Inversion()
     if model.classes is None:
         raise ValueError("invert_model needs a classifier; this model has classes=None")
     _check.positive_integer(steps=settings.steps)
+    _check.positive(learning_rate=settings.learning_rate)
     check_record_shape(model, params, shape=shape)
     return _invert_model(model, params, tuple(shape), key, settings)
 
@@ -142,6 +143,8 @@ def invert_gradient(
     if model.classes is None:
         raise ValueError("invert_gradient needs a classifier; this model has classes=None")
     _check.positive_integer(batch=batch, steps=settings.steps)
+    _check.positive(learning_rate=settings.learning_rate)
+    _check.not_negative(alpha=settings.alpha)
     check_virtual(settings.virtual, batch)
     if len(shape) != 3:
         raise ValueError(f"shape={tuple(shape)} must be of height, width and channels: the total variation is of images")

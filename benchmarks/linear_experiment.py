@@ -191,7 +191,7 @@ def _single(tree: Any) -> Any:
 def _outcomes(job: Job, scores: Sequence[Score], clients: Sequence[_Client], shared: dict[str, Any]) -> Iterator[Outcome]:
     wanted = job.cell["client"]
     chosen = range(len(clients)) if wanted == "mean" else [int(wanted)]
-    for metric in scores[chosen[0]]:
+    for metric in (m for m in scores[chosen[0]] if all(m in scores[c] for c in chosen)):
         value = float(np.mean([scores[c][metric] for c in chosen]))
         majority = float(np.mean([clients[c].majority for c in chosen])) if metric == "attribute_accuracy" else None
         detail = {"scored_records": equivalent_count([len(clients[c].truth) for c in chosen])}

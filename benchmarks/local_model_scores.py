@@ -105,10 +105,11 @@ def source_scores(
     answers: Sequence[np.ndarray], rows: np.ndarray, holders: np.ndarray, federation: Federation
 ) -> Iterator[tuple[str, Score]]:
     """How often the client named for a record holds it, balanced over the clients that records were drawn from; of several
-    answers the best. Where clients share records also how often it is the very client that a record was drawn from.
+    answers the best of those that name a client for every record. Where clients share records also how often it is the very
+    client that a record was drawn from.
 
     Args:
-      answers: places of attacked clients `[rows]`; NaN is scored where one is negative.
+      answers: places of attacked clients `[rows]`; NaN is scored if none is without a negative one.
       rows: of the source.
       holders: the clients that they were drawn from.
       federation: whose clients they are.
@@ -116,7 +117,7 @@ def source_scores(
     held = np.stack([np.isin(rows, own) for own in federation.parts[: len(federation.messages)]])
 
     def best(right: Callable[[np.ndarray], np.ndarray]) -> float:
-        return float(np.max([math.nan if (found < 0).any() else _balanced(right(found), holders) for found in answers]))
+        return max((_balanced(right(found), holders) for found in answers if (found >= 0).all()), default=math.nan)
 
     named = best(lambda found: held[found, np.arange(len(rows))])
     yield "source_accuracy", (named, None, _balanced(held.mean(0), holders))

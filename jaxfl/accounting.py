@@ -35,6 +35,7 @@ def epsilon(
       ValueError: if a number is out of range.
     """
     _check.positive_integer(records=records, steps=steps)
+    _check_batch_size(batch_size)
     _check.positive(noise_multiplier=noise_multiplier)  # without noise there is no guarantee
     _check.fraction(delta=delta)
     from dp_accounting import rdp
@@ -49,6 +50,7 @@ def noise_multiplier(
 ) -> float:
     """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those of `epsilon`."""
     _check.positive_integer(records=records, steps=steps)
+    _check_batch_size(batch_size)
     _check.positive(epsilon=epsilon)
     _check.fraction(delta=delta)
     import dp_accounting
@@ -58,6 +60,11 @@ def noise_multiplier(
 
     found = dp_accounting.calibrate_dp_mechanism(lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, delta)
     return float(found) * (MIXED if mixup else 1)
+
+
+def _check_batch_size(batch_size: int | None) -> None:
+    if batch_size is not None:
+        _check.positive_integer(batch_size=batch_size)
 
 
 def _rate(records: int, batch_size: int | None) -> float:

@@ -200,6 +200,13 @@ def test_a_record_is_in_no_more_mixed_gradients_than_accounted_for(batch):
     assert accounting.epsilon(mixed_noise, **settings, mixup=True) == pytest.approx(4, abs=0.02)
 
 
+@pytest.mark.parametrize("batch_size", [0, -5, 2.5])
+def test_a_batch_without_records_guarantees_nothing(batch_size):
+    for ask in (accounting.epsilon, accounting.noise_multiplier):
+        with pytest.raises(ValueError, match=f"batch_size={batch_size}"):
+            ask(1.0, records=100, batch_size=batch_size, steps=10, delta=1e-5)
+
+
 def test_bad_private_training(world):
     for privacy, message in ((DPSGD(0.0), r"clip=0\.0 must be positive"), (DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0")):
         federated = Federated(rounds=1, training=jaxfl.LocalTraining(0.1, privacy=privacy))

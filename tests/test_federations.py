@@ -139,6 +139,7 @@ def test_chance_of_naming_a_holder_counts_all_who_hold_a_record():
     assert scored(other)["strict_source_accuracy"][0] == pytest.approx(1 - 1 / 6)
     assert scored(holders * 0, holders)["source_accuracy"][0] == 1
     assert np.isnan(scored(holders - 1)["source_accuracy"][0])
+    assert scored(holders - 1, holders)["source_accuracy"][0] == 1
     alone = types.SimpleNamespace(parts=[np.arange(4), np.arange(4, 8)], messages=[None] * 2)
     assert [name for name, _ in source_scores([np.zeros(8, int)], np.arange(8), np.repeat([0, 1], 4), alone)] == [
         "source_accuracy"

@@ -114,6 +114,50 @@ def test_the_answer_is_the_least_loss_along_what_was_received():
     assert np.allclose(local_optimum(as_messages(received, returned)).params, truth, atol=1e-8)
 
 
+def test_late_rounds_of_a_deterministic_run_are_refused_or_right():
+    """Their condition number alone would pass, of updates that are small beside what rounding does to models."""
+    refused = 0
+    for seed in range(30):
+        rng, d, m, theta, path = np.random.default_rng(seed), 4, 100, np.zeros(5), []
+        data = [np.c_[rng.normal(size=(m, d)), np.ones(m)] for _ in range(10)]
+        targets = [x @ rng.normal(size=d + 1) + rng.normal(size=m) for x in data]
+        for _ in range(300):
+            returned = [theta - 0.1 * x.T @ (x @ theta - y) / m for x, y in zip(data, targets, strict=True)]
+            path.append((theta, returned[0]))
+            theta = np.mean(returned, 0)
+        truth = np.linalg.lstsq(data[0], targets[0], rcond=None)[0]
+        for first in (0, 150):
+            found = local_optimum(as_messages(*map(np.array, zip(*path[first:], strict=True))))
+            assert not found.identifiable or np.linalg.norm(found.params - truth) < 1e-3 * np.linalg.norm(truth)
+            assert first or found.identifiable
+            refused += first > 0 and not found.identifiable
+    assert refused > 20
+
+
+def test_32_bit_messages_stored_in_64_are_found_out():
+    _, _, messages = trained(4, 300, participants=None, dtype=jnp.float32)
+    assert not local_optimum(
+        jax.tree.map(lambda a: a.astype(np.float64) if a.dtype == np.float32 else a, messages)
+    ).identifiable
+
+
+@pytest.mark.parametrize("noise", [0, 1e-7])
+@pytest.mark.parametrize("turned", [False, True])
+def test_directions_in_which_nothing_moved_are_not_identified(noise, turned):
+    """Features that tell nothing of each other, two of which the server never moves: all that updates do there is rounding, or
+    little noise."""
+    rng = np.random.default_rng(0)
+    full = np.stack(np.meshgrid(*[[-1.0, 1.0]] * 5), -1).reshape(-1, 5)
+    turn = np.linalg.qr(rng.normal(size=(6, 6)))[0] if turned else np.eye(6)
+    full, y = np.c_[full, np.ones(32)] @ turn, rng.normal(size=32)
+    received = (rng.normal(size=6) + np.pad(rng.normal(size=(20, 4)), ((0, 0), (0, 2)))) @ turn
+    updates = 2 * 0.13 * (received @ full.T - y) @ full / 32 + noise * rng.normal(size=received.shape)
+    found, optimum = local_optimum(as_messages(received, received - updates)), np.linalg.lstsq(full, y, rcond=None)[0]
+    assert not found.identifiable
+    losses = [np.mean((full @ (p - optimum)) ** 2) for p in (found.params, received[-1] - updates[-1])]
+    assert losses[0] < losses[1]
+
+
 def test_noise_alone_leaves_the_last_returned():
     _, _, messages = trained(9, 60, participants=None, batch_size=32)
     found = local_optimum(messages)
@@ -150,6 +194,18 @@ def test_rounds_that_fit_any_client_identify_none(batch_size):
         assert np.isnan(found.unexplained) == (rounds == 11)
         assert found.identifiable == known
         assert rounds == 12 or "at least 12" in found.reason
+
+
+def test_moments_that_are_not_exact_bound_nothing():
+    x, y, messages = trained(4, 10, epochs=3)
+    moments = structured_moments(messages, x, y, 0, 0.01, steps=3)
+    assert np.isnan(infer_binary_attribute(x, y, 0, moments).bound)
+    broken = dataclasses.replace(moments, cross=moments.cross * np.nan)
+    for attack in (infer_binary_attribute, infer_by_logistic, infer_in_box):
+        with pytest.raises(ValueError, match=r"moments\.cross holds"):
+            attack(x, y, 0, broken)
+    with pytest.raises(ValueError, match="params holds"):
+        infer_binary_attribute(x, y, 0, moments, params=np.full(5, np.nan))
 
 
 def test_impossible_moments_bound_nothing():

@@ -122,6 +122,12 @@ def test_bad_input():
         invert_gradient(classifier, messages, (4,), 1, KEY, settings=unknown)
     with pytest.raises(ValueError, match="steps=0"):
         invert_model(mlp(4, (), 2), mlp(4, (), 2).init(KEY), (4,), settings=Inversion(steps=0))
+    for wrong, message in (
+        (GradientInversion(alpha=-1.0), r"alpha=-1\.0"),
+        (GradientInversion(learning_rate=-1.0), "learning_rate=-1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            invert_gradient(classifier, messages, (4, 1, 1), 1, KEY, settings=wrong)
     with pytest.raises(ValueError, match=r"shape=\(16,\) must be of height, width and channels"):
         invert_gradient(classifier, messages, (16,), 1, KEY)
     with pytest.raises(ValueError, match=r"shape=\(5, 5, 1\) has records of shape \(5, 5, 1\), which the model does not take"):

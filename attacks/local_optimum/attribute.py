@@ -10,6 +10,9 @@ from scipy.special import expit
 from attacks.local_optimum.moments import ROUNDED, Moments, public_part
 from jaxfl import _check
 
+ERROR = 1e-12
+"""Rounding error of a decoded mean squared error, relative to the targets' mean square."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InferredAttribute:
@@ -21,7 +24,8 @@ class InferredAttribute:
       prior: decoded fraction of ones, rho.
       mse: decoded mean squared error of the model on the client's data.
       bound: at least this fraction of `values` is right (Driouich 2022, Proposition 3; Driouich 2023, Proposition 4). NaN if
-        the moments are impossible, the rate outside [0, 1] or the error negative, and so tell nothing.
+        the moments are not exact, or impossible, the rate outside [0, 1] or the error negative, and so tell nothing. Messages
+        with noise give moments of which nothing is proven.
     """
 
     values: np.ndarray
@@ -56,22 +60,25 @@ def infer_binary_attribute(
       rule: "rank" or "threshold".
 
     Raises:
-      ValueError: if shapes do not fit, or the attribute does not exist.
+      ValueError: if shapes do not fit, the attribute does not exist, or moments or params are not finite.
     """
     _check.one_of(("rank", "threshold"), rule=rule)
+    _check_moments(moments)
     x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
     theta = moments.optimum if params is None else np.asarray(params, np.float64)
     _check.shape((len(moments.cross),), params=theta)
+    _check.finite(params=theta)
     weight = theta[attribute]
     rate, energy = float(moments.second[attribute, -1]), y @ y / len(y)
     error = float(energy - 2 * theta @ moments.cross + theta @ moments.second @ theta)
     prior, mse = float(np.clip(rate, 0, 1)), max(error, 0.0)
-    possible = abs(rate - prior) < ROUNDED and error > -ROUNDED * energy
+    possible = moments.exact and abs(rate - prior) < ROUNDED and error > -ROUNDED * energy
+    most = mse + ERROR * energy  # of which no less can be told from 0
     residual = y - x @ theta[known] - theta[-1]
     if abs(weight) < 1e-12:  # the model does not use the attribute: the more frequent value is all there is
         scores = np.full(len(x), float(prior >= 0.5))
         return InferredAttribute(scores, scores, prior, mse, abs(1 - 2 * prior) if possible else np.nan)
-    scores, bound = residual / weight, 1 - 4 * mse / weight**2 if possible else np.nan
+    scores, bound = residual / weight, 1 - 4 * most / weight**2 if possible else np.nan
     if rule == "threshold":
         return InferredAttribute((scores >= 0.5).astype(float), scores, prior, mse, bound)
     ones = prior * len(x)
@@ -109,7 +116,7 @@ def infer_by_logistic(x: np.ndarray, y: np.ndarray, attribute: int, moments: Mom
         method="trust-exact",
     ).x
     scores = z @ weights
-    return InferredAttribute((scores > 0).astype(float), scores, float(sums[-1]), np.nan, np.nan)
+    return InferredAttribute((scores > 0).astype(float), scores, float(np.clip(sums[-1], 0, 1)), np.nan, np.nan)
 
 
 def infer_in_box(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> InferredAttribute:
@@ -132,8 +139,13 @@ def infer_in_box(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments)
     return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
 
 
+def _check_moments(moments: Moments) -> None:
+    _check.finite(**{"moments.second": moments.second, "moments.cross": moments.cross})
+
+
 def _attribute_equations(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
     """What is known of every record, standardised, `[records, columns]`, and its mean where the attribute is 1, times rho."""
+    _check_moments(moments)
     x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
     columns = np.concatenate([x, y[:, None]], 1)
     prior = moments.second[attribute, -1]

@@ -19,11 +19,13 @@ class Moments:
       second: X'X / m `[parameters, parameters]`.
       cross: X'y / m `[parameters]`.
       learning_rate: the client's step size.
+      exact: False if they are right to first order only, and bound nothing.
     """
 
     second: np.ndarray
     cross: np.ndarray
     learning_rate: float
+    exact: bool = True
 
     @property
     def optimum(self) -> np.ndarray:
@@ -101,7 +103,7 @@ def structured_moments(
     second[attribute, at] = second[at, attribute] = row
     second[attribute, attribute] = row[-1]
     cross[attribute] = (theta @ second[attribute] - slopes[:, attribute]).mean()
-    return Moments(second, cross, float(learning_rate))
+    return Moments(second, cross, float(learning_rate), exact=steps == 1)
 
 
 def public_part(x: np.ndarray, y: np.ndarray, attribute: int, features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,8 +14,9 @@ import numpy as np
 
 from jaxfl import Messages, _check
 
-IDENTIFIABLE, UNEXPLAINED = 1e-5, 1e-3
-"""`condition * eps` and `unexplained`, below which an optimum counts as identified (see `LocalOptimum`)."""
+IDENTIFIABLE, UNEXPLAINED, LOST = 1e-5, 1e-3, 1e-4
+"""`condition * eps`, `unexplained`, and the part of the updates' least direction that noise or rounding may be: below these an
+optimum counts as identified (see `LocalOptimum`)."""
 TRUSTED = 0.1
 """Slopes and curvatures are followed whose errors are at most this part of them."""
 TOLD = 3
@@ -34,7 +35,8 @@ class LocalOptimum:
       rank: directions seen.
       unexplained: `|theta_t - W^-1 u_t - theta*|` over all rounds, relative to the received models' spread: about the rounding
         error for full batches, near 1 for the noise of small ones; NaN of d + 1 rounds or fewer, or equal models.
-      identifiable: True if all directions were seen, `condition * eps < 1e-5` and `unexplained < 1e-3`.
+      identifiable: True if all directions were seen, `condition * eps < 1e-5`, `unexplained < 1e-3`, and noise and rounding are
+        below 1e-4 of the direction seen least.
       reason: why not, in words, or "".
     """
 
@@ -67,9 +69,8 @@ def local_optimum(messages: Messages) -> LocalOptimum:
 
     One singular value decomposition serves all parameters, where the paper solves as many systems. Messages that do not
     determine the optimum, since they sink into few directions, are few, or hold noise, give in its place the last returned
-    model, moved as far as they vouch for: never further from theta* in the metric of W. For one local step that is the loss on
-    the client's records; for several, of which early ones count less, the loss mostly falls too. Where nothing is certain it is
-    the last returned itself.
+    model, moved as far as they vouch for: but for noise never further from theta* in the metric of W. For one local step that
+    is the loss on the client's records; for a few the loss mostly falls too. Where nothing is certain it is the last returned.
 
     Args:
       messages: of a linear model, more rounds than parameters to identify it; record them in float64.
@@ -91,7 +92,8 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     updates = received - returned
     centre, mean = received.mean(0), updates.mean(0)
-    scale = np.maximum(np.abs(updates - mean).max(0), np.finfo(np.float64).tiny)
+    rounding = eps * np.maximum(np.abs(received), np.abs(returned)).max(0)
+    scale = np.maximum(np.maximum(np.abs(updates - mean).max(0), rounding), np.finfo(np.float64).tiny)
     left, singular, right = np.linalg.svd((updates - mean) / scale, full_matrices=False)
     kept = singular > len(received) * eps * singular[0]
     rank = int(kept.sum())
@@ -100,6 +102,8 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     missed = received - centre - (updates - mean) @ inverse
     spread = np.linalg.norm(received - centre)
     unexplained = np.linalg.norm(missed) / spread if len(received) > rank + 1 and spread > 0 else np.nan
+    noise = np.maximum(_deviation(received - centre, updates - mean), rounding) / scale
+    lost = np.sqrt(len(received)) * noise.max() / singular[kept][-1] if rank else np.inf
     reason = ""
     if rank < updates.shape[1]:
         reason = f"the updates span {rank} of {updates.shape[1]} directions"
@@ -109,8 +113,19 @@ def local_optimum(messages: Messages) -> LocalOptimum:
         reason = f"nothing tells noise in {len(received)} rounds; give at least {rank + 2}, of different models"
     elif not unexplained < UNEXPLAINED:
         reason = f"{unexplained:.1e} of the models is no affine map of the updates: they hold noise, see noisy_local_optimum"
+    elif not lost < LOST:
+        reason = f"condition number {condition:.1e}, and {lost:.1e} of the least direction may be noise or rounding"
     params = _descended(received, returned, eps) if reason else centre - mean @ inverse
     return LocalOptimum(params, inverse.T, condition, rank, float(unexplained), not reason, reason)
+
+
+def _deviation(received: np.ndarray, updates: np.ndarray) -> np.ndarray:
+    """Standard deviation `[parameters]` of what in centred updates is no linear map of centred received models; 0 if there are
+    too few rounds to tell."""
+    left, singular, _ = np.linalg.svd(received, full_matrices=False)
+    left = left[:, singular > len(received) * np.finfo(np.float64).eps * singular[0]]
+    free = len(received) - 1 - left.shape[1]
+    return np.sqrt(((updates - left @ (left.T @ updates)) ** 2).sum(0) / free) if free > 0 else np.zeros(updates.shape[1])
 
 
 def _descended(received: np.ndarray, returned: np.ndarray, eps: float) -> np.ndarray:
@@ -146,7 +161,8 @@ def _descended(received: np.ndarray, returned: np.ndarray, eps: float) -> np.nda
     basis, gains, errors = basis[:, known], gains[:, known], errors[known]
     values, axes = np.linalg.eigh((curvature + curvature.T)[np.ix_(known, known)] / 2)
     slopes = axes.T @ ((basis - gains).T @ updates[-1])
-    certain = (TRUSTED * values > np.sqrt((axes.T**2) @ errors**2)) & (TRUSTED * np.abs(slopes) > noise)
+    bent = np.sqrt((axes.T**2) @ errors**2)
+    certain = (TRUSTED * values > bent) & (TRUSTED * np.abs(slopes) > np.hypot(noise, np.linalg.norm(updates[-1]) * bent))
     return returned[-1] - basis @ (axes[:, certain] @ (slopes[certain] / values[certain]))
 
 
