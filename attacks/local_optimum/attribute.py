@@ -73,7 +73,7 @@ def infer_binary_attribute(
     error = float(energy - 2 * theta @ moments.cross + theta @ moments.second @ theta)
     prior, mse = float(np.clip(rate, 0, 1)), max(error, 0.0)
     possible = moments.exact and abs(rate - prior) < ROUNDED and error > -ROUNDED * energy
-    most = mse + ERROR * energy  # of which no less can be told from 0
+    most = mse + ERROR * energy  # rounding may hide so much
     residual = y - x @ theta[known] - theta[-1]
     if abs(weight) < 1e-12:  # the model does not use the attribute: the more frequent value is all there is
         scores = np.full(len(x), float(prior >= 0.5))
