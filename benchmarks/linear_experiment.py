@@ -116,8 +116,8 @@ def _score(method: str, client: _Client, cell: Cell, clients: Sequence[_Client])
     if isinstance(found, np.ndarray):
         return {"attribute_accuracy": accuracy_of(found, client.truth)}
     scores = {"attribute_accuracy": accuracy_of(found.values, client.truth)}
-    if np.isfinite(found.bound):
-        scores["bound"] = max(found.bound, 0.0)
+    if not method.startswith("moments"):  # of whose answers nothing is proven; any other's that tells no bound is a failed row
+        scores["bound"] = float(np.maximum(found.bound, 0.0))
         weight = _model(method, client)[client.attribute]
         scores["ratio"] = found.mse / max(float(weight) ** 2, 1e-24)
     if method in ("global", "last", "decoded", "decoded_alone", "threshold"):
@@ -191,7 +191,7 @@ def _single(tree: Any) -> Any:
 def _outcomes(job: Job, scores: Sequence[Score], clients: Sequence[_Client], shared: dict[str, Any]) -> Iterator[Outcome]:
     wanted = job.cell["client"]
     chosen = range(len(clients)) if wanted == "mean" else [int(wanted)]
-    for metric in (m for m in scores[chosen[0]] if all(m in scores[c] for c in chosen)):
+    for metric in scores[chosen[0]]:
         value = float(np.mean([scores[c][metric] for c in chosen]))
         majority = float(np.mean([clients[c].majority for c in chosen])) if metric == "attribute_accuracy" else None
         detail = {"scored_records": equivalent_count([len(clients[c].truth) for c in chosen])}

@@ -1,0 +1,173 @@
+"""Driouich 2022 and 2023: the binary attribute of linear least-squares clients, and the bound that needs no truth."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attacks.local_optimum import (
+    Moments,
+    infer_binary_attribute,
+    infer_by_logistic,
+    infer_in_box,
+    local_moments,
+    local_optimum,
+    structured_moments,
+)
+from jaxfl import Federated, LocalTraining, linear, simulate, stack_clients
+from tests.linear_clients import as_messages, optimum_of, trained
+
+
+def test_moments_that_are_not_exact_bound_nothing():
+    x, y, messages = trained(4, 10, epochs=3)
+    moments = structured_moments(messages, x, y, 0, 0.01, steps=3)
+    assert np.isnan(infer_binary_attribute(x, y, 0, moments).bound)
+    broken = dataclasses.replace(moments, cross=moments.cross * np.nan)
+    for attack in (infer_binary_attribute, infer_by_logistic, infer_in_box):
+        with pytest.raises(ValueError, match=r"moments\.cross holds"):
+            attack(x, y, 0, broken)
+    with pytest.raises(ValueError, match="params holds"):
+        infer_binary_attribute(x, y, 0, moments, params=np.full(5, np.nan))
+
+
+def test_impossible_moments_bound_nothing():
+    x, y, _ = trained(4, 2)
+    full = np.c_[x, np.ones(len(x))]
+    second, cross = full.T @ full / len(x), full.T @ y / len(x)
+    assert np.isfinite(infer_binary_attribute(x, y, 0, Moments(second, cross, 0.01)).bound)
+    negative_rate, negative_error = second.copy(), cross * 3
+    negative_rate[0, -1] = negative_rate[-1, 0] = -0.2
+    for moments in (Moments(negative_rate, cross, 0.01), Moments(second, negative_error, 0.01)):
+        for rule in ("rank", "threshold"):
+            assert np.isnan(infer_binary_attribute(x, y, 0, moments, rule=rule).bound)
+
+
+@pytest.mark.parametrize("d", [9, 53])
+def test_two_messages_of_a_deterministic_run_are_enough_where_public_columns_are_known(d):
+    x, y, messages = trained(d, 300, participants=None)
+    hidden = x.copy()
+    hidden[:, 0] = np.nan
+    truth = optimum_of(x, y)
+    for rounds in ([0, 1], list(range(0, 300, 10))):
+        moments = structured_moments(messages.select(rounds), hidden, y, 0, 0.01)
+        assert np.linalg.norm(moments.optimum - truth) <= 1e-9 * np.linalg.norm(truth)
+        assert infer_binary_attribute(hidden, y, 0, moments).prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
+    with pytest.raises(ValueError, match="learning_rate=0"):
+        structured_moments(messages, hidden, y, 0, 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.01, 3), st.floats(0.05, 0.95), st.floats(-3, 3), st.floats(0, 1))
+def test_any_model_keeps_the_threshold_rules_bound(seed, noise, rate, weight, distance):
+    """Proposition 4 (Driouich 2023), for models at any distance from the optimum, from decoded moments alone."""
+    rng = np.random.default_rng(seed)
+    x = np.c_[rng.random(80) < rate, rng.normal(size=(80, 4))].astype(float)
+    coefficients = np.r_[weight, rng.normal(size=5)]
+    full = np.c_[x, np.ones(80)]
+    y = full @ coefficients + noise * rng.normal(size=80)
+    received = rng.normal(size=(4, 6))
+    messages = as_messages(received, received - 2 * 0.01 * (received @ full.T - y) @ full / 80)
+    moments = structured_moments(messages, x, y, 0, 0.01)
+    model = coefficients + distance * rng.normal(size=6)
+    for rule in ("threshold", "rank"):
+        found = infer_binary_attribute(x, y, 0, moments, params=model, rule=rule)
+        assert found.mse == pytest.approx(np.mean((full @ model - y) ** 2), rel=1e-6, abs=1e-9)
+        assert (found.values == x[:, 0]).mean() >= found.bound - 1e-9
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.01, 3), st.floats(0.05, 0.95), st.floats(-3, 3))
+def test_accuracy_is_never_below_the_bound(seed, d, noise, rate, weight):
+    """Proposition 3, on messages that a server could have: any received models, one full-batch step."""
+    rng = np.random.default_rng(seed)
+    m, p = 60, d + 1
+    x = np.c_[rng.normal(size=(m, d)), np.ones(m)]
+    x[:, 0] = rng.random(m) < rate
+    coefficients = rng.normal(size=p)
+    coefficients[0] = weight
+    y = x @ coefficients + noise * rng.normal(size=m)
+    received = rng.normal(size=(3 * p, p))
+    returned = received - 2 * 0.01 * (received @ x.T - y) @ x / m
+    if np.linalg.matrix_rank(x) < p:
+        return
+    found = local_optimum(as_messages(received, returned))
+    inferred = infer_binary_attribute(x[:, :-1], y, 0, local_moments(found))
+    assert (inferred.values == x[:, 0]).mean() >= inferred.bound - 1e-9
+    assert inferred.prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
+
+
+def test_two_datasets_with_equal_messages():
+    """Proposition 1 (Driouich 2022): X_p = [Z; Z], 1'y1 = 1'y2; the attribute marks the first or the second half."""
+    rng = np.random.default_rng(0)
+    z, y1 = rng.normal(size=(20, 4)), rng.normal(size=20)
+    y2 = rng.normal(size=20)
+    y2 += (y1 - y2).mean()
+    ones, y = np.ones(20), np.r_[y1, y2]
+    sides = [np.r_[ones, 0 * ones], np.r_[0 * ones, ones]]
+    features = [np.c_[side, np.r_[z, z]] for side in sides]
+    with jax.enable_x64(True):
+        model, key = linear(5), jax.random.key(0)
+        params = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(key))
+        federated = Federated(rounds=30, training=LocalTraining(0.05, epochs=2))
+        both = [simulate(model, params, stack_clients([(x, y)]), key, federated).messages(0) for x in features]
+        gaps = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), both[0].returned, both[1].returned)
+    assert max(jax.tree.leaves(gaps)) < 1e-12
+    received = rng.normal(size=(40, 6))
+    accuracies = []
+    for x, side in zip(features, sides, strict=True):
+        full = np.c_[x, np.ones(40)]
+        found = local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / 40))
+        accuracies.append((infer_binary_attribute(x, y, 0, local_moments(found)).values == side).mean())
+    assert sum(accuracies) == pytest.approx(1)
+
+
+def client(seed, m=400, d=6):
+    """A client whose attribute depends on its public columns, hardly on its target."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(m, d))
+    x[:, 0] = rng.random(m) < 1 / (1 + np.exp(-3 * x[:, 1] + 2 * x[:, 2]))
+    y = x @ rng.normal(size=d) * 0.3 + rng.normal(size=m)
+    full = np.c_[x, np.ones(m)]
+    received = rng.normal(size=(3 * (d + 1), d + 1))
+    return x, y, local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / m))
+
+
+def test_logistic_from_moments_is_the_regression_on_the_true_attribute():
+    from sklearn.linear_model import LogisticRegression
+
+    x, y, optimum = client(0)
+    moments = local_moments(optimum)
+    hidden = x.copy()
+    hidden[:, 0] = np.nan
+    found = infer_by_logistic(hidden, y, 0, moments)
+    known = np.c_[x[:, 1:], y]
+    truth = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(known, x[:, 0])
+    assert np.allclose(found.scores, truth.decision_function(known), atol=1e-3)
+    ranked = infer_binary_attribute(hidden, y, 0, moments)
+    assert (found.values == x[:, 0]).mean() > (ranked.values == x[:, 0]).mean() + 0.1
+    assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
+
+
+def test_the_box_is_exact_where_columns_outnumber_records():
+    x, y, optimum = client(1, m=30, d=28)
+    found = infer_in_box(x, y, 0, local_moments(optimum))
+    assert (found.values == x[:, 0]).all()
+    x, y, optimum = client(2)
+    found = infer_in_box(x, y, 0, local_moments(optimum))
+    assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
+
+
+def test_another_clients_moments_tell_nothing():
+    gains = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        x, y, _ = client(seed)
+        x[:, 0] = rng.random(len(x)) < 0.5  # independent of all else
+        _, _, other = client(seed + 100)
+        answers = [attack(x, y, 0, local_moments(other)) for attack in (infer_by_logistic, infer_in_box)]
+        gains += [(answer.values == x[:, 0]).mean() - 0.5 for answer in answers]
+    assert abs(np.mean(gains)) < 3 * 0.5 / np.sqrt(12 * 400)
