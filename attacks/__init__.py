@@ -1,1 +1,252 @@
-"""Attacks on federated training, one file each, readable beside its paper."""
+"""Attacks on federated learning, by the question that an adversary asks. Every public name is
+importable from here.
+
+`attributes`: what is an unknown column of a client's records (attribute inference, AIA; gradient
+inversion of one column).
+`membership`: is a record among a client's (MIA), and whose is it (source inference, SIA).
+`local_models`: what would a client's own model be (LMRA), and what does that give away.
+`properties`: which clients have a property, seen through secure aggregation.
+`users`: which anonymous updates come from one client, and how do its records look.
+"""
+
+from attacks.attributes.baselines import (
+    L2Matching,
+    fit_public_model,
+    l2_lbfgs,
+    majority_guess,
+    name_by_public_model,
+    public_model,
+    random_guess,
+    statistics,
+)
+from attacks.attributes.candidate_decoding import (
+    GLS,
+    ClosedForm,
+    Decoding,
+    GaussNewton,
+    candidate_records,
+    closed_form,
+    gauss_newton,
+    gls,
+)
+from attacks.attributes.cosine import CosMatching, cos_matching
+from attacks.attributes.from_model import infer_from_model
+from attacks.attributes.knowledge import (
+    Knowledge,
+    Reconstruction,
+    UnknownColumn,
+    best_of,
+    binary_column,
+)
+from attacks.local_models.attribute import (
+    InferredAttribute,
+    infer_binary_attribute,
+    infer_by_logistic,
+    infer_in_box,
+)
+from attacks.local_models.inversion import (
+    GradientInversion,
+    Inversion,
+    invert_gradient,
+    invert_model,
+)
+from attacks.local_models.moments import Moments, local_moments, structured_moments
+from attacks.local_models.optimum import (
+    LocalOptimum,
+    NoisyOptimum,
+    linear_parameters,
+    local_optimum,
+    noisy_local_optimum,
+)
+from attacks.local_models.reconstruction import (
+    LocalModel,
+    Mapping,
+    PseudoRecords,
+    affine_optimum,
+    extrapolated,
+    last_returned,
+    mapping_network,
+    pseudo_records,
+)
+from attacks.matching import (
+    Virtual,
+    cosine_distance,
+    matching_objective,
+    squared_distance,
+    virtual_update,
+)
+from attacks.membership.decoding import decode_membership, judge_presence
+from attacks.membership.mixture import (
+    Membership,
+    gradient_variance,
+    split_variances,
+    variance_mixture,
+)
+from attacks.membership.sources import (
+    Sources,
+    Vote,
+    by_discriminants,
+    decode_sources,
+    largest_drop,
+    least_loss,
+    majority_of_rounds,
+)
+from attacks.properties.detector_training import DetectorTraining
+from attacks.properties.detectors import Detectors, observe, train_detectors
+from attacks.properties.gibbs import Gibbs, box, gibbs
+from attacks.properties.observations import (
+    Observations,
+    gradient_votes,
+    identifiability,
+    least_squares,
+    ridge,
+)
+from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
+from attacks.properties.shadows import Property
+from attacks.users.gan_attack import gan_attack
+from attacks.users.generative import Adversarial, Generated, mgan_passive, mgan_server
+from attacks.users.generators import generate, generator
+from attacks.users.linkability import (
+    Siamese,
+    fit_threshold,
+    follow,
+    follow_precision,
+    image_embedding,
+    last_bias,
+    link_precision,
+    matching_accuracy,
+    pair_similarities,
+    pooled_head,
+    train_siamese,
+    unit,
+    updates_as_vectors,
+    vector_embedding,
+    whiten,
+)
+from attacks.users.representatives import (
+    Representatives,
+    Representing,
+    infer_all_counts,
+    infer_counts,
+    labels_of,
+    represent,
+    representatives,
+    round_counts,
+    uniform_counts,
+)
+
+__all__ = [
+    "GLS",
+    "Adversarial",
+    "ClosedForm",
+    "CosMatching",
+    "Decoding",
+    "DetectorTraining",
+    "Detectors",
+    "GaussNewton",
+    "Generated",
+    "Gibbs",
+    "GradientInversion",
+    "InferredAttribute",
+    "Inversion",
+    "Knowledge",
+    "L2Matching",
+    "LocalModel",
+    "LocalOptimum",
+    "Mapping",
+    "Membership",
+    "Moments",
+    "NoisyOptimum",
+    "Observations",
+    "Prolin",
+    "ProlinAnswer",
+    "Property",
+    "PseudoRecords",
+    "Reconstruction",
+    "Representatives",
+    "Representing",
+    "Siamese",
+    "Sources",
+    "UnknownColumn",
+    "Virtual",
+    "Vote",
+    "affine_optimum",
+    "best_of",
+    "binary_column",
+    "box",
+    "by_discriminants",
+    "candidate_records",
+    "closed_form",
+    "cos_matching",
+    "cosine_distance",
+    "decode_membership",
+    "decode_sources",
+    "extrapolated",
+    "fit_public_model",
+    "fit_threshold",
+    "follow",
+    "follow_precision",
+    "gan_attack",
+    "gauss_newton",
+    "generate",
+    "generator",
+    "gibbs",
+    "gls",
+    "gradient_variance",
+    "gradient_votes",
+    "identifiability",
+    "image_embedding",
+    "infer_all_counts",
+    "infer_binary_attribute",
+    "infer_by_logistic",
+    "infer_counts",
+    "infer_from_model",
+    "infer_in_box",
+    "invert_gradient",
+    "invert_model",
+    "judge_presence",
+    "l2_lbfgs",
+    "labels_of",
+    "largest_drop",
+    "last_bias",
+    "last_returned",
+    "least_loss",
+    "least_squares",
+    "linear_parameters",
+    "link_precision",
+    "local_moments",
+    "local_optimum",
+    "majority_guess",
+    "majority_of_rounds",
+    "mapping_network",
+    "matching_accuracy",
+    "matching_objective",
+    "mgan_passive",
+    "mgan_server",
+    "name_by_public_model",
+    "noisy_local_optimum",
+    "observe",
+    "pair_similarities",
+    "pooled_head",
+    "prolin",
+    "pseudo_records",
+    "public_model",
+    "random_guess",
+    "represent",
+    "representatives",
+    "ridge",
+    "round_counts",
+    "split_variances",
+    "squared_distance",
+    "statistics",
+    "structured_moments",
+    "train_detectors",
+    "train_siamese",
+    "uniform_counts",
+    "unit",
+    "updates_as_vectors",
+    "variance_mixture",
+    "vector_embedding",
+    "virtual_update",
+    "whiten",
+]

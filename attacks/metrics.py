@@ -25,12 +25,14 @@ class Interval(NamedTuple):
 
 
 def accuracy(values: Array, truth: Array) -> Array:
-    """Fraction of records whose value was inferred exactly; NaN if the attack failed (a value of -1)."""
+    """Fraction of records whose value was inferred exactly; NaN if the attack failed (a value of
+    -1)."""
     return jnp.where((values < 0).any(-1), jnp.nan, (values == truth).mean(-1))
 
 
 def majority_rate(truth: Array, candidates: int) -> Array:
-    """Accuracy of naming the most frequent true value for every record: what any attack has to beat. `candidates` is static."""
+    """Accuracy of naming the most frequent true value for every record: what any attack has to
+    beat. `candidates` is static."""
     return jax.nn.one_hot(truth, candidates).mean(0).max()
 
 
@@ -40,7 +42,9 @@ def student_interval(values: Sequence[float], confidence: float = 0.95) -> Inter
     mean = float(data.mean()) if len(data) else math.nan
     if len(data) < 2:
         return Interval(mean, -math.inf, math.inf)
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data)))
+    half = float(
+        stats.t.ppf(0.5 + confidence / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data))
+    )
     return Interval(mean, mean - half, mean + half)
 
 
@@ -51,8 +55,9 @@ def wilson_interval(hits: int, trials: int, confidence: float = 0.95) -> Interva
 
 
 def accuracy_interval(values: Sequence[float], records: int, confidence: float = 0.95) -> Interval:
-    """Accuracy over seeds: Student's t, or Wilson on the pooled records where all seeds agree (t would have no width). Without
-    `records`, 0, it is no proportion of independent ones, and always Student's t."""
+    """Accuracy over seeds: Student's t, or Wilson on the pooled records where all seeds agree (t
+    would have no width). Without `records`, 0, it is no proportion of independent ones, and always
+    Student's t."""
     finite = [v for v in values if math.isfinite(v)]
     if records and finite and np.ptp(finite) == 0 and 0 <= finite[0] <= 1:
         return wilson_interval(round(sum(finite) * records), len(finite) * records, confidence)
@@ -61,7 +66,8 @@ def accuracy_interval(values: Sequence[float], records: int, confidence: float =
 
 class Ranking(NamedTuple):
     """Attributes:
-    f1: harmonic mean of precision and recall of the scores above a threshold fixed in advance; 0 where undefined.
+    f1: harmonic mean of precision and recall of the scores above a threshold fixed in advance; 0
+    where undefined.
     auc: area under the receiver operating characteristic.
     average_precision: area under the precision-recall curve.
     brier: mean squared error of the scores, where they are probabilities.
@@ -74,7 +80,8 @@ class Ranking(NamedTuple):
 
 
 def ranking(scores: np.ndarray, truth: np.ndarray, threshold: float) -> Ranking:
-    """How well scores tell the few positives of `truth` `[clients]` from the rest; NaN if a score is not finite."""
+    """How well scores tell the few positives of `truth` `[clients]` from the rest; NaN if a score
+    is not finite."""
     from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
     scores, truth = np.asarray(scores, float), np.asarray(truth, bool)
@@ -84,7 +91,9 @@ def ranking(scores: np.ndarray, truth: np.ndarray, threshold: float) -> Ranking:
         float(f1_score(truth, scores > threshold, zero_division=0)),
         float(roc_auc_score(truth, scores)),
         float(average_precision_score(truth, scores)),
-        float(((scores - truth) ** 2).mean()) if ((scores >= 0) & (scores <= 1)).all() else math.nan,
+        float(((scores - truth) ** 2).mean())
+        if ((scores >= 0) & (scores <= 1)).all()
+        else math.nan,
     )
 
 
@@ -99,7 +108,8 @@ class Detection(NamedTuple):
 
 
 def detection(scores: np.ndarray, truth: np.ndarray, fpr: float = 0.01) -> Detection:
-    """How well scores tell the positives of `truth` `[records]` from the rest; NaN if a score is not finite."""
+    """How well scores tell the positives of `truth` `[records]` from the rest; NaN if a score is
+    not finite."""
     from sklearn.metrics import roc_auc_score, roc_curve
 
     if not np.isfinite(scores).all():
@@ -108,14 +118,17 @@ def detection(scores: np.ndarray, truth: np.ndarray, fpr: float = 0.01) -> Detec
     return Detection(float(roc_auc_score(truth, scores)), float(true[false <= fpr].max()))
 
 
-def explain(apply: Callable[[Array], Array], x: Array, segments: Array, masks: Array, fill: Array) -> Array:
-    """Linear explanations of a model around records (Jia et al. 2022, Zest, after LIME): least-squares weights, without
-    intercept, of its outputs on which segments of a record are kept.
+def explain(
+    apply: Callable[[Array], Array], x: Array, segments: Array, masks: Array, fill: Array
+) -> Array:
+    """Linear explanations of a model around records (Jia et al. 2022, Zest, after LIME):
+    least-squares weights, without intercept, of its outputs on which segments of a record are kept.
 
     Args:
       apply: from records `[batch, ...]` to outputs `[batch, outputs]`, before any softmax.
       x: reference records `[records, ...]`.
-      segments: number of the segment to which each entry of a record belongs: an attribute, a patch of an image.
+      segments: number of the segment to which each entry of a record belongs: an attribute, a patch
+        of an image.
       masks: which segments are kept `[masks, segments]`, 0 or 1, shared by the records.
       fill: what stands in for the others, of a record's shape: the data's mean.
 
@@ -123,10 +136,13 @@ def explain(apply: Callable[[Array], Array], x: Array, segments: Array, masks: A
       Weights `[records, segments, outputs]`.
 
     Raises:
-      ValueError: if there are fewer than two masks for each segment: about as many fit any model exactly, noise and all.
+      ValueError: if there are fewer than two masks for each segment: about as many fit any model
+        exactly, noise and all.
     """
     if len(masks) < 2 * masks.shape[1]:
-        raise ValueError(f"masks has {len(masks)} rows for {masks.shape[1]} segments; give at least two for each")
+        raise ValueError(
+            f"masks has {len(masks)} rows for {masks.shape[1]} segments; give at least two for each"
+        )
     masks = jnp.asarray(masks, x.dtype)
     inverse = jnp.linalg.pinv(masks)
     kept = masks[:, segments]
@@ -143,22 +159,24 @@ def zest_masks(key: Array, segments: int, count: int = 1000) -> Array:
 
 
 def zest_similarity(a: Array, b: Array) -> Array:
-    """Cosine of two models' explanations, all records, segments and outputs together; Driouich 2023 prints 100 times that."""
+    """Cosine of two models' explanations, all records, segments and outputs together; Driouich 2023
+    prints 100 times that."""
     return (a * b).sum() / jnp.sqrt((a**2).sum() * (b**2).sum())
 
 
 def ssim(image: Array, references: Array) -> Array:
-    """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1] `[height, width, channels]` to each
-    of several `[n, height, width, channels]`, or of as many images to one each. Best under `jax.jit`: it is many operations."""
+    """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1]
+    `[height, width, channels]` to each of several `[n, height, width, channels]`, or of as many
+    images to one each. Best under `jax.jit`: it is many operations."""
     import dm_pix
 
     return dm_pix.ssim(jnp.broadcast_to(image, references.shape), references)
 
 
 def classifier_score(probabilities: Array) -> Array:
-    """`exp E KL(p(class | image) || p(class))` of a classifier's probabilities for images `[images, classes]` (the inception
-    score, Salimans et al. 2016, with a classifier of one's own): from 1, all alike or unclear, to the number of classes. A
-    scalar."""
+    """`exp E KL(p(class | image) || p(class))` of a classifier's probabilities for images `[images,
+    classes]` (the inception score, Salimans et al. 2016, with a classifier of one's own): from 1,
+    all alike or unclear, to the number of classes. A scalar."""
     tiny = jnp.finfo(probabilities.dtype).tiny
     entropy = -(probabilities * jnp.log(jnp.maximum(probabilities, tiny))).sum(-1).mean()
     mean = probabilities.mean(0)

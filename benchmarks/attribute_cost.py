@@ -38,11 +38,17 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
     forward = 2.0 * records * weights
     batch = records if cell["batch_size"] == "full" else cell["batch_size"]
     small = max(1.0, 24 / batch)  # batches of few records run at a fraction of the machine's speed
-    unknowns = records * (3 if cell.dataset.startswith("genome") else 1) * (2 if cell["labels"] == "unknown" else 1)
+    unknowns = (
+        records
+        * (3 if cell.dataset.startswith("genome") else 1)
+        * (2 if cell["labels"] == "unknown" else 1)
+    )
     if strangers:
         unknowns = 4 * unknowns
     gram = 2.0 * records * min(records, 2 * features) * widths[1]
-    drawn = sum(min(len(rounds_of(name, cell["rounds"])), cell["unrolled_rounds"]) for name in names)
+    drawn = sum(
+        min(len(rounds_of(name, cell["rounds"])), cell["unrolled_rounds"]) for name in names
+    )
     # Gradients behind the first layer are written out, unless they are taken at one point.
     inner = sum(widths[:2]) + behind if cell["gls_points"] > 1 else 2 * sum(widths)
     projected = 2.0 * (unknowns * 2) ** 2 * inner + 4.0 * unknowns * weights * cell["gls_orders"]
@@ -57,16 +63,38 @@ def cost(job: Job, features: int, classes: int, *, strangers: bool = False) -> C
         "cos": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "mixture": cell["steps"] * rounds * (gram + 12.0 * records * behind),
         "gauss_newton": rounds * 20 * 50 * 8 * forward,
-        "gls": cell["gls_passes"] * rounds * (cell["epochs"] * cell["gls_orders"] * 6 * forward * small + projected),
+        "gls": cell["gls_passes"]
+        * rounds
+        * (cell["epochs"] * cell["gls_orders"] * 6 * forward * small + projected),
         # Simulated training is repeated once more to save memory.
-        "cos_unrolled": cell["epochs"] * cell["unrolled_steps"] * drawn * cell["unrolled_orders"] * 12 * forward * small,
+        "cos_unrolled": cell["epochs"]
+        * cell["unrolled_steps"]
+        * drawn
+        * cell["unrolled_orders"]
+        * 12
+        * forward
+        * small,
     }
     training = cell["epochs"] * cell["rounds"] * cell["participants"] * 3 * forward * small
-    memory = 8.0 * len({t for name in names for t in rounds_of(name, cell["rounds"])}) * weights + 4.0 * records * features
-    simulation = (cell.dataset, cell["encoding"], cell["hidden"], records, cell["batch_size"], cell["participants"])
+    memory = (
+        8.0 * len({t for name in names for t in rounds_of(name, cell["rounds"])}) * weights
+        + 4.0 * records * features
+    )
+    simulation = (
+        cell.dataset,
+        cell["encoding"],
+        cell["hidden"],
+        records,
+        cell["batch_size"],
+        cell["participants"],
+    )
     program: tuple[Any, ...] = (job.method, strangers, *simulation[:4])
     if job.method in (*SELECTING, "stats"):
-        program += (cell["prior"], cell["labels"], *(simulation[4:5] if job.method in SIMULATED else ()))
+        program += (
+            cell["prior"],
+            cell["labels"],
+            *(simulation[4:5] if job.method in SIMULATED else ()),
+        )
     measurement: tuple[Any, ...] = (measured(cell), job.seed, job.method)
     if job.method.startswith("public"):  # shared by all victims of a seed
         measurement = (cell.dataset, cell["encoding"], cell["attribute"], job.seed, job.method)

@@ -32,24 +32,52 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_baselines import (
+from attacks import (
+    GLS,
+    ClosedForm,
+    CosMatching,
+    GaussNewton,
+    Knowledge,
     L2Matching,
+    Reconstruction,
+    Virtual,
+    closed_form,
+    cos_matching,
     fit_public_model,
+    gauss_newton,
+    gls,
     l2_lbfgs,
     majority_guess,
     name_by_public_model,
     random_guess,
     statistics,
 )
-from attacks.attribute_reconstruction import CosMatching, Knowledge, Reconstruction, cos_matching
-from attacks.candidate_decoding import GLS, ClosedForm, GaussNewton, closed_form, gauss_newton, gls
-from attacks.gradient_matching import Virtual
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.engines import Compiled, once, run_members
 from benchmarks.jobs import Cell, Job, Outcome, Value
-from benchmarks.members import Member, Surroundings, classifier, dataset, draw, labelled_data, protected, public_rows, split
+from benchmarks.members import (
+    Member,
+    Surroundings,
+    classifier,
+    dataset,
+    draw,
+    labelled_data,
+    protected,
+    public_rows,
+    split,
+)
 from benchmarks.phases import kept_rounds, over_phases, rounds_of, take_rows
-from jaxfl import ClientData, Federated, LocalTraining, Messages, Model, Record, evaluate, one_client, simulate
+from jaxfl import (
+    ClientData,
+    Federated,
+    LocalTraining,
+    Messages,
+    Model,
+    Record,
+    evaluate,
+    one_client,
+    simulate,
+)
 
 Array = jax.Array
 
@@ -61,7 +89,16 @@ USES = {
 }
 """Settings of each method. Cells that differ in others share its compiled program."""
 
-METHODS = ("random", "majority", "public100", "public1000", "stats", "l2_lbfgs", "cos", "closed_form")
+METHODS = (
+    "random",
+    "majority",
+    "public100",
+    "public1000",
+    "stats",
+    "l2_lbfgs",
+    "cos",
+    "closed_form",
+)
 SELECTING = ("l2_lbfgs", "cos", "cos_unrolled", "closed_form", "gauss_newton", "gls")
 """Methods with an objective, by which an adversary can choose among sets of rounds."""
 SIMULATED = ("cos_unrolled", "gls")
@@ -99,7 +136,9 @@ class Victim:
         clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
         training = LocalTraining(member.learning_rate, self.epochs, self.batch_size)
         record = Record(clients=(0,), rounds=self.kept)
-        federated = Federated(rounds=self.rounds, training=training, upload=member.upload, record=record)
+        federated = Federated(
+            rounds=self.rounds, training=training, upload=member.upload, record=record
+        )
         transcript = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
         messages = transcript.messages(0)
         last = jax.tree.map(lambda a: a[-1], messages.returned)
@@ -118,7 +157,10 @@ class Guess:
         """Its accuracy."""
         keys = jax.random.split(jax.random.fold_in(member.key, 1), len(member.columns))
         if self.method == "random":
-            guesses = [random_guess(k, len(member.x), len(c.candidates)) for k, c in zip(keys, member.columns, strict=True)]
+            guesses = [
+                random_guess(k, len(member.x), len(c.candidates))
+                for k, c in zip(keys, member.columns, strict=True)
+            ]
         else:
             guesses = [majority_guess(jnp.asarray(c.prior), len(member.x)) for c in member.columns]
         return accuracy(jnp.stack(guesses, 1).reshape(-1), member.truth.reshape(-1))
@@ -197,21 +239,37 @@ class Attack:
         model, knowledge, chosen = self.model, self.knowledge(member), dict(self.chosen)
         training = LocalTraining(member.learning_rate, self.epochs, self.batch_size)
         if self.method == "closed_form":
-            return closed_form(model, messages, knowledge, settings=ClosedForm(member.step)).reconstruction
+            return closed_form(
+                model, messages, knowledge, settings=ClosedForm(member.step)
+            ).reconstruction
         if self.method == "gauss_newton":
             return gauss_newton(model, messages, knowledge, settings=GaussNewton(member.step))
         if self.method == "gls":
-            simulated = GLS(training, orders=chosen["gls_orders"], points=chosen["gls_points"], passes=chosen["gls_passes"])
+            simulated = GLS(
+                training,
+                orders=chosen["gls_orders"],
+                points=chosen["gls_points"],
+                passes=chosen["gls_passes"],
+            )
             return gls(model, messages, knowledge, key, settings=simulated)
         if self.method == "l2_lbfgs":
             rival = L2Matching(chosen["evaluations"], Virtual(training=LocalTraining(member.step)))
             return l2_lbfgs(model, messages, knowledge, key, settings=rival)
         if self.method == "cos_unrolled":
-            sampled = chosen["unrolled_rounds"] if chosen["unrolled_rounds"] < len(messages) else None
+            sampled = (
+                chosen["unrolled_rounds"] if chosen["unrolled_rounds"] < len(messages) else None
+            )
             virtual = Virtual("unrolled", training, chosen["unrolled_orders"], sampled)
-            settings = CosMatching(chosen["gamma"], chosen["adam_rate"], chosen["unrolled_steps"], virtual=virtual)
+            settings = CosMatching(
+                chosen["gamma"], chosen["adam_rate"], chosen["unrolled_steps"], virtual=virtual
+            )
         else:
-            settings = CosMatching(chosen["gamma"], chosen["adam_rate"], chosen["steps"], virtual=Virtual(training=training))
+            settings = CosMatching(
+                chosen["gamma"],
+                chosen["adam_rate"],
+                chosen["steps"],
+                virtual=Virtual(training=training),
+            )
         return cos_matching(model, messages, knowledge, key, settings=settings)
 
 
@@ -220,10 +278,14 @@ def applies(cell: Cell, method: str) -> bool:
     is for one unknown column, the Gauss-Newton method for several."""
     if method in SIMULATED:
         several_steps = cell["batch_size"] != "full" or cell["epochs"] > 1
-        return several_steps and (method != "gls" or (cell["columns"] == 1 and cell["labels"] == "known"))
+        return several_steps and (
+            method != "gls" or (cell["columns"] == 1 and cell["labels"] == "known")
+        )
     if cell["columns"] > 1:
         return method in ("random", "majority", "cos", "l2_lbfgs", "gauss_newton")
-    return method != "gauss_newton" and (cell["labels"] == "known" or method not in ("stats", "l2_lbfgs"))
+    return method != "gauss_newton" and (
+        cell["labels"] == "known" or method not in ("stats", "l2_lbfgs")
+    )
 
 
 def phases_of(job: Job) -> tuple[str, ...]:
@@ -236,7 +298,9 @@ def phases_of(job: Job) -> tuple[str, ...]:
 
 def measured(cell: Cell) -> Any:
     """What is run for a cell. Cells that differ in their tables or phases only are measured together."""
-    return cell.dataset, tuple((k, v) for k, v in cell.settings if k not in ("phases", "simulated_phases"))
+    return cell.dataset, tuple(
+        (k, v) for k, v in cell.settings if k not in ("phases", "simulated_phases")
+    )
 
 
 def signature(cell: Cell) -> Any:
@@ -259,11 +323,18 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         Victim(model, batch_size, cell["epochs"], cell["rounds"], kept), (members, around)
     ).results
     candidates = [column.candidates.shape[1] for column in members.columns]
-    rates = [jax.vmap(functools.partial(majority_rate, candidates=k))(members.truth[:, :, j]) for j, k in enumerate(candidates)]
+    rates = [
+        jax.vmap(functools.partial(majority_rate, candidates=k))(members.truth[:, :, j])
+        for j, k in enumerate(candidates)
+    ]
     majority = jnp.stack(rates).mean(0)
     facts = {
         place: {
-            **{"majority": float(majority[i]), "train_accuracy": float(train[i]), "test_accuracy": float(test[i])},
+            **{
+                "majority": float(majority[i]),
+                "train_accuracy": float(train[i]),
+                "test_accuracy": float(test[i]),
+            },
             **{
                 "chance": float(np.mean([1 / k for k in candidates])),
                 "note": data.note,
@@ -278,9 +349,13 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         rows = np.asarray([list(cells).index(place) for place in chosen])
         names = tuple(dict.fromkeys(name for job in wanted for name in phases_of(job)))
         if method.startswith("public"):
-            found = _guess_from_public(method, data_dir, [(cells[place], place[1]) for place in chosen])
+            found = _guess_from_public(
+                method, data_dir, [(cells[place], place[1]) for place in chosen]
+            )
         else:
-            found = _measure(method, cell, model, batch_size, names, kept, take_rows((members, messages), rows))
+            found = _measure(
+                method, cell, model, batch_size, names, kept, take_rows((members, messages), rows)
+            )
         results = jax.tree.map(np.asarray, found.results)
         shared: dict[str, Any] = {"compile_s": found.compile_s, "run_s": found.run_s}
         shared["dtype"] = "float64" if method in DOUBLE else str(members.x.dtype)
@@ -322,25 +397,38 @@ def _measure(
     return run_members(attack, (members, needed), x64=method in DOUBLE)
 
 
-def _guess_from_public(method: str, data_dir: str | None, places: Sequence[tuple[Cell, int]]) -> Compiled:
+def _guess_from_public(
+    method: str, data_dir: str | None, places: Sequence[tuple[Cell, int]]
+) -> Compiled:
     """Accuracy of a public model on the victims of some cells and seeds."""
     seeds = tuple(sorted({seed for _, seed in places}))
     scores, times = [], []
     for cell, seed in places:
         data = labelled_data(cell, data_dir)
         column = data.column(cell["attribute"])
-        fitted = _public_models(cell.dataset, data_dir, cell["encoding"], cell["attribute"], seeds, method)
+        fitted = _public_models(
+            cell.dataset, data_dir, cell["encoding"], cell["attribute"], seeds, method
+        )
         victim = split(data, cell, seed).victim
         params = jax.tree.map(lambda a, seed=seed: a[seeds.index(seed)], fitted.results)
         guesses = name_by_public_model(params, data.x[victim], jnp.asarray(column.positions))
         scores.append((np.asarray(guesses) == data.values_of(cell["attribute"])[victim]).mean())
         times.append(fitted)
-    return Compiled(np.asarray(scores), sum(t.compile_s for t in times), sum(t.run_s for t in times) / len(times))
+    return Compiled(
+        np.asarray(scores),
+        sum(t.compile_s for t in times),
+        sum(t.run_s for t in times) / len(times),
+    )
 
 
 @once
 def _public_models(
-    name: str, data_dir: str | None, encoding: str, attribute: int, seeds: tuple[int, ...], method: str
+    name: str,
+    data_dir: str | None,
+    encoding: str,
+    attribute: int,
+    seeds: tuple[int, ...],
+    method: str,
 ) -> Compiled:
     """Public models by seed: they do not depend on the victim, so that all cells share them (and report their times)."""
     data = dataset(name, data_dir, encoding)
@@ -355,10 +443,16 @@ def _public_models(
 def _public_facts(method: str, there: int, note: str) -> dict[str, Any]:
     asked = int(method.removeprefix("public"))
     facts: dict[str, Any] = {"detail": {"public_records": min(asked, there)}}
-    return facts | ({"note": "; ".join(filter(None, (note, f"only {there} public records")))} if there < asked else {})
+    return facts | (
+        {"note": "; ".join(filter(None, (note, f"only {there} public records")))}
+        if there < asked
+        else {}
+    )
 
 
-def _outcomes(job: Job, names: tuple[str, ...], found: Any, shared: dict[str, Any]) -> Iterator[Outcome]:
+def _outcomes(
+    job: Job, names: tuple[str, ...], found: Any, shared: dict[str, Any]
+) -> Iterator[Outcome]:
     """One outcome per selection among the job's own phases: the one chosen by the objective, and the best as the oracle's."""
     if job.method not in (*SELECTING, "stats"):
         yield Outcome(job, "accuracy", float(found), **shared)
@@ -369,7 +463,11 @@ def _outcomes(job: Job, names: tuple[str, ...], found: Any, shared: dict[str, An
     if len(own) == 1:
         choices = {"none": own[0]}
     else:
-        chosen = ("none", own[-1]) if job.method == "stats" else ("objective", min(usable, key=lambda i: objectives[i]))
+        chosen = (
+            ("none", own[-1])
+            if job.method == "stats"
+            else ("objective", min(usable, key=lambda i: objectives[i]))
+        )
         choices = dict([chosen, ("oracle", max(usable, key=lambda i: scores[i]))])
     for selection, i in choices.items():
         ok = status[i] == 0
@@ -377,6 +475,16 @@ def _outcomes(job: Job, names: tuple[str, ...], found: Any, shared: dict[str, An
         detail: dict[str, Value] = {"rounds_used": names[i]}
         if np.isfinite(objectives[i]):
             detail["objective"] = float(objectives[i])
-        yield Outcome(job, "accuracy", float(scores[i]) if ok else None, selection, state, detail=detail, **shared)
+        yield Outcome(
+            job,
+            "accuracy",
+            float(scores[i]) if ok else None,
+            selection,
+            state,
+            detail=detail,
+            **shared,
+        )
         if np.isfinite(labels[i]):
-            yield Outcome(job, "label_accuracy", float(labels[i]), selection, state, detail=detail, **shared)
+            yield Outcome(
+                job, "label_accuracy", float(labels[i]), selection, state, detail=detail, **shared
+            )

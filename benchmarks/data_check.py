@@ -30,7 +30,10 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         table = np.zeros((data.classes or 0, values.max() + 1), int)
         np.add.at(table, (data.y, values), 1)
         found = float(table.sum(0).var()), float(association(table)) ** 2
-        yield [Outcome(job, metric, value, note=data.note) for metric, value in zip(METRICS, found, strict=True)]
+        yield [
+            Outcome(job, metric, value, note=data.note)
+            for metric, value in zip(METRICS, found, strict=True)
+        ]
 
 
 def cost(job: Job) -> Cost:

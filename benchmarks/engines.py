@@ -66,17 +66,23 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
     _drop_programs()
     start = time.perf_counter()
     with jax.enable_x64(x64):
-        program = _compile(function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), x64)
+        program = _compile(
+            function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), x64
+        )
         compiled = time.perf_counter()
         results = jax.block_until_ready(program(placed))
     end = time.perf_counter()
     # Back on one device: slicing an array that is spread over devices would make them wait for each other.
     gathered = jax.device_put(results, devices[0])
-    return Compiled(jax.tree.map(lambda a: a[:count], gathered), compiled - start, (end - compiled) / count)
+    return Compiled(
+        jax.tree.map(lambda a: a[:count], gathered), compiled - start, (end - compiled) / count
+    )
 
 
 def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:
-    mesh = jax.make_mesh((len(devices),), ("members",), axis_types=(AxisType.Auto,), devices=devices)
+    mesh = jax.make_mesh(
+        (len(devices),), ("members",), axis_types=(AxisType.Auto,), devices=devices
+    )
     return NamedSharding(mesh, PartitionSpec("members"))
 
 
@@ -96,7 +102,11 @@ def _drop_programs() -> None:
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compile(
-    function: Callable[[Any], Any], devices: tuple[jax.Device, ...], structure: Any, signature: tuple[Any, ...], x64: bool
+    function: Callable[[Any], Any],
+    devices: tuple[jax.Device, ...],
+    structure: Any,
+    signature: tuple[Any, ...],
+    x64: bool,
 ) -> Any:
     """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
     strategy = strategy_here(ACCELERATOR_CHUNK)
@@ -109,7 +119,9 @@ def _compile(
         out_specs=sharding.spec,
         check_vma=False,
     )
-    shapes = structure.unflatten([jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in signature])
+    shapes = structure.unflatten(
+        [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in signature]
+    )
     return jax.jit(program).lower(shapes).compile()
 
 
@@ -144,7 +156,11 @@ def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[O
     CPU cores run all groups one after the other: two CPU devices that take singular values at once wait for each other for
     good (jaxlib 0.10).
     """
-    apart = [group for group in groups if not (group.alone or group.batched)] if jax.default_backend() != "cpu" else []
+    apart = (
+        [group for group in groups if not (group.alone or group.batched)]
+        if jax.default_backend() != "cpu"
+        else []
+    )
     for group in groups:
         if group not in apart:
             for outcomes in _with_room(run, group):
@@ -163,7 +179,9 @@ def _with_room(run: Run, group: Group) -> Iterator[Sequence[Outcome]]:
 def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
     """Groups in threads, one for each device; JAX computes outside Python's lock."""
     waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
-    found: queue.SimpleQueue[tuple[Group, Sequence[Outcome]] | BaseException | None] = queue.SimpleQueue()
+    found: queue.SimpleQueue[tuple[Group, Sequence[Outcome]] | BaseException | None] = (
+        queue.SimpleQueue()
+    )
     stopped = threading.Event()
     for group in groups:
         waiting.put(group)

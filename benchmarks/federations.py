@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_reconstruction import Knowledge, UnknownColumn
+from attacks import Knowledge, UnknownColumn
 from benchmarks.jobs import Cell
 from jaxfl import (
     DPSGD,
@@ -82,7 +82,9 @@ class Federation:
         """The records of a client."""
         rows = self.parts[c]
         mask = jnp.ones(len(rows), bool)
-        return ClientData(jnp.asarray(self.data.x[rows]), jnp.asarray(self.data.y[rows]), mask, jnp.asarray(c))
+        return ClientData(
+            jnp.asarray(self.data.x[rows]), jnp.asarray(self.data.y[rows]), mask, jnp.asarray(c)
+        )
 
     def knowledge(self, c: int) -> tuple[Knowledge, np.ndarray]:
         """What an adversary knows of a client (all but its sensitive column, and that one's distribution), and the truth."""
@@ -90,7 +92,9 @@ class Federation:
         values, rows = self.data.values_of(column.name), self.parts[c]
         prior = np.bincount(values[np.concatenate(self.parts)], minlength=len(column.values))
         unknown = UnknownColumn(
-            jnp.asarray(column.positions), jnp.asarray(column.values), jnp.asarray(prior / prior.sum(), jnp.float32)
+            jnp.asarray(column.positions),
+            jnp.asarray(column.values),
+            jnp.asarray(prior / prior.sum(), jnp.float32),
         )
         x = self.data.x[rows].copy()
         x[:, list(column.positions)] = np.nan
@@ -150,7 +154,13 @@ def recipe(cell: Cell, records: int) -> LocalTraining:
     if "dp" not in defense:
         return training
     steps = training.steps(records) * cell["rounds"]
-    known = {"records": records, "batch_size": batch, "steps": steps, "delta": DELTA, "mixup": training.mixup}
+    known = {
+        "records": records,
+        "batch_size": batch,
+        "steps": steps,
+        "delta": DELTA,
+        "mixup": training.mixup,
+    }
     noise = noise_multiplier(cell["epsilon"], **known)
     return dataclasses.replace(training, privacy=DPSGD(1.0, noise))
 
@@ -177,10 +187,18 @@ def federate(cell: Cell, data_dir: str | None, seed: int) -> Federation:
     clients = stack_clients([(data.x[rows].astype(dtype), data.y[rows]) for rows in parts])
     began = time.perf_counter()
     record = Record(clients=attacked, rounds=observed(cell))
-    run = simulate(model, start, clients, train_key, Federated(rounds=cell["rounds"], training=common, record=record))
+    run = simulate(
+        model,
+        start,
+        clients,
+        train_key,
+        Federated(rounds=cell["rounds"], training=common, record=record),
+    )
     jax.block_until_ready(run.params)
     messages = [run.messages(c) for c in attacked]
-    return Federation(data, parts, model, recipes, start, run.params, messages, key, time.perf_counter() - began)
+    return Federation(
+        data, parts, model, recipes, start, run.params, messages, key, time.perf_counter() - began
+    )
 
 
 def optimum(federation: Federation, c: int, steps: int, x: Array | None = None) -> Any:
@@ -196,14 +214,18 @@ def optimum(federation: Federation, c: int, steps: int, x: Array | None = None) 
     each = dataclasses.replace(training, epochs=1).steps(len(data.mask))
     alone = dataclasses.replace(training, epochs=-(-steps // each), privacy=None, mixup=False)
     data = data if x is None else dataclasses.replace(data, x=jnp.asarray(x))
-    return _train(federation.model, federation.start, data, jax.random.fold_in(federation.key, c), alone)
+    return _train(
+        federation.model, federation.start, data, jax.random.fold_in(federation.key, c), alone
+    )
 
 
 def isolated(federation: Federation, c: int, rounds: int) -> Any:
     """The client's last model if the server sends it nothing but its own model back, in every round: FedAvg of it alone."""
     data = jax.tree.map(lambda a: a[None], federation.client(c))
     federated = Federated(rounds, federation.training[c], record=Record(rounds=(rounds - 1,)))
-    run = simulate(federation.model, federation.start, data, jax.random.fold_in(federation.key, c), federated)
+    run = simulate(
+        federation.model, federation.start, data, jax.random.fold_in(federation.key, c), federated
+    )
     return jax.tree.map(lambda a: a[0, 0], run.returned)
 
 
@@ -216,5 +238,11 @@ def epsilon_of(federation: Federation, cell: Cell, c: int) -> float:
     assert training.privacy is not None
     steps = training.steps(records) * cell["rounds"]
     noise = float(training.privacy.noise_multiplier)
-    known = {"records": records, "batch_size": training.batch_size, "steps": steps, "delta": DELTA, "mixup": training.mixup}
+    known = {
+        "records": records,
+        "batch_size": training.batch_size,
+        "steps": steps,
+        "delta": DELTA,
+        "mixup": training.mixup,
+    }
     return epsilon(noise, **known)

@@ -36,7 +36,11 @@ def points(rows: Sequence[dict[str, Any]], axis: str) -> dict[str, list[Point]]:
             found.setdefault((row["method"], row["settings"][setting]), []).append(row)
     lines: dict[str, list[Point]] = {}
     for method in METHODS:
-        line = [_point(place, found[method, place]) for place in _places(rows, axis) if (method, place) in found]
+        line = [
+            _point(place, found[method, place])
+            for place in _places(rows, axis)
+            if (method, place) in found
+        ]
         if line:
             lines[method] = line
     return lines
@@ -46,7 +50,11 @@ def _places(rows: Sequence[dict[str, Any]], axis: str) -> list[Any]:
     """The axis' places, in the suite's order."""
     table = next(table for table in TABLES if table.name == axis)
     sizes = dict.fromkeys(row["size"] for row in rows)
-    return list(dict.fromkeys(cell[SETTINGS.get(axis, axis)] for size in sizes for cell in table.cells(size, None)))
+    return list(
+        dict.fromkeys(
+            cell[SETTINGS.get(axis, axis)] for size in sizes for cell in table.cells(size, None)
+        )
+    )
 
 
 def _point(place: Any, rows: Sequence[dict[str, Any]]) -> Point:
@@ -70,7 +78,9 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
         lines = points(rows, table.name)
         level = {p.place: p.majority for line in lines.values() for p in line}
         places = [place for place in _places(rows, table.name) if place in level]
-        panel.plot(range(len(places)), [level[p] for p in places], ":", color="grey", label="majority")
+        panel.plot(
+            range(len(places)), [level[p] for p in places], ":", color="grey", label="majority"
+        )
         for method, line in lines.items():
             if method == "majority":
                 continue
@@ -78,19 +88,36 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
             means = [p.accuracy.mean for p in line]
             low = [max(0.0, p.accuracy.mean - max(p.accuracy.low, 0)) for p in line]
             high = [max(0.0, min(p.accuracy.high, 1) - p.accuracy.mean) for p in line]
-            panel.errorbar(x, means, yerr=[low, high], fmt="o-", markersize=3, capsize=2, color=colours[method], label=method)
+            panel.errorbar(
+                x,
+                means,
+                yerr=[low, high],
+                fmt="o-",
+                markersize=3,
+                capsize=2,
+                color=colours[method],
+                label=method,
+            )
         panel.set_xticks(range(len(places)), [str(p) for p in places], fontsize=7)
         panel.set_title(table.title, fontsize=7, wrap=True)
         panel.set(ylim=(0.2, 1.03), xlabel=SETTINGS.get(table.name, table.name))
     for panel in panels[len(axes) :]:
         panel.set_visible(False)
-    named = {text: handle for panel in panels for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=8)
+    named = {
+        text: handle
+        for panel in panels
+        for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=8
+    )
     figure.supylabel("attribute accuracy", fontsize=9)
     return figure
 
 
-def main(out: str = "results", figure: str = "frontier.svg", size: Literal["small", "paper"] = "paper") -> int:
+def main(
+    out: str = "results", figure: str = "frontier.svg", size: Literal["small", "paper"] = "paper"
+) -> int:
     """Draw the frontier from the results in a folder.
 
     Args:

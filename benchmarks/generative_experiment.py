@@ -10,7 +10,7 @@ A cell's settings:
   side: pixels down and across, "28,28".
   auxiliary: records of the adversary's own (of digits; of faces it has 64, whatever is set); batch: images per step of its
     networks; growth: rounds after which the discriminator gets one epoch more; most_epochs: at most so many; game_rate: of its
-    networks' Adam. category_weight: see `attacks.generative.Adversarial`.
+    networks' Adam. category_weight: see `attacks.users.generative.Adversarial`.
   images, evaluations, tv_weight: of representatives. labels: "bias", how many of each class is inferred from the updates;
     "known": the server is granted the counts.
   round: after how many rounds the shared model is judged, or 0: judge what was generated.
@@ -36,13 +36,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks import generative, generators
-from attacks.gan_attack import gan_attack
-from attacks.gradient_matching import Virtual
-from attacks.linkability import last_bias
+from attacks import (
+    Inversion,
+    Representing,
+    Virtual,
+    gan_attack,
+    infer_all_counts,
+    invert_model,
+    last_bias,
+    round_counts,
+)
 from attacks.metrics import classifier_score
-from attacks.representatives import Representing, infer_all_counts, round_counts
-from attacks.sample_reconstruction import Inversion, invert_model
+from attacks.users import generative, generators
 from benchmarks.engines import run_members
 from benchmarks.generative_worlds import VICTIM, World, digits, faces, unworn
 from benchmarks.jobs import Cell, Job, Outcome
@@ -121,7 +126,15 @@ class Attack:
         federated = Federated(self.cell["rounds"], self.training, record=record)
         clients = stack_clients(self.world.parts)
         test = one_client(*self.world.test)
-        return simulate(model, model.init(self.keys[0]), clients, self.keys[1], federated, server=server, test=test)
+        return simulate(
+            model,
+            model.init(self.keys[0]),
+            clients,
+            self.keys[1],
+            federated,
+            server=server,
+            test=test,
+        )
 
     @functools.cached_property
     def passive_run(self) -> Transcript:
@@ -132,7 +145,12 @@ class Attack:
     def active_run(self) -> Transcript:
         """The victim apart, with the server's networks."""
         server = generative.mgan_server(
-            self.model(), VICTIM, self.auxiliary, self.keys[2], categories=self.categories, settings=self.settings
+            self.model(),
+            VICTIM,
+            self.auxiliary,
+            self.keys[2],
+            categories=self.categories,
+            settings=self.settings,
         )
         return self.simulate(server)
 
@@ -154,9 +172,13 @@ class Attack:
     @property
     def attacker(self) -> int:
         """The attacking client. Raises `ValueError` if all have the class that it wants."""
-        able = [c for c, (_, y) in enumerate(self.world.parts) if c != VICTIM and self.target not in y]
+        able = [
+            c for c, (_, y) in enumerate(self.world.parts) if c != VICTIM and self.target not in y
+        ]
         if not able:
-            raise ValueError(f"classes_held={self.cell['classes_held']}: no client is without the victim's class {self.target}")
+            raise ValueError(
+                f"classes_held={self.cell['classes_held']}: no client is without the victim's class {self.target}"
+            )
         return able[0]
 
     @property
@@ -169,12 +191,16 @@ class Attack:
         """How many representatives of each class `[rounds, clients, classes]`."""
         cell, run, classes = self.cell, self.passive_run, self.world.classes
         if cell["labels"] == "known":
-            held = jnp.asarray([np.bincount(y, minlength=classes) for _, y in self.world.parts], jnp.float32)
+            held = jnp.asarray(
+                [np.bincount(y, minlength=classes) for _, y in self.world.parts], jnp.float32
+            )
             counts = jax.vmap(lambda n: round_counts(n, cell["images"]))(held)
             return jnp.broadcast_to(counts, (len(run.rounds), *counts.shape))
         bias = last_bias(self.model(), run.pseudo_gradient)
         own = self.auxiliary
-        return infer_all_counts(self.model(), run.received, bias, own.x, own.y, cell["images"], self.virtual)
+        return infer_all_counts(
+            self.model(), run.received, bias, own.x, own.y, cell["images"], self.virtual
+        )
 
     @property
     def categories(self) -> Array:
@@ -200,7 +226,9 @@ class Attack:
                 self.auxiliary,
                 self.keys[3],
                 categories=self.categories,
-                settings=dataclasses.replace(self.settings, adversarial_identity_weight=adversarial),
+                settings=dataclasses.replace(
+                    self.settings, adversarial_identity_weight=adversarial
+                ),
             )
         return self.played[method]
 
@@ -209,7 +237,10 @@ class Attack:
         """Of every client in every round `[rounds, clients, images, ...]`."""
         cell, counts, run = self.cell, self.counts, self.passive_run
         settings = Representing(
-            images=cell["images"], tv_weight=cell["tv_weight"], evaluations=cell["evaluations"], virtual=self.virtual
+            images=cell["images"],
+            tv_weight=cell["tv_weight"],
+            evaluations=cell["evaluations"],
+            virtual=self.virtual,
         )
         keys = jax.random.split(self.keys[4], counts.shape[:2])
         function = Represent(self.model(), self.shape, settings)
@@ -220,12 +251,18 @@ class Attack:
         label_key, key = jax.random.split(self.keys[5])
         labels = jax.random.choice(label_key, self.world.classes, (SAMPLES,), p=self.categories)
         if method in ("victim", "others"):
-            x, y = self.world.parts[VICTIM] if method == "victim" else _others(self.world, self.cell["property"])
+            x, y = (
+                self.world.parts[VICTIM]
+                if method == "victim"
+                else _others(self.world, self.cell["property"])
+            )
             rows = np.random.default_rng(0).integers(0, len(x), SAMPLES)
             return jnp.asarray(x[rows]), jnp.asarray(y[rows])
         if method == "model_inversion":
             settings = Inversion(steps=1000, learning_rate=0.05, start=0.0, low=-1.0, high=1.0)
-            images, _ = invert_model(self.model(), self.passive_run.params, self.shape, settings=settings)
+            images, _ = invert_model(
+                self.model(), self.passive_run.params, self.shape, settings=settings
+            )
             return images[labels], labels
         if method == "gan_attack":
             make = generators.generator(self.shape, self.world.classes, self.settings.width)
@@ -233,7 +270,11 @@ class Attack:
             params = self.gan_run.private.generator
             return generators.generate(make, params, labels, jnp.ones(SAMPLES, int), key), labels
         # Both identities in one batch, as in training.
-        networks = self.passive(method).networks if method in PASSIVE else self.active_run.private.state.networks
+        networks = (
+            self.passive(method).networks
+            if method in PASSIVE
+            else self.active_run.private.state.networks
+        )
         make = generators.generator(self.shape, self.world.classes, self.settings.width)
         twice, both = jnp.concatenate([labels, labels]), jnp.repeat(jnp.asarray([1, 0]), SAMPLES)
         images = generators.generate(make, networks.generator, twice, both, key)
@@ -259,7 +300,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     for job in jobs:
         began = time.perf_counter()
         if job.cell["round"]:
-            value = {"shared_accuracy": float(attack.shared_accuracy(job.method)[job.cell["round"] - 1])}
+            value = {
+                "shared_accuracy": float(attack.shared_accuracy(job.method)[job.cell["round"] - 1])
+            }
             pictures: dict[str, np.ndarray] = {}
         else:
             value, pictures = _generated(attack, job.method)
@@ -283,11 +326,18 @@ def _generated(attack: Attack, method: str) -> tuple[dict[str, float], dict[str,
     probabilities = attack.judges.classes(images)
     scores = {"victim_like": attack.judges.like(images).mean()}
     if method in ("victim", "others"):
-        poor = degraded(np.asarray(images), np.asarray(labels), np.full(SAMPLES, method == "victim"), np.random.default_rng(0))
+        poor = degraded(
+            np.asarray(images),
+            np.asarray(labels),
+            np.full(SAMPLES, method == "victim"),
+            np.random.default_rng(0),
+        )
         scores["degraded_like"] = attack.judges.like(jnp.asarray(poor)).mean()
     if attack.cell["property"] != "glasses":  # there the victim's classes are kept from the judges
         finite = jnp.isfinite(probabilities).all(-1)
-        scores["class_accuracy"] = jnp.where(finite, probabilities.argmax(-1) == labels, jnp.nan).mean()
+        scores["class_accuracy"] = jnp.where(
+            finite, probabilities.argmax(-1) == labels, jnp.nan
+        ).mean()
         scores["classifier_score"] = classifier_score(probabilities)
     pictures = {"for the victim": _grid(images)}
     if method in PASSIVE:  # the active attack has no others
@@ -301,4 +351,8 @@ def _grid(images: Array, down: int = 3, across: int = 8) -> np.ndarray:
     """The first images side by side, in [0, 1]."""
     tiles = (np.asarray(images[: down * across])[..., 0] + 1) / 2
     height, width = tiles.shape[1:]
-    return tiles.reshape(down, across, height, width).transpose(0, 2, 1, 3).reshape(down * height, across * width)
+    return (
+        tiles.reshape(down, across, height, width)
+        .transpose(0, 2, 1, 3)
+        .reshape(down * height, across * width)
+    )

@@ -11,7 +11,12 @@ from jaxfl.datasets import Dataset
 VICTIM, ANGLE = 0, 30.0
 GLASSES = {
     **dict.fromkeys((2, 6, 14, 27, 28, 31, 34, 37), range(1, 11)),
-    **{4: (1, 2, 3, 8, 9), 7: (4, 5, 10), 13: (1, 2, 5, 6, 7, 8, 9, 10), 17: (1, 2, 5, 6, 7, 8, 9, 10)},
+    **{
+        4: (1, 2, 3, 8, 9),
+        7: (4, 5, 10),
+        13: (1, 2, 5, 6, 7, 8, 9, 10),
+        17: (1, 2, 5, 6, 7, 8, 9, 10),
+    },
     **{19: (1, 2, 3, 6, 10), 20: (1, 2, 3, 5, 7, 8, 9, 10), 36: (9, 10)},
 }
 """Pictures with glasses, by person, both counted from 1 as the files are."""
@@ -53,7 +58,9 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
     parts = []
     for _ in range(cell["clients"]):
         classes = rng.permutation(data.classes or 0)[:held]
-        rows = np.concatenate([np.flatnonzero(free & (data.y[order] == c))[: each // held] for c in classes])
+        rows = np.concatenate(
+            [np.flatnonzero(free & (data.y[order] == c))[: each // held] for c in classes]
+        )
         free[rows] = False
         parts.append((data.x[order[rows]], data.y[order[rows]]))
     x, y = data.x[judges], data.y[judges]
@@ -63,7 +70,13 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
         x = np.where(like[:, None, None, None], turned(x), x)
     else:
         like = np.isin(y, parts[VICTIM][1])
-    return World(parts, (data.x[auxiliary], data.y[auxiliary]), (data.x[test], data.y[test]), (x, y, like), data.classes or 0)
+    return World(
+        parts,
+        (data.x[auxiliary], data.y[auxiliary]),
+        (data.x[test], data.y[test]),
+        (x, y, like),
+        data.classes or 0,
+    )
 
 
 def faces(data: Dataset, cell: Cell, seed: int) -> World:
@@ -73,14 +86,21 @@ def faces(data: Dataset, cell: Cell, seed: int) -> World:
     have both."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
-    glasses = np.asarray([n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)])
+    glasses = np.asarray(
+        [n in GLASSES.get(person + 1, ()) for person, n in zip(data.y, number, strict=True)]
+    )
     wearer = np.isin(data.y + 1, WEARERS)
     mine, wearing = np.flatnonzero(wearer & glasses), np.flatnonzero(~wearer & glasses)
-    drawn = [rng.permutation(np.flatnonzero(~glasses & (data.y == person))) for person in rng.permutation(40)]
+    drawn = [
+        rng.permutation(np.flatnonzero(~glasses & (data.y == person)))
+        for person in rng.permutation(40)
+    ]
     auxiliary = np.concatenate([rows[:2] for rows in drawn])
     known = np.concatenate([rows[2:6] for rows in drawn if not wearer[rows].any()])
     left = np.concatenate([rows[2 if wearer[rows].any() else 6 :] for rows in drawn])
-    parts = [(data.x[rows], data.y[rows]) for rows in (mine, *np.array_split(left, cell["clients"] - 1))]
+    parts = [
+        (data.x[rows], data.y[rows]) for rows in (mine, *np.array_split(left, cell["clients"] - 1))
+    ]
     judges = np.concatenate([known, wearing])
     return World(
         parts,

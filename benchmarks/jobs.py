@@ -51,7 +51,9 @@ class Job:
     @property
     def key(self) -> str:
         """Content address: equal jobs have equal keys in every process."""
-        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+        return hashlib.sha256(
+            json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+        ).hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,11 +175,22 @@ class Group:
 
 
 def expand(
-    suite: str, table: Table, size: str, methods: Sequence[str], seeds: Sequence[int], data_dir: str | None
+    suite: str,
+    table: Table,
+    size: str,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    data_dir: str | None,
 ) -> list[Job]:
     """All jobs of a table, cell by cell."""
     cells = table.cells(size, data_dir)
-    return [Job(cell, method, seed) for cell in cells for method in methods if table.applies(cell, method) for seed in seeds]
+    return [
+        Job(cell, method, seed)
+        for cell in cells
+        for method in methods
+        if table.applies(cell, method)
+        for seed in seeds
+    ]
 
 
 def group(jobs: Iterable[tuple[Table, Job]]) -> list[Group]:

@@ -53,12 +53,16 @@ def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
     copy_key, *keys = jax.random.split(key, 3)
     copies = degraded(x, y, like, np.random.default_rng(np.asarray(jax.random.key_data(copy_key))))
     x, y, like = np.concatenate([x, copies]), np.tile(y, 2), np.tile(like, 2)
-    models = tuple(trunk_cnn(x.shape[1:], n, widths=WIDTHS, strides=strides) for n in (world.classes, 2))
+    models = tuple(
+        trunk_cnn(x.shape[1:], n, widths=WIDTHS, strides=strides) for n in (world.classes, 2)
+    )
     training = LocalTraining(1e-3, math.ceil(STEPS * BATCH_SIZE / len(x)), BATCH_SIZE, optax.adam)
     found = []
     for model, labels, k in zip(models, (y, like.astype(int)), keys, strict=True):
         start_key, train_key = jax.random.split(k)
-        found.append(_train(model, model.init(start_key), one_client(x, labels), train_key, training))
+        found.append(
+            _train(model, model.init(start_key), one_client(x, labels), train_key, training)
+        )
     return Judges((models[0], models[1]), *found)
 
 
@@ -66,7 +70,9 @@ _apply = jax.jit(lambda model, params, x: model.apply(params, x), static_argnums
 _train = jax.jit(local_update, static_argnames="model")
 
 
-def degraded(x: np.ndarray, y: np.ndarray, like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def degraded(
+    x: np.ndarray, y: np.ndarray, like: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """Each image `[images, height, width, 1]` in [-1, 1] blended with another of its class and kind, blurred, faded and noisy,
     by random amounts: what generators make is no photograph, and a judge of clean pictures alone says anything of it (it took
     nine of ten representatives of upright digits for turned ones).

@@ -25,15 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_baselines import L2Matching, l2_lbfgs
-from attacks.attribute_reconstruction import CosMatching, cos_matching
-from attacks.gradient_matching import Virtual
-from attacks.local_optimum import (
+from attacks import (
+    CosMatching,
     InferredAttribute,
+    L2Matching,
     Moments,
+    Virtual,
+    cos_matching,
     infer_binary_attribute,
     infer_by_logistic,
     infer_in_box,
+    l2_lbfgs,
     linear_parameters,
     local_optimum,
     structured_moments,
@@ -45,7 +47,17 @@ from jaxfl import Messages
 
 Score = dict[str, float]
 METHODS = (
-    *("majority", "l2_lbfgs", "cos", "global", "last", "decoded", "decoded_alone", "optimum", "threshold"),
+    *(
+        "majority",
+        "l2_lbfgs",
+        "cos",
+        "global",
+        "last",
+        "decoded",
+        "decoded_alone",
+        "optimum",
+        "threshold",
+    ),
     *("moments_box", "moments_logistic"),
 )
 
@@ -68,10 +80,19 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "run_s": (time.perf_counter() - began) / len(clients),
             "device": jax.devices()[0].device_kind,
             "dtype": "float32" if method in ("cos", "l2_lbfgs") else "float64",
-            "note": "; ".join(filter(None, (federation.data.note, _reasons(clients) if method == "decoded" else ""))),
+            "note": "; ".join(
+                filter(
+                    None, (federation.data.note, _reasons(clients) if method == "decoded" else "")
+                )
+            ),
             "chance": 0.5,
         }
-        yield [outcome for job in jobs if job.method == method for outcome in _outcomes(job, scores, clients, shared)]
+        yield [
+            outcome
+            for job in jobs
+            if job.method == method
+            for outcome in _outcomes(job, scores, clients, shared)
+        ]
 
 
 class _Client:
@@ -84,11 +105,18 @@ class _Client:
         column = federation.data.column(federation.data.sensitive or 0)
         self.attribute = column.positions[0]
         rows = federation.parts[c]
-        self.x, self.y = federation.data.x[rows].astype(float), federation.data.y[rows].astype(float)
+        self.x, self.y = (
+            federation.data.x[rows].astype(float),
+            federation.data.y[rows].astype(float),
+        )
         self.public = self.x.copy()
         self.public[:, self.attribute] = np.nan
         self.moments: Moments = structured_moments(
-            self.messages, self.public, self.y, self.attribute, float(federation.training[c].learning_rate)
+            self.messages,
+            self.public,
+            self.y,
+            self.attribute,
+            float(federation.training[c].learning_rate),
         )
         design = np.c_[self.x, np.ones(len(self.x))]
         self.optimum = np.linalg.lstsq(design, self.y, rcond=None)[0]
@@ -108,7 +136,11 @@ class _Client:
 def _reasons(clients: Sequence[_Client]) -> str:
     """Of how many clients messages alone do not tell the optimum, and why of the first."""
     found = [client.reason for client in clients if client.reason]
-    return f"public columns used for {len(found)} of {len(clients)} clients: from messages alone {found[0]}" if found else ""
+    return (
+        f"public columns used for {len(found)} of {len(clients)} clients: from messages alone {found[0]}"
+        if found
+        else ""
+    )
 
 
 def _score(method: str, client: _Client, cell: Cell, clients: Sequence[_Client]) -> Score:
@@ -116,7 +148,9 @@ def _score(method: str, client: _Client, cell: Cell, clients: Sequence[_Client])
     if isinstance(found, np.ndarray):
         return {"attribute_accuracy": accuracy_of(found, client.truth)}
     scores = {"attribute_accuracy": accuracy_of(found.values, client.truth)}
-    if not method.startswith("moments"):  # of whose answers nothing is proven; any other's that tells no bound is a failed row
+    if not method.startswith(
+        "moments"
+    ):  # of whose answers nothing is proven; any other's that tells no bound is a failed row
         scores["bound"] = float(np.maximum(found.bound, 0.0))
         weight = _model(method, client)[client.attribute]
         scores["ratio"] = found.mse / max(float(weight) ** 2, 1e-24)
@@ -124,7 +158,9 @@ def _score(method: str, client: _Client, cell: Cell, clients: Sequence[_Client])
         design = np.c_[client.x, np.ones(len(client.x))]
         # Where columns depend on each other the optimum is a set: predictions are compared.
         gap = design @ (_model(method, client) - client.optimum)
-        scores["optimum_error"] = float(np.linalg.norm(gap) / np.linalg.norm(design @ client.optimum))
+        scores["optimum_error"] = float(
+            np.linalg.norm(gap) / np.linalg.norm(design @ client.optimum)
+        )
     if method == "optimum":
         others = [other.optimum for other in clients if other is not client]
         gaps = [np.linalg.norm(client.optimum - other) / np.linalg.norm(other) for other in others]
@@ -153,7 +189,11 @@ def _infer(method: str, client: _Client, cell: Cell) -> InferredAttribute | np.n
         return infer_by_logistic(*public)
     if method == "moments_box":
         return infer_in_box(*public)
-    return infer_binary_attribute(*public, params=_model(method, client), rule="threshold" if method == "threshold" else "rank")
+    return infer_binary_attribute(
+        *public,
+        params=_model(method, client),
+        rule="threshold" if method == "threshold" else "rank",
+    )
 
 
 def _from_gradients(method: str, client: _Client, cell: Cell) -> np.ndarray:
@@ -161,17 +201,23 @@ def _from_gradients(method: str, client: _Client, cell: Cell) -> np.ndarray:
     held = np.asarray(client.messages.rounds).tolist()
     virtual = Virtual(training=client.federation.training[client.c])
     messages = Messages(
-        _single(client.messages.received), _single(client.messages.returned), jnp.asarray(client.messages.rounds, jnp.int32)
+        _single(client.messages.received),
+        _single(client.messages.returned),
+        jnp.asarray(client.messages.rounds, jnp.int32),
     )
     known = _single(client.known)
     key = jax.random.fold_in(client.federation.key, client.c)
     answers = []
     for part in str(cell["grid"]).split("+"):
         last, step = map(int, part.split(":"))
-        seen = messages.select([t for t in range(0, min(last, cell["rounds"] - 1) + 1, step) if t in held])
+        seen = messages.select(
+            [t for t in range(0, min(last, cell["rounds"] - 1) + 1, step) if t in held]
+        )
         if method == "cos":
             settings = CosMatching(steps=cell["cos_steps"], virtual=virtual)
-            answers.append(cos_matching(client.federation.model, seen, known, key, settings=settings))
+            answers.append(
+                cos_matching(client.federation.model, seen, known, key, settings=settings)
+            )
         else:
             rival = L2Matching(cell["evaluations"], virtual)
             answers.append(l2_lbfgs(client.federation.model, seen, known, key, settings=rival))
@@ -188,11 +234,17 @@ def _single(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def _outcomes(job: Job, scores: Sequence[Score], clients: Sequence[_Client], shared: dict[str, Any]) -> Iterator[Outcome]:
+def _outcomes(
+    job: Job, scores: Sequence[Score], clients: Sequence[_Client], shared: dict[str, Any]
+) -> Iterator[Outcome]:
     wanted = job.cell["client"]
     chosen = range(len(clients)) if wanted == "mean" else [int(wanted)]
     for metric in scores[chosen[0]]:
         value = float(np.mean([scores[c][metric] for c in chosen]))
-        majority = float(np.mean([clients[c].majority for c in chosen])) if metric == "attribute_accuracy" else None
+        majority = (
+            float(np.mean([clients[c].majority for c in chosen]))
+            if metric == "attribute_accuracy"
+            else None
+        )
         detail = {"scored_records": equivalent_count([len(clients[c].truth) for c in chosen])}
         yield Outcome(job, metric, value, majority=majority, detail=detail, **shared)

@@ -32,23 +32,49 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks import linkability as link
-from attacks.gradient_matching import Virtual
+from attacks import (
+    Representing,
+    Virtual,
+    infer_all_counts,
+    labels_of,
+    represent,
+    round_counts,
+    uniform_counts,
+)
 from attacks.metrics import detection
-from attacks.representatives import Representing, infer_all_counts, labels_of, represent, round_counts, uniform_counts
+from attacks.users import linkability as link
 from benchmarks.engines import once, run_members
 from benchmarks.jobs import Cell, Job, Outcome
-from jaxfl import Federated, LocalTraining, Model, Record, evaluate, one_client, simulate, stack_clients, trunk_cnn
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Model,
+    Record,
+    evaluate,
+    one_client,
+    simulate,
+    stack_clients,
+    trunk_cnn,
+)
 from jaxfl.datasets import Dataset, load
 from jaxfl.federated import map_clients, strategy_here
 from jaxfl.models import record_gradient
 
 Array = jax.Array
-METHODS = ("siamese_rep", "siamese_update", "whitened", "update", "head", "bias", "histogram", "rep")
+METHODS = (
+    "siamese_rep",
+    "siamese_update",
+    "whitened",
+    "update",
+    "head",
+    "bias",
+    "histogram",
+    "rep",
+)
 VOTES = 3
 PAIRS = 2000
 TRUNK_RATE = 0.1
-"""See `attacks.linkability.Siamese.embedding_rate`."""
+"""See `attacks.users.linkability.Siamese.embedding_rate`."""
 REFERENCES = 1000
 """Gradients of single records that `whitened` learns its metric from."""
 TEST_RECORDS = 1000
@@ -130,15 +156,21 @@ def federate(cell: Cell, data_dir: str | None, seed: int) -> Attacked:
     rng = np.random.default_rng(seed)
     own, other = _divide(rng, data, cell)
     widths = tuple(map(int, cell["widths"].split(",")))
-    model = trunk_cnn(data.x.shape[1:], data.classes or 0, widths=widths, strides=strides(data.x.shape[1]))
-    training = LocalTraining(cell["learning_rate"], 1, None if cell["batch_size"] == "full" else cell["batch_size"])
+    model = trunk_cnn(
+        data.x.shape[1:], data.classes or 0, widths=widths, strides=strides(data.x.shape[1])
+    )
+    training = LocalTraining(
+        cell["learning_rate"], 1, None if cell["batch_size"] == "full" else cell["batch_size"]
+    )
     keys = jax.random.split(jax.random.key(seed), 6)
     clients = _side(cell, data, own, model, training, keys[0], keys[1], anonymous=keys[2])
     shadow = _side(cell, data, other, model, training, keys[0], keys[4], anonymous=None)
     test = np.setdiff1d(own, np.concatenate(clients.parts))[:TEST_RECORDS]
     accuracy = None
     if len(test):
-        accuracy = float(evaluate(model, clients.params, one_client(data.x[test], data.y[test])).accuracy)
+        accuracy = float(
+            evaluate(model, clients.params, one_client(data.x[test], data.y[test])).accuracy
+        )
     return Attacked(data, model, training, clients, shadow, keys[5], accuracy)
 
 
@@ -153,7 +185,9 @@ def _divide(rng: np.random.Generator, data: Dataset, cell: Cell) -> tuple[np.nda
     return order[mine], order[~mine]
 
 
-def _parts(rng: np.random.Generator, y: np.ndarray, rows: np.ndarray, cell: Cell) -> list[np.ndarray]:
+def _parts(
+    rng: np.random.Generator, y: np.ndarray, rows: np.ndarray, cell: Cell
+) -> list[np.ndarray]:
     """Row numbers of every client, among `rows`."""
     labels, count = y[rows], cell["records"]
     classes = np.unique(labels)
@@ -169,12 +203,17 @@ def _parts(rng: np.random.Generator, y: np.ndarray, rows: np.ndarray, cell: Cell
             chosen = np.concatenate([pool[:size] for pool, size in zip(pools, sizes, strict=True)])
         else:
             whole = rng.permutation(classes)[: max(len(classes) // 10, 1)]
-            some = [rng.permutation(np.flatnonzero(labels == c))[: None if c in whole else 1] for c in classes]
+            some = [
+                rng.permutation(np.flatnonzero(labels == c))[: None if c in whole else 1]
+                for c in classes
+            ]
             chosen = np.concatenate(some)
         if cell["split"] != "persons":
             taken[chosen] = True
             if len(chosen) < count:
-                raise ValueError(f"records={count} for each of clients={cell['clients']} exceed the source")
+                raise ValueError(
+                    f"records={count} for each of clients={cell['clients']} exceed the source"
+                )
         parts.append(rows[chosen])
     return parts
 
@@ -199,8 +238,16 @@ def _side(
     if anonymous is not None:
         seen, senders = run.anonymous(anonymous)
         return Side(run.params, run.received, seen.pseudo_gradient, senders, parts)
-    received, sent = jax.tree.map(lambda a: a[:: cell["shadow_every"]], (run.received, run.pseudo_gradient))
-    return Side(run.params, received, sent, jnp.broadcast_to(run.clients, jax.tree.leaves(sent)[0].shape[:2]), parts)
+    received, sent = jax.tree.map(
+        lambda a: a[:: cell["shadow_every"]], (run.received, run.pseudo_gradient)
+    )
+    return Side(
+        run.params,
+        received,
+        sent,
+        jnp.broadcast_to(run.clients, jax.tree.leaves(sent)[0].shape[:2]),
+        parts,
+    )
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
@@ -213,7 +260,10 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     for method in dict.fromkeys(job.method for job in jobs):
         wanted = [job for job in jobs if job.method == method]
         began = time.perf_counter()
-        descriptors = {epoch: attack.descriptors(method, epoch) for epoch in {job.cell["epoch"] for job in wanted}}
+        descriptors = {
+            epoch: attack.descriptors(method, epoch)
+            for epoch in {job.cell["epoch"] for job in wanted}
+        }
         jax.block_until_ready(descriptors)
         seconds = time.perf_counter() - began
         shared = {
@@ -230,7 +280,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         for job in wanted:
             found = _scores(job.cell, attacked, *descriptors[job.cell["epoch"]])
             for metric, value in found.items():
-                chance = shared | ({"chance": 0.5} if metric.startswith(("matching", "auc")) else {})
+                chance = shared | (
+                    {"chance": 0.5} if metric.startswith(("matching", "auc")) else {}
+                )
                 outcomes.append(Outcome(job, metric, value, **chance))
         yield outcomes
 
@@ -269,7 +321,10 @@ class _Attack:
     @property
     def _shared(self) -> Any:
         """The shared model at the round that the siamese network begins with."""
-        return jax.tree.map(lambda a: a[self.cell["trunk_round"] - self.cell["first"]], self.attacked.clients.received)
+        return jax.tree.map(
+            lambda a: a[self.cell["trunk_round"] - self.cell["first"]],
+            self.attacked.clients.received,
+        )
 
     def _known(self, count: int) -> tuple[Array, Array]:
         """Some of the server's own records."""
@@ -288,10 +343,19 @@ class _Attack:
         attacked, images = self.attacked, self.cell["images"]
         classes, (rounds, participants) = attacked.model.classes or 0, side.senders.shape
         if self.cell["labels"] == "uniform":
-            return jnp.broadcast_to(uniform_counts(images, classes), (rounds, participants, classes))
+            return jnp.broadcast_to(
+                uniform_counts(images, classes), (rounds, participants, classes)
+            )
         if self.cell["labels"] == "known":
-            held = jnp.stack([jnp.bincount(jnp.asarray(attacked.data.y[part]), length=classes) for part in side.parts])
-            return jax.vmap(lambda n: round_counts(n.astype(jnp.float32), images))(held)[side.senders]
+            held = jnp.stack(
+                [
+                    jnp.bincount(jnp.asarray(attacked.data.y[part]), length=classes)
+                    for part in side.parts
+                ]
+            )
+            return jax.vmap(lambda n: round_counts(n.astype(jnp.float32), images))(held)[
+                side.senders
+            ]
         x, y = self._known(REFERENCES)
         bias = link.last_bias(attacked.model, side.pseudo_gradient)
         return infer_all_counts(attacked.model, side.received, bias, x, y, images, attacked.virtual)
@@ -302,14 +366,19 @@ class _Attack:
         which would tell the updates of one client apart otherwise."""
         cell, attacked = self.cell, self.attacked
         settings = Representing(
-            images=cell["images"], tv_weight=cell["tv_weight"], evaluations=cell["evaluations"], virtual=attacked.virtual
+            images=cell["images"],
+            tv_weight=cell["tv_weight"],
+            evaluations=cell["evaluations"],
+            virtual=attacked.virtual,
         )
         found = []
         function = Represent(attacked.model, attacked.data.x.shape[1:], settings)
         for side in (attacked.clients, attacked.shadow):
             counts = self._counts(side)
             keys = jnp.broadcast_to(jax.random.fold_in(attacked.key, 0), counts.shape[:2])
-            found.append(run_members(function, (side.received, side.pseudo_gradient, counts, keys)).results)
+            found.append(
+                run_members(function, (side.received, side.pseudo_gradient, counts, keys)).results
+            )
         return found[0], found[1]
 
     @property
@@ -317,7 +386,9 @@ class _Attack:
         """Descriptors of both sides' representatives by the shared model as it is."""
         embedding = link.image_embedding(self.attacked.model)
         mine, theirs = (
-            link.describe(embedding, self._shared, images.reshape(-1, *images.shape[2:])).reshape(*images.shape[:2], -1)
+            link.describe(embedding, self._shared, images.reshape(-1, *images.shape[2:])).reshape(
+                *images.shape[:2], -1
+            )
             for images in self._representatives
         )
         return mine, theirs
@@ -329,7 +400,10 @@ class _Attack:
             embedding, start, rate = link.image_embedding(attacked.model), self._shared, TRUNK_RATE
             mine, theirs = self._representatives
         else:
-            mine, theirs = (link.pooled_head(attacked.model, s.pseudo_gradient) for s in (attacked.clients, attacked.shadow))
+            mine, theirs = (
+                link.pooled_head(attacked.model, s.pseudo_gradient)
+                for s in (attacked.clients, attacked.shadow)
+            )
             mine, theirs = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in (mine, theirs))
             embedding, start, rate = link.vector_embedding(mine.shape[-1]), None, 1.0
         flat = tuple(samples.reshape(-1, *samples.shape[2:]) for samples in (mine, theirs))
@@ -340,7 +414,9 @@ class _Attack:
             jax.random.fold_in(attacked.key, 2),
             start=start,
             described=flat,
-            settings=link.Siamese(cell["siamese_epochs"], cell["siamese_batch"], embedding_rate=rate),
+            settings=link.Siamese(
+                cell["siamese_epochs"], cell["siamese_batch"], embedding_rate=rate
+            ),
         )
         first, second = (
             d.reshape(len(d), *side.senders.shape, -1)
@@ -382,7 +458,11 @@ class Represent:
 
 def _scores(cell: Cell, attacked: Attacked, mine: Array, theirs: Array) -> dict[str, float]:
     senders, interval = attacked.clients.senders, cell["interval"]
-    scores = {"precision": link.link_precision(mine[interval:], senders[interval:], mine[:-interval], senders[:-interval])}
+    scores = {
+        "precision": link.link_precision(
+            mine[interval:], senders[interval:], mine[:-interval], senders[:-interval]
+        )
+    }
     if interval == 1:
         keys = jax.random.split(jax.random.fold_in(attacked.key, 3))
         flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()
@@ -392,7 +472,9 @@ def _scores(cell: Cell, attacked: Attacked, mine: Array, theirs: Array) -> dict[
         threshold = link.fit_threshold(*learned)
         scores |= {
             "tracking": link.follow_precision(link.follow(mine, votes=VOTES), senders),
-            "tracking_one_to_one": link.follow_precision(link.follow(mine, votes=VOTES, one_to_one=True), senders),
+            "tracking_one_to_one": link.follow_precision(
+                link.follow(mine, votes=VOTES, one_to_one=True), senders
+            ),
             "matching_accuracy": link.matching_accuracy(*tested, threshold),
             "auc": jnp.asarray(detection(np.asarray(tested[0]), np.asarray(tested[1])).auc),
             "matching_train_accuracy": link.matching_accuracy(*learned, threshold),

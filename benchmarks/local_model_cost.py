@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from attacks.candidate_decoding.gls import KEPT
+from attacks.attributes.candidate_decoding.gls import KEPT
 from benchmarks.jobs import Cost, Job
 from benchmarks.local_model_experiment import applies, drift, measured, measures
 
@@ -17,7 +17,14 @@ SHAPES = {
 """Features, outputs, and records per client."""
 
 COMPILE_SECONDS = {
-    **{"simulation": 2.0, "network": 3.0, "network_literal": 3.0, "pseudo_records": 4.0, "optimum": 2.0, "records": 2.0},
+    **{
+        "simulation": 2.0,
+        "network": 3.0,
+        "network_literal": 3.0,
+        "pseudo_records": 4.0,
+        "optimum": 2.0,
+        "records": 2.0,
+    },
     **{"gls": 6.0, "cos": 3.0, "decode_sources": 3.0, "vote": 1.0, "invert_gradient": 4.0},
 }
 """Per program, read off runs on two CPU cores."""
@@ -44,7 +51,11 @@ def cost(job: Job) -> Cost:
     pieces, width = drift(cell), 2 if drift(cell) else 1
     rows, products = (1.0 + pieces) * records, pieces / 2 + pieces**2 / 4
     solved = rows**3 / 3 + rows**2 * records + 2 * rows * records**2
-    decode = width * cell["decoded"] * (cell["passes"] * (simulated + 1.5 * solved + products * gram) + gram)
+    decode = (
+        width
+        * cell["decoded"]
+        * (cell["passes"] * (simulated + 1.5 * solved + products * gram) + gram)
+    )
     held = 4.0 * width * min(cell["decoded"] * (2 * records) ** 2, KEPT)
     kept = held if job.method in ("gls", "records") else 0.0
     literal = 6.0 * 2 * weights * 32 * (cell["fit_steps"] * steps + cell["search_steps"])
@@ -58,14 +69,21 @@ def cost(job: Job) -> Cost:
         "optimum": train,
         "isolated": cell["rounds"] * cell["epochs"] * epoch,
         "gls": decode,
-        "cos": cell["cos_steps"] * cell["matched"] * (18.0 * weights * records + 2.0 * records**2 * widths[1]),
-        "decode_sources": (cell["source_messages"] * 4.0 * everyone**2 * sum(widths) + everyone**3 / 3) / clients,
+        "cos": cell["cos_steps"]
+        * cell["matched"]
+        * (18.0 * weights * records + 2.0 * records**2 * widths[1]),
+        "decode_sources": (
+            cell["source_messages"] * 4.0 * everyone**2 * sum(widths) + everyone**3 / 3
+        )
+        / clients,
         "drop": steps * 2.0 * weights * everyone,
         "drop_lda": steps * 2.0 * weights * everyone + 2.0 * everyone * features**2,
         "vote": steps * 2.0 * weights * everyone,
         "invert_gradient": cell["gradient_steps"] * 18.0 * weights * batch,
     }
-    operations: dict[Any, float] = {(measured(cell), job.seed): cell["rounds"] * cell["epochs"] * epoch * cell["clients"]}
+    operations: dict[Any, float] = {
+        (measured(cell), job.seed): cell["rounds"] * cell["epochs"] * epoch * cell["clients"]
+    }
     operations[measured(cell), job.seed, job.method] = clients * work.get(job.method, 0.0)
     if job.method == "records" and applies(cell, "gls"):
         operations[measured(cell), job.seed, "gls"] = clients * work["gls"]
@@ -78,7 +96,13 @@ def cost(job: Job) -> Cost:
         operations[measured(cell), job.seed, job.method, "samples"] = (
             clients * cell["inversion_steps"] * 6.0 * weights * outputs
         )
-    shapes = (cell.dataset, *(cell[name] for name in ("hidden", "batch_norm", "records", "batch_size", "epochs", "defense")))
+    shapes = (
+        cell.dataset,
+        *(
+            cell[name]
+            for name in ("hidden", "batch_norm", "records", "batch_size", "epochs", "defense")
+        ),
+    )
     compiling = {("simulation", *shapes): COMPILE_SECONDS["simulation"]}
     compiling[job.method, *shapes] = COMPILE_SECONDS.get(job.method, 0.5)
     return Cost(operations, compiling, 8.0 * weights * steps * clients + kept)

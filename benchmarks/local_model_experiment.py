@@ -33,23 +33,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_reconstruction import CosMatching, cos_matching
-from attacks.candidate_decoding import GLS, gls
-from attacks.gradient_matching import Virtual
-from attacks.local_model import (
+from attacks import (
+    GLS,
+    CosMatching,
+    GradientInversion,
+    Inversion,
     LocalModel,
     Mapping,
     PseudoRecords,
+    Virtual,
     affine_optimum,
+    by_discriminants,
+    cos_matching,
+    decode_sources,
     extrapolated,
+    gls,
+    infer_from_model,
+    invert_gradient,
+    invert_model,
+    largest_drop,
     last_returned,
+    least_loss,
+    majority_of_rounds,
     mapping_network,
     pseudo_records,
 )
 from attacks.metrics import zest_similarity
-from attacks.model_inference import infer_from_model
-from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model
-from attacks.source_inference import by_discriminants, decode_sources, largest_drop, least_loss, majority_of_rounds
 from benchmarks.federations import Federation, epsilon_of, federate, isolated, optimum
 from benchmarks.jobs import Cell, Job, Outcome, Value
 from benchmarks.local_model_scores import (
@@ -71,7 +80,16 @@ from jaxfl import Messages
 Array = jax.Array
 
 MODELS = (
-    *("global", "last", "extrapolated", "affine", "network_literal", "network", "pseudo_records", "records"),
+    *(
+        "global",
+        "last",
+        "extrapolated",
+        "affine",
+        "network_literal",
+        "network",
+        "pseudo_records",
+        "records",
+    ),
     *("isolated", "optimum"),
 )
 WITHOUT_MODEL = {
@@ -136,7 +154,10 @@ class Reconstructions:
     @functools.cached_property
     def explanations(self) -> list[Array]:
         """Of the optima, which all other models are compared with."""
-        return [explained(self.federation, c, params, self.cell) for c, params in enumerate(self("optimum"))]
+        return [
+            explained(self.federation, c, params, self.cell)
+            for c, params in enumerate(self("optimum"))
+        ]
 
     def _timed(self, method: str, one: Callable[[str, int], Any]) -> list[Any]:
         if method not in self._made:
@@ -160,7 +181,9 @@ class Reconstructions:
             drift=drift(cell),
             layers=cell["layers"] or None,
         )
-        answer = gls(federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings)
+        answer = gls(
+            federation.model, self.seen(c, cell["decoded"]), known, self.key(c), settings=settings
+        )
         return np.asarray(answer.values[0])
 
     def seen(self, c: int, count: int) -> Messages:
@@ -198,12 +221,17 @@ class Reconstructions:
                 finish=cell["finish"],
             )
             shape = federation.data.x.shape[1:]
-            return self._checked(method, pseudo_records(federation.model, messages, self.key(c), shape, settings=settings))
+            return self._checked(
+                method,
+                pseudo_records(federation.model, messages, self.key(c), shape, settings=settings),
+            )
         if method == "records":
             column = federation.data.column(federation.data.sensitive or 0)
             x = federation.data.x[federation.parts[c]].copy()
             guess = self.attributes[c]
-            x[:, list(column.positions)] = np.where(guess[:, None] < 0, np.nan, column.values[guess])
+            x[:, list(column.positions)] = np.where(
+                guess[:, None] < 0, np.nan, column.values[guess]
+            )
             other = dataclasses.replace(federation, key=self.key(c))  # batch orders are not known
             return optimum(other, c, cell["optimum_steps"], x)
         if method == "isolated":
@@ -231,12 +259,20 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "note": federation.data.note,
             "images": models.pictures.get(method, {}) if "samples" in asked else {},
         }
-        detail: dict[str, Value] = {"simulation_s": round(federation.seconds, 1), **_spent(federation, cell)}
+        detail: dict[str, Value] = {
+            "simulation_s": round(federation.seconds, 1),
+            **_spent(federation, cell),
+        }
         if method in models.unexplained:
             detail["unexplained"] = round(mean(models.unexplained[method]), 3)
         yield [
             Outcome(
-                job, metric, value, majority=majority, chance=chance, **shared | {"detail": detail | _scored(metric, models)}
+                job,
+                metric,
+                value,
+                majority=majority,
+                chance=chance,
+                **shared | {"detail": detail | _scored(metric, models)},
             )
             for job in wanted
             for metric, (value, majority, chance) in found.items()
@@ -245,7 +281,12 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 
 
 WANTED = {
-    **{"zest": "zest", "attribute_accuracy": "attribute", "source_accuracy": "source", "ssim": "samples"},
+    **{
+        "zest": "zest",
+        "attribute_accuracy": "attribute",
+        "source_accuracy": "source",
+        "ssim": "samples",
+    },
     "strict_source_accuracy": "source",
     **{"train_accuracy": "always", "mape": "always", "train_loss": "always"},
 }
@@ -255,7 +296,11 @@ WANTED = {
 def _scored(metric: str, models: Reconstructions) -> dict[str, Value]:
     """How many records a mean of proportions is worth."""
     limit = models.cell["targets"] or None if metric.endswith("source_accuracy") else None
-    return {"scored_records": equivalent_count([len(rows[:limit]) for rows in models.federation.parts[: models.count]])}
+    return {
+        "scored_records": equivalent_count(
+            [len(rows[:limit]) for rows in models.federation.parts[: models.count]]
+        )
+    }
 
 
 def _spent(federation: Federation, cell: Cell) -> dict[str, Value]:
@@ -265,12 +310,15 @@ def _spent(federation: Federation, cell: Cell) -> dict[str, Value]:
         return {}
     sizes = [len(rows) for rows in federation.parts]
     found = {
-        name: epsilon_of(federation, cell, sizes.index(choose(sizes))) for name, choose in (("most", max), ("fewest", min))
+        name: epsilon_of(federation, cell, sizes.index(choose(sizes)))
+        for name, choose in (("most", max), ("fewest", min))
     }
     return {f"epsilon_of_{name}_records": round(value, 3) for name, value in found.items()}
 
 
-def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) -> Iterator[tuple[str, Score]]:
+def _measure(
+    method: str, models: Reconstructions, cell: Cell, asked: set[str]
+) -> Iterator[tuple[str, Score]]:
     """Metric, and value with majority and chance, of one method."""
     federation, count = models.federation, models.count
     if method in WITHOUT_MODEL:
@@ -280,13 +328,17 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
     yield from fit(federation, params)
     if "zest" in asked:
         theirs = [explained(federation, c, params[c], cell) for c in range(count)]
-        similarities = [float(zest_similarity(*pair)) for pair in zip(theirs, models.explanations, strict=True)]
+        similarities = [
+            float(zest_similarity(*pair)) for pair in zip(theirs, models.explanations, strict=True)
+        ]
         yield "zest", (mean(similarities), None, None)
     if "attribute" in asked:
         scores, majorities = [], []
         for c in range(count):
             known, truth = federation.knowledge(c)
-            scores.append(accuracy_of(np.asarray(infer_from_model(federation.model, params[c], known)), truth))
+            scores.append(
+                accuracy_of(np.asarray(infer_from_model(federation.model, params[c], known)), truth)
+            )
             majorities.append(majority_of(truth))
         yield "attribute_accuracy", (mean(scores), mean(majorities), 0.5)
     if "source" in asked and method != "global":
@@ -301,11 +353,16 @@ def _measure(method: str, models: Reconstructions, cell: Cell, asked: set[str]) 
         scores, greys = [], []
         for c in range(count):
             key = models.key(c) if cell["batch_norm"] else None
-            images, _ = invert_model(federation.model, params[c], federation.data.x.shape[1:], key, settings=inversion)
+            images, _ = invert_model(
+                federation.model, params[c], federation.data.x.shape[1:], key, settings=inversion
+            )
             scores.append(likeness(federation, c, images))
             greys.append(likeness(federation, c, jnp.full_like(images, inversion.start)))
             if c == 0:
-                x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
+                x, y = (
+                    federation.data.x[federation.parts[c]],
+                    federation.data.y[federation.parts[c]],
+                )
                 shown = np.unique(y)[:SHOWN]
                 firsts = np.stack([x[np.flatnonzero(y == k)[0]] for k in shown])
                 caption = f"a record of each class, and what the model of client 0 ({method}) takes for the class"
@@ -327,17 +384,24 @@ def _without_model(method: str, models: Reconstructions, cell: Cell) -> Iterator
     majority = mean([majority_of(truth) for truth in truths])
     if method == "majority":
         guesses = [
-            np.full(len(truth), int(np.argmax(np.asarray(federation.knowledge(c)[0].columns[0].prior))))
+            np.full(
+                len(truth), int(np.argmax(np.asarray(federation.knowledge(c)[0].columns[0].prior)))
+            )
             for c, truth in enumerate(truths)
         ]
     elif method == "gls":
         guesses = models.attributes
     else:
         guesses = [_cosine(models, c, cell) for c in range(count)]
-    yield "attribute_accuracy", (mean([accuracy_of(*pair) for pair in zip(guesses, truths, strict=True)]), majority, 0.5)
+    yield (
+        "attribute_accuracy",
+        (mean([accuracy_of(*pair) for pair in zip(guesses, truths, strict=True)]), majority, 0.5),
+    )
 
 
-def _sources(method: str, models: Reconstructions, cell: Cell, rows: np.ndarray) -> Sequence[np.ndarray]:
+def _sources(
+    method: str, models: Reconstructions, cell: Cell, rows: np.ndarray
+) -> Sequence[np.ndarray]:
     """Clients named for records, without a model `[records]`; of `best_round` one answer for each, the best of which counts."""
     federation = models.federation
     x, y = jnp.asarray(federation.data.x[rows]), jnp.asarray(federation.data.y[rows])
@@ -345,8 +409,14 @@ def _sources(method: str, models: Reconstructions, cell: Cell, rows: np.ndarray)
         sizes = [len(p) for p in federation.parts[: models.count]]
         seen = [models.seen(c, cell["source_messages"]) for c in range(models.count)]
         training = federation.training[int(np.argmax(sizes))]
-        return [np.asarray(decode_sources(federation.model, seen, sizes, x, y, training=training).sources)]
-    returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages))
+        return [
+            np.asarray(
+                decode_sources(federation.model, seen, sizes, x, y, training=training).sources
+            )
+        ]
+    returned = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in federation.messages)
+    )
     if method.startswith("drop"):
         found = largest_drop(federation.model, returned, x, y)
         return [by_discriminants(found, x) if method == "drop_lda" else np.asarray(found)]
@@ -356,8 +426,16 @@ def _sources(method: str, models: Reconstructions, cell: Cell, rows: np.ndarray)
 
 def _cosine(models: Reconstructions, c: int, cell: Cell) -> np.ndarray:
     known, _ = models.federation.knowledge(c)
-    settings = CosMatching(steps=cell["cos_steps"], virtual=Virtual(training=models.federation.training[c]))
-    found = cos_matching(models.federation.model, models.seen(c, cell["matched"]), known, models.key(c), settings=settings)
+    settings = CosMatching(
+        steps=cell["cos_steps"], virtual=Virtual(training=models.federation.training[c])
+    )
+    found = cos_matching(
+        models.federation.model,
+        models.seen(c, cell["matched"]),
+        known,
+        models.key(c),
+        settings=settings,
+    )
     return np.asarray(found.values[0])
 
 
@@ -367,10 +445,14 @@ def _inverted(models: Reconstructions, c: int, cell: Cell) -> tuple[float, float
     batch = min(int(cell["batch_size"]), len(federation.parts[c]))
     settings = GradientInversion(steps=cell["gradient_steps"])
     shape = federation.data.x.shape[1:]
-    images, _ = invert_gradient(federation.model, models.seen(c, 1), shape, batch, models.key(c), settings=settings)
+    images, _ = invert_gradient(
+        federation.model, models.seen(c, 1), shape, batch, models.key(c), settings=settings
+    )
     records = jnp.asarray(federation.data.x[federation.parts[c]])
     found, places = matched_likeness(images, records)
     if c == 0:
         caption = "images out of the first update of client 0, and below each the record it is matched with"
-        models.pictures["invert_gradient"] = {caption: strips(np.asarray(images)[:SHOWN], np.asarray(records)[places[:SHOWN]])}
+        models.pictures["invert_gradient"] = {
+            caption: strips(np.asarray(images)[:SHOWN], np.asarray(records)[places[:SHOWN]])
+        }
     return found, matched_likeness(jnp.full_like(images, 0.5), records)[0]

@@ -63,7 +63,9 @@ def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]
         if model.classes is None:
             scores.append(float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean()))
         else:
-            scores.append(accuracy_of(np.where(np.isfinite(outputs).all(1), outputs.argmax(1), -1), y))
+            scores.append(
+                accuracy_of(np.where(np.isfinite(outputs).all(1), outputs.argmax(1), -1), y)
+            )
     yield "train_loss", (mean(losses), None, None)
     yield "mape" if model.classes is None else "train_accuracy", (mean(scores), None, None)
 
@@ -79,7 +81,9 @@ def explained(federation: Federation, c: int, params: Any, cell: Cell) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _explain(model: Model, params: Any, x: Array, segments: Array, masks: Array, fill: Array) -> Array:
+def _explain(
+    model: Model, params: Any, x: Array, segments: Array, masks: Array, fill: Array
+) -> Array:
     return explain(functools.partial(model.apply, params), x, segments, masks, fill)
 
 
@@ -97,7 +101,10 @@ def _segments(federation: Federation, shape: tuple[int, ...]) -> np.ndarray:
 def targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
     """Rows whose source is asked for, and the client each was drawn from."""
     limit, rng = cell["targets"], np.random.default_rng(0)
-    chosen = [rng.permutation(rows)[: limit or None] for rows in federation.parts[: len(federation.messages)]]
+    chosen = [
+        rng.permutation(rows)[: limit or None]
+        for rows in federation.parts[: len(federation.messages)]
+    ]
     return np.concatenate(chosen), np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
 
 
@@ -117,7 +124,10 @@ def source_scores(
     held = np.stack([np.isin(rows, own) for own in federation.parts[: len(federation.messages)]])
 
     def best(right: Callable[[np.ndarray], np.ndarray]) -> float:
-        return max((_balanced(right(found), holders) for found in answers if (found >= 0).all()), default=math.nan)
+        return max(
+            (_balanced(right(found), holders) for found in answers if (found >= 0).all()),
+            default=math.nan,
+        )
 
     named = best(lambda found: held[found, np.arange(len(rows))])
     yield "source_accuracy", (named, None, _balanced(held.mean(0), holders))

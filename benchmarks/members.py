@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_reconstruction import UnknownColumn
+from attacks import UnknownColumn
 from benchmarks.jobs import Cell
 from jaxfl import LocalTraining, Model, Upload, mlp
 from jaxfl.datasets import Dataset, load
@@ -76,7 +76,9 @@ def protected(cell: Cell) -> bool:
 def classifier(cell: Cell, data_dir: str | None) -> tuple[Dataset, Model]:
     """A cell's data, and the model for it; errors as `labelled_data`."""
     data = labelled_data(cell, data_dir)
-    return data, mlp(data.x.shape[1], tuple(map(int, str(cell["hidden"]).split(","))), data.classes or 0)
+    return data, mlp(
+        data.x.shape[1], tuple(map(int, str(cell["hidden"]).split(","))), data.classes or 0
+    )
 
 
 def labelled_data(cell: Cell, data_dir: str | None) -> Dataset:
@@ -133,7 +135,9 @@ def split(data: Dataset, cell: Cell, seed: int) -> Split:
 
 def public_rows(data: Dataset, seed: int) -> np.ndarray:
     """Records that a seed lets the adversary know, attribute included."""
-    return np.random.default_rng(seed).permutation(len(data))[: min(_public_count(data), MOST_PUBLIC)]
+    return np.random.default_rng(seed).permutation(len(data))[
+        : min(_public_count(data), MOST_PUBLIC)
+    ]
 
 
 def _public_count(data: Dataset) -> int:
@@ -144,20 +148,33 @@ def draw(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
     """A cell's member for a seed."""
     rows = split(data, cell, seed)
     if not 1 <= cell["columns"] <= len(data.columns):
-        raise ValueError(f"columns={cell['columns']} must lie between 1 and the {len(data.columns)} attributes of {data.name}")
+        raise ValueError(
+            f"columns={cell['columns']} must lie between 1 and the {len(data.columns)} attributes of {data.name}"
+        )
     others = np.setdiff1d(np.arange(len(data.columns)), cell["attribute"])
-    attributes = [cell["attribute"], *np.random.default_rng(seed).permutation(others)[: cell["columns"] - 1].tolist()]
+    attributes = [
+        cell["attribute"],
+        *np.random.default_rng(seed).permutation(others)[: cell["columns"] - 1].tolist(),
+    ]
     values = [data.values_of(attribute) for attribute in attributes]
     rate = jnp.asarray(cell["learning_rate"], jnp.float32)
-    training = LocalTraining(epochs=cell["epochs"], batch_size=None if cell["batch_size"] == "full" else cell["batch_size"])
-    upload = Upload(jnp.asarray(jnp.inf), jnp.asarray(cell["noise_multiplier"], jnp.float32), jnp.asarray(cell["bits"]))
+    training = LocalTraining(
+        epochs=cell["epochs"],
+        batch_size=None if cell["batch_size"] == "full" else cell["batch_size"],
+    )
+    upload = Upload(
+        jnp.asarray(jnp.inf),
+        jnp.asarray(cell["noise_multiplier"], jnp.float32),
+        jnp.asarray(cell["bits"]),
+    )
     member = Member(
         x=jnp.asarray(data.x[rows.victim]),
         y=jnp.asarray(data.y[rows.victim]),
         truth=jnp.asarray(np.stack([v[rows.victim] for v in values], 1)),
         columns=tuple(unknown_column(data, attribute, rows.training) for attribute in attributes),
         label_prior=jnp.asarray(
-            np.bincount(data.y[rows.training], minlength=data.classes or 0) / len(rows.training), jnp.float32
+            np.bincount(data.y[rows.training], minlength=data.classes or 0) / len(rows.training),
+            jnp.float32,
         ),
         learning_rate=rate,
         step=rate * training.steps(cell["records"]),
@@ -165,10 +182,14 @@ def draw(data: Dataset, cell: Cell, seed: int) -> tuple[Member, Surroundings]:
         key=jax.random.key(seed),
     )
     test = rows.test[:TEST_RECORDS]
-    return member, Surroundings(*map(jnp.asarray, (data.x[test], data.y[test], data.x[rows.others], data.y[rows.others])))
+    return member, Surroundings(
+        *map(jnp.asarray, (data.x[test], data.y[test], data.x[rows.others], data.y[rows.others]))
+    )
 
 
 def unknown_column(data: Dataset, attribute: int, records: np.ndarray) -> UnknownColumn:
     """An attribute of the data, with its distribution over some records as prior."""
     column, prior = data.column(attribute), data.prior(attribute, records)
-    return UnknownColumn(jnp.asarray(column.positions), jnp.asarray(column.values), jnp.asarray(prior, jnp.float32))
+    return UnknownColumn(
+        jnp.asarray(column.positions), jnp.asarray(column.values), jnp.asarray(prior, jnp.float32)
+    )

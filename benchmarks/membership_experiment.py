@@ -15,9 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attribute_reconstruction import Knowledge
-from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form
-from attacks.membership import Membership, gradient_variance, judge_presence, split_variances
+from attacks import (
+    ClosedForm,
+    Knowledge,
+    Membership,
+    candidate_records,
+    closed_form,
+    gradient_variance,
+    judge_presence,
+    split_variances,
+)
 from attacks.metrics import detection
 from benchmarks import attribute_experiment
 from benchmarks.attribute_experiment import USES, Attack, Victim
@@ -55,7 +62,9 @@ class Variances:
         """Of one member, whose records are the victim's and others."""
         member, messages = inputs
         last = jax.tree.map(lambda a: a[-1], messages.returned)
-        return gradient_variance(self.model, last, *candidate_records(self.model, _knowledge(member)))
+        return gradient_variance(
+            self.model, last, *candidate_records(self.model, _knowledge(member))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +77,14 @@ class Decoder:
         """Of one member, whose records are the victim's and as many others; and the status."""
         member, messages = inputs
         settings, half = ClosedForm(member.step), len(member.x) // 2
-        found = closed_form(self.model, messages, _knowledge(member), members=half, settings=settings)
-        return jnp.asarray(found.presence), found.reconstruction.values[0], found.reconstruction.status
+        found = closed_form(
+            self.model, messages, _knowledge(member), members=half, settings=settings
+        )
+        return (
+            jnp.asarray(found.presence),
+            found.reconstruction.values[0],
+            found.reconstruction.status,
+        )
 
 
 def _knowledge(member: Member) -> Knowledge:
@@ -85,21 +100,33 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     cell = jobs[0].cell
     for name, only in {"columns": 1, "prior": "known", "labels": "known"}.items():
         if cell[name] != only:
-            raise ValueError(f"{name}={cell[name]!r}: membership is measured with {name}={only!r} alone")
+            raise ValueError(
+                f"{name}={cell[name]!r}: membership is measured with {name}={only!r} alone"
+            )
     data, model = classifier(cell, data_dir)
     places = list(dict.fromkeys((job.cell, job.seed) for job in jobs))
     drawn = [(*draw(data, cell, seed), *_mixed(data, cell, seed)) for cell, seed in places]
-    victims, around, (x, y, attribute), truth = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+    victims, around, (x, y, attribute), truth = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *drawn
+    )
     batch_size = None if cell["batch_size"] == "full" else cell["batch_size"]
-    rounds, kept = rounds_of(cell["phases"], cell["rounds"]), kept_rounds([cell["phases"]], cell["rounds"])
-    messages, train, _ = run_members(Victim(model, batch_size, cell["epochs"], cell["rounds"], kept), (victims, around)).results
+    rounds, kept = (
+        rounds_of(cell["phases"], cell["rounds"]),
+        kept_rounds([cell["phases"]], cell["rounds"]),
+    )
+    messages, train, _ = run_members(
+        Victim(model, batch_size, cell["epochs"], cell["rounds"], kept), (victims, around)
+    ).results
     used = take_rows(messages, (slice(None), np.asarray([kept.index(t) for t in rounds])))
     everyone, truth = dataclasses.replace(victims, x=x, y=y, truth=attribute), np.asarray(truth)
     for method in dict.fromkeys(job.method for job in jobs):
         if method == "mixture":
             found = run_members(Variances(model), (everyone, messages))
             variances = np.asarray(found.results)
-            answers = [split_variances(v, seed=seed) for v, (_, seed) in zip(variances, places, strict=True)]
+            answers = [
+                split_variances(v, seed=seed)
+                for v, (_, seed) in zip(variances, places, strict=True)
+            ]
             matched = _match(model, cell, everyone, used, answers)
             compile_s, run_s = found.compile_s + matched.compile_s, found.run_s + matched.run_s
             reconstructed = np.asarray(matched.results[0])[:, 0]
@@ -109,24 +136,47 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             answers = [judge_presence(p, s) for p, s in zip(presence, status, strict=True)]
             compile_s, run_s = found.compile_s, found.run_s
             right = values == np.asarray(everyone.truth)[:, :, 0]
-            reconstructed = np.asarray([r[_first(a)].mean() for r, a in zip(right, answers, strict=True)])
+            reconstructed = np.asarray(
+                [r[_first(a)].mean() for r, a in zip(right, answers, strict=True)]
+            )
         outcomes: list[Outcome] = []
         for job in (job for job in jobs if job.method == method):
             i = places.index((job.cell, job.seed))
             shared = {
                 **{"train_accuracy": float(train[i]), "compile_s": compile_s, "run_s": run_s},
-                **{"device": jax.devices()[0].device_kind, "dtype": "float32" if method == "mixture" else "float64"},
-                **{"note": "; ".join(filter(None, (data.note, _unfitted(method, float(train[i]))))), "chance": 0.5},
+                **{
+                    "device": jax.devices()[0].device_kind,
+                    "dtype": "float32" if method == "mixture" else "float64",
+                },
+                **{
+                    "note": "; ".join(
+                        filter(None, (data.note, _unfitted(method, float(train[i]))))
+                    ),
+                    "chance": 0.5,
+                },
             }
             if answers[i].status:
-                outcomes.append(Outcome(job, "accuracy", None, status="diverged", majority=0.5, **shared))
+                outcomes.append(
+                    Outcome(job, "accuracy", None, status="diverged", majority=0.5, **shared)
+                )
                 continue
             most = float(np.bincount(np.asarray(victims.truth[i, :, 0])).max() / victims.y.shape[1])
-            outcomes += [Outcome(job, metric, value, majority=0.5, **shared) for metric, value in _scores(answers[i], truth[i])]
+            outcomes += [
+                Outcome(job, metric, value, majority=0.5, **shared)
+                for metric, value in _scores(answers[i], truth[i])
+            ]
             if np.isfinite(reconstructed[i]):
-                outcomes.append(Outcome(job, "attribute_accuracy", float(reconstructed[i]), majority=most, **shared))
+                outcomes.append(
+                    Outcome(
+                        job, "attribute_accuracy", float(reconstructed[i]), majority=most, **shared
+                    )
+                )
             else:
-                outcomes.append(Outcome(job, "attribute_accuracy", None, status="diverged", majority=most, **shared))
+                outcomes.append(
+                    Outcome(
+                        job, "attribute_accuracy", None, status="diverged", majority=most, **shared
+                    )
+                )
         yield outcomes
 
 
@@ -135,12 +185,16 @@ def _mixed(data: Dataset, cell: Cell, seed: int) -> tuple[tuple[Array, ...], Arr
     victim's."""
     rows = split(data, cell, seed)
     if len(rows.test) < len(rows.victim):
-        raise ValueError(f"records={cell['records']} exceeds the {len(rows.test)} held-out records of {data.name}")
+        raise ValueError(
+            f"records={cell['records']} exceeds the {len(rows.test)} held-out records of {data.name}"
+        )
     both = np.concatenate([rows.victim, rows.test[: len(rows.victim)]])
     order = np.random.default_rng(seed).permutation(len(both))
     chosen = both[order]
     attribute = data.values_of(cell["attribute"])[chosen, None]
-    return tuple(map(jnp.asarray, (data.x[chosen], data.y[chosen], attribute))), jnp.asarray(order < len(rows.victim))
+    return tuple(map(jnp.asarray, (data.x[chosen], data.y[chosen], attribute))), jnp.asarray(
+        order < len(rows.victim)
+    )
 
 
 def _first(answer: Membership) -> np.ndarray:
@@ -148,13 +202,26 @@ def _first(answer: Membership) -> np.ndarray:
     return np.sort(np.argsort(-answer.scores, kind="stable")[: len(answer.scores) // 2])
 
 
-def _match(model: Model, cell: Cell, everyone: Member, messages: Messages, answers: Sequence[Membership]) -> Compiled:
+def _match(
+    model: Model, cell: Cell, everyone: Member, messages: Messages, answers: Sequence[Membership]
+) -> Compiled:
     """The paper's attack on the records judged members."""
     rows = jnp.asarray(np.stack([_first(a) for a in answers]))
-    chosen = (jax.vmap(lambda a, r: a[r])(a, rows) for a in (everyone.x, everyone.y, everyone.truth))
+    chosen = (
+        jax.vmap(lambda a, r: a[r])(a, rows) for a in (everyone.x, everyone.y, everyone.truth)
+    )
     judged = dataclasses.replace(everyone, **dict(zip(("x", "y", "truth"), chosen, strict=True)))
     phase = tuple(range(messages.rounds.shape[1]))
-    attack = Attack("cos", model, (phase,), True, True, None, 1, tuple((name, cell[name]) for name in USES["cos"]))
+    attack = Attack(
+        "cos",
+        model,
+        (phase,),
+        True,
+        True,
+        None,
+        1,
+        tuple((name, cell[name]) for name in USES["cos"]),
+    )
     return run_members(attack, (judged, messages))
 
 

@@ -36,7 +36,9 @@ def rounds_of(name: str, rounds: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def over_phases(attack: Callable[[Messages], Any], messages: Messages, phases: tuple[tuple[int, ...], ...]) -> Any:
+def over_phases(
+    attack: Callable[[Messages], Any], messages: Messages, phases: tuple[tuple[int, ...], ...]
+) -> Any:
     """`attack` on every phase `[phases]`; phases of equal length share one compiled loop."""
     results: list[Any] = [None] * len(phases)
     for length in {len(p) for p in phases}:

@@ -9,7 +9,12 @@ from typing import Any
 
 from attacks.metrics import Interval
 
-AXES = {"seen": "rounds seen", "interval": "rounds between query and gallery", "epoch": "epochs", "round": "rounds"}
+AXES = {
+    "seen": "rounds seen",
+    "interval": "rounds between query and gallery",
+    "epoch": "epochs",
+    "round": "rounds",
+}
 """Settings that make an abscissa."""
 ON_CURVES = ("f1", "precision", "matching_accuracy", "shared_accuracy")
 """Metrics drawn against them: the first that a table has."""
@@ -54,7 +59,9 @@ def draw(title: str, lines: Sequence[Line]) -> str:
     shown = [line for line in lines if math.isfinite(line.estimate.mean)]
     metrics = {line.metric for line in shown}
     axis = next((a for a in AXES if len({dict(line.place).get(a) for line in shown}) > 1), None)
-    metric = next((m for m in (FIRST.get(str(axis)), *ON_CURVES) if m in metrics), None) or "accuracy"
+    metric = (
+        next((m for m in (FIRST.get(str(axis)), *ON_CURVES) if m in metrics), None) or "accuracy"
+    )
     shown = [line for line in shown if line.metric == metric]
     if metric == "accuracy":
         shown = [line for line in shown if line.selection != "oracle"]
@@ -63,7 +70,9 @@ def draw(title: str, lines: Sequence[Line]) -> str:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    figure = _marks(title, shown) if metric == "accuracy" else _curves(title, shown, str(axis), metric)
+    figure = (
+        _marks(title, shown) if metric == "accuracy" else _curves(title, shown, str(axis), metric)
+    )
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return base64.b64encode(buffer.getvalue()).decode()
@@ -79,21 +88,40 @@ def _marks(title: str, lines: Sequence[Line]) -> Any:
     axes = figure.subplots()
     for m, method in enumerate(methods):
         chosen = [line for line in lines if line.method == method]
-        places = [settings.index(line.setting) + 0.7 * (m / max(len(methods) - 1, 1) - 0.5) for line in chosen]
+        places = [
+            settings.index(line.setting) + 0.7 * (m / max(len(methods) - 1, 1) - 0.5)
+            for line in chosen
+        ]
         means = [line.estimate.mean for line in chosen]
         reach = [
-            [max(0.0, mean - max(line.estimate.low, 0)) for mean, line in zip(means, chosen, strict=True)],
-            [max(0.0, min(line.estimate.high, 1) - mean) for mean, line in zip(means, chosen, strict=True)],
+            [
+                max(0.0, mean - max(line.estimate.low, 0))
+                for mean, line in zip(means, chosen, strict=True)
+            ],
+            [
+                max(0.0, min(line.estimate.high, 1) - mean)
+                for mean, line in zip(means, chosen, strict=True)
+            ],
         ]
-        drawn = axes.errorbar(places, means, yerr=reach, fmt="o", markersize=4, capsize=2, label=method)
-        known = [(p, line.published_value) for p, line in zip(places, chosen, strict=True) if line.published_value is not None]
+        drawn = axes.errorbar(
+            places, means, yerr=reach, fmt="o", markersize=4, capsize=2, label=method
+        )
+        known = [
+            (p, line.published_value)
+            for p, line in zip(places, chosen, strict=True)
+            if line.published_value is not None
+        ]
         if known:
-            axes.scatter(*zip(*known, strict=True), marker="x", color=drawn[0].get_color(), zorder=3)
+            axes.scatter(
+                *zip(*known, strict=True), marker="x", color=drawn[0].get_color(), zorder=3
+            )
     for place, setting in enumerate(settings):
         level = next(line.majority_value for line in lines if line.setting == setting)
         axes.hlines(level, place - 0.45, place + 0.45, color="grey", linestyle=":")
     axes.set_xticks(range(len(settings)), [s.replace(" ", "\n") for s in settings], fontsize=7)
-    axes.set(ylabel="accuracy", ylim=(-0.02, 1.04), title=f"{title} (dotted: majority, x: published)")
+    axes.set(
+        ylabel="accuracy", ylim=(-0.02, 1.04), title=f"{title} (dotted: majority, x: published)"
+    )
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -105,7 +133,9 @@ def _curves(title: str, lines: Sequence[Line], axis: str, metric: str) -> Any:
     panels: dict[str, list[Line]] = {}
     for line in lines:
         if isinstance(dict(line.place).get(axis), (int, float)):
-            panels.setdefault(" ".join(f"{k}={v}" for k, v in line.place if k != axis), []).append(line)
+            panels.setdefault(" ".join(f"{k}={v}" for k, v in line.place if k != axis), []).append(
+                line
+            )
     methods = list(dict.fromkeys(line.method for line in lines))
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
@@ -113,14 +143,26 @@ def _curves(title: str, lines: Sequence[Line], axis: str, metric: str) -> Any:
     axes = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
     for panel, (name, members) in zip(axes, panels.items(), strict=False):
         for m, method in enumerate(methods):
-            chosen = sorted((line for line in members if line.method == method), key=lambda line: dict(line.place)[axis])
+            chosen = sorted(
+                (line for line in members if line.method == method),
+                key=lambda line: dict(line.place)[axis],
+            )
             if not chosen:
                 continue
             at = [dict(line.place)[axis] for line in chosen]
-            panel.plot(at, [line.estimate.mean for line in chosen], color=f"C{m}", marker=".", label=method)
-            ends = [[end if math.isfinite(end) else line.estimate.mean for end in line.estimate[1:]] for line in chosen]
+            panel.plot(
+                at, [line.estimate.mean for line in chosen], color=f"C{m}", marker=".", label=method
+            )
+            ends = [
+                [end if math.isfinite(end) else line.estimate.mean for end in line.estimate[1:]]
+                for line in chosen
+            ]
             panel.fill_between(at, *zip(*ends, strict=True), color=f"C{m}", alpha=0.15, linewidth=0)
-            known = [(a, line.published_value) for a, line in zip(at, chosen, strict=True) if line.published_value is not None]
+            known = [
+                (a, line.published_value)
+                for a, line in zip(at, chosen, strict=True)
+                if line.published_value is not None
+            ]
             if known:
                 panel.plot(*zip(*known, strict=True), color=f"C{m}", linestyle="--", linewidth=1)
         panel.set(title=name, xlabel=AXES[axis], ylim=(-0.02, 1.04))

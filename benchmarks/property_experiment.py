@@ -27,13 +27,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.detector_training import DetectorTraining
-from attacks.detectors import Detectors, observe, overlap, train_detectors
-from attacks.disaggregation import Observations, gradient_votes, least_squares, ridge
+from attacks import (
+    Detectors,
+    DetectorTraining,
+    Observations,
+    Prolin,
+    Property,
+    box,
+    gibbs,
+    gradient_votes,
+    least_squares,
+    observe,
+    prolin,
+    ridge,
+    train_detectors,
+)
 from attacks.metrics import ranking
-from attacks.prolin import Prolin, prolin
-from attacks.property_inference import box, gibbs
-from attacks.shadows import Property
+from attacks.properties.detectors import overlap
 from benchmarks.engines import Compiled, once, run_members
 from benchmarks.jobs import Cell, Job, Outcome
 from jaxfl import (
@@ -130,7 +140,9 @@ def draw(data: Dataset, cell: Cell, seed: int) -> Member:
     auxiliary, order = order[: cell["auxiliary"]], order[cell["auxiliary"] :]
     parts = order[: cell["clients"] * cell["records"]].reshape(cell["clients"], -1).copy()
     test = order[parts.size : parts.size + TEST_RECORDS]
-    positives = np.isin(np.arange(cell["clients"]), rng.permutation(cell["clients"])[: cell["positives"]])
+    positives = np.isin(
+        np.arange(cell["clients"]), rng.permutation(cell["clients"])[: cell["positives"]]
+    )
     target = None
     if cell["property"] == "membership":
         shared = parts[np.flatnonzero(positives)[0], 0]
@@ -142,10 +154,23 @@ def draw(data: Dataset, cell: Cell, seed: int) -> Member:
 
     theirs, behavior = positives.mean(), BEHAVIORS[cell["property"]]
     prop = jax.tree.map(jnp.asarray, Property(behavior, target, theirs))
-    done = dataclasses.replace(behavior, update=cell["factor"]) if cell["property"] == "inversion" else behavior
+    done = (
+        dataclasses.replace(behavior, update=cell["factor"])
+        if cell["property"] == "inversion"
+        else behavior
+    )
     x, y = held(parts)
     key = jax.random.key(seed)
-    return Member(x, y, jnp.asarray(positives), done.among(positives), prop, *held(auxiliary), *held(test), key)
+    return Member(
+        x,
+        y,
+        jnp.asarray(positives),
+        done.among(positives),
+        prop,
+        *held(auxiliary),
+        *held(test),
+        key,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +183,9 @@ class Train:
     rounds: int
     per_round: int
 
-    def __call__(self, inputs: tuple[Array, Array, Behavior, Array, Array, Array]) -> tuple[Aggregates, Array]:
+    def __call__(
+        self, inputs: tuple[Array, Array, Behavior, Array, Array, Array]
+    ) -> tuple[Aggregates, Array]:
         """All that the server sees, and the accuracy of the final model on held-out records; from a member's `x`, `y`,
         `behavior`, `x_test`, `y_test` and `key`."""
         x, y, behavior, x_test, y_test, key = inputs
@@ -172,7 +199,9 @@ class Train:
         init_key, train_key, _ = jax.random.split(key, 3)
         clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
         run = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
-        return run.aggregates(), evaluate(self.model, run.params, one_client(x_test, y_test)).accuracy
+        return run.aggregates(), evaluate(
+            self.model, run.params, one_client(x_test, y_test)
+        ).accuracy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +232,11 @@ class Detect:
 def recipe(cell: Cell) -> LocalTraining:
     """What honest clients do in a round."""
     training = LocalTraining(cell["learning_rate"], cell["epochs"], cell["batch_size"])
-    return dataclasses.replace(training, optimizer=clipped_sgd(cell["clip"])) if cell["clip"] else training
+    return (
+        dataclasses.replace(training, optimizer=clipped_sgd(cell["clip"]))
+        if cell["clip"]
+        else training
+    )
 
 
 _observe = jax.jit(jax.vmap(observe))
@@ -242,16 +275,20 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     cell, seeds = jobs[0].cell, list(dict.fromkeys(job.seed for job in jobs))
     data = _load(cell.dataset, data_dir)
     model = lenet("mnist" if data.x.shape[-1] == 1 else "cifar10")
-    members = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(draw(data, cell, seed) for seed in seeds))
+    members = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(draw(data, cell, seed) for seed in seeds)
+    )
     m, training = members, recipe(cell)
     trained = run_members(
-        Train(model, training, cell["rounds"], cell["per_round"]), (m.x, m.y, m.behavior, m.x_test, m.y_test, m.key)
+        Train(model, training, cell["rounds"], cell["per_round"]),
+        (m.x, m.y, m.behavior, m.x_test, m.y_test, m.key),
     )
     aggregates, test_accuracy = trained.results
     names = ("pairs", "gradients", "averaged", "every")
     settings = DetectorTraining(cell["detector"], **{name: cell[name] for name in names})
     detected = run_members(
-        Detect(model, training, cell["records"], settings), (aggregates.received, m.x_auxiliary, m.y_auxiliary, m.prop, m.key)
+        Detect(model, training, cell["records"], settings),
+        (aggregates.received, m.x_auxiliary, m.y_auxiliary, m.prop, m.key),
     )
     detectors, observations = detected.results, _observe(aggregates, detected.results)
     laws = zip(np.asarray(detectors.mean), np.asarray(detectors.variance), strict=True)
@@ -265,17 +302,25 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             # Two CPU devices that take singular values of a batch at once wait for each other for good (jaxlib 0.10).
             with jax.default_device(jax.local_devices()[0]):
                 done = run_members(Decode(method, seen), inputs)
-            found[method] = _ranked(method, np.asarray(done.results), np.asarray(members.positives), seen), done
+            found[method] = (
+                _ranked(method, np.asarray(done.results), np.asarray(members.positives), seen),
+                done,
+            )
         return found[method]
 
     for method in dict.fromkeys(job.method for job in jobs):
         wanted = [job for job in jobs if job.method == method]
         done = None
         if method == "detector":
-            scores = [{t: _detector(detectors, overlaps, s, t) for t in seen} for s in range(len(seeds))]
+            scores = [
+                {t: _detector(detectors, overlaps, s, t) for t in seen} for s in range(len(seeds))
+            ]
         elif method == "oracle":
             ours = [decode(name)[0] for name in OURS]
-            scores = [{t: max((o[s][t] for o in ours), key=lambda r: r["f1"]) for t in seen} for s in range(len(seeds))]
+            scores = [
+                {t: max((o[s][t] for o in ours), key=lambda r: r["f1"]) for t in seen}
+                for s in range(len(seeds))
+            ]
         else:
             scores, done = decode(method)
         yield [
@@ -315,7 +360,9 @@ def _averaged(scores: Sequence[Scores]) -> Scores:
     return {name: value for name, value in means.items() if name != "brier" or np.isfinite(value)}
 
 
-def _ranked(method: str, scores: np.ndarray, positives: np.ndarray, seen: Sequence[int]) -> list[dict[int, Scores]]:
+def _ranked(
+    method: str, scores: np.ndarray, positives: np.ndarray, seen: Sequence[int]
+) -> list[dict[int, Scores]]:
     """How well scores `[seeds, prefixes, clients]` rank, by seed and number of seen rounds."""
     threshold = THRESHOLDS.get(method, 0.5)
     return [

@@ -46,7 +46,9 @@ class Section:
     pictures: tuple[tuple[str, str], ...] = ()
 
 
-def sections(rows: Iterable[dict[str, Any]], images: Iterable[dict[str, Any]] = ()) -> list[Section]:
+def sections(
+    rows: Iterable[dict[str, Any]], images: Iterable[dict[str, Any]] = ()
+) -> list[Section]:
     """Rows and images of the store as tables."""
     by_table: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -57,22 +59,30 @@ def sections(rows: Iterable[dict[str, Any]], images: Iterable[dict[str, Any]] = 
         place = image["suite"], image["table"], image["size"]
         pictures.setdefault(place, []).append((caption, base64.b64encode(image["png"]).decode()))
     return [
-        dataclasses.replace(_section(key, members), pictures=tuple(pictures.get(key, ()))) for key, members in by_table.items()
+        dataclasses.replace(_section(key, members), pictures=tuple(pictures.get(key, ())))
+        for key, members in by_table.items()
     ]
 
 
 def _section(key: tuple[str, str, str], rows: list[dict[str, Any]]) -> Section:
     suite, table, size = key
-    cells = [{"dataset": r["dataset"]} | {k: v for k, v in r["settings"].items() if k not in DERIVED} for r in rows]
+    cells = [
+        {"dataset": r["dataset"]} | {k: v for k, v in r["settings"].items() if k not in DERIVED}
+        for r in rows
+    ]
     names = list(dict.fromkeys(k for cell in cells for k in cell))
     varying = _varying(names, cells)
-    values = {k: next(cell[k] for cell in cells if k in cell) for k in names}  # older rows may lack a setting
+    values = {
+        k: next(cell[k] for cell in cells if k in cell) for k in names
+    }  # older rows may lack a setting
     shared = ", ".join(f"{k}={value}" for k, value in values.items() if k not in varying)
     by_line: dict[Any, list[dict[str, Any]]] = {}
     for row, cell in zip(rows, cells, strict=True):
         place = tuple((k, cell.get(k)) for k in varying)
         by_line.setdefault((place, row["method"], row["selection"], row["metric"]), []).append(row)
-    order = sorted(by_line.items(), key=lambda item: json.dumps([_sortable(v) for _, v in item[0][0]]))
+    order = sorted(
+        by_line.items(), key=lambda item: json.dumps([_sortable(v) for _, v in item[0][0]])
+    )
     lines = tuple(_line(place, members) for (place, *_), members in order)
     return Section(f"{suite}/{table}, {size} size", shared, lines)
 
@@ -103,8 +113,14 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
     estimate = accuracy_interval(values, scored) if proportion else student_interval(values)
     majority = _mean([r["majority"] for r in rows])
     published = first["published"]
-    other_size = first["size"] != "paper" and published is not None and "records" in first["settings"]
-    note = "; ".join(dict.fromkeys([*(r["settings"].get("note", "") for r in rows), *(r["status"] for r in failed)]))
+    other_size = (
+        first["size"] != "paper" and published is not None and "records" in first["settings"]
+    )
+    note = "; ".join(
+        dict.fromkeys(
+            [*(r["settings"].get("note", "") for r in rows), *(r["status"] for r in failed)]
+        )
+    )
     return Line(
         setting=" ".join(f"{k}={v}" for k, v in place) or first["dataset"],
         place=tuple(place),
@@ -116,7 +132,9 @@ def _line(place: Sequence[tuple[str, Any]], rows: list[dict[str, Any]]) -> Line:
         interval=_interval(estimate, proportion),
         chance=_text(_mean([r["chance"] for r in rows])),
         majority=_text(majority),
-        published="" if published is None else f"{published:g}" + (" (other size)" if other_size else ""),
+        published=""
+        if published is None
+        else f"{published:g}" + (" (other size)" if other_size else ""),
         train_accuracy=_text(_mean([r["train_accuracy"] for r in rows])),
         test_accuracy=_text(_mean([r["test_accuracy"] for r in rows])),
         compile_s=_text(_mean([r["compile_s"] for r in rows]), 1),
@@ -137,7 +155,9 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _text(value: float, digits: int = 3) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.5g}"
+    return (
+        "" if math.isnan(value) else f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.5g}"
+    )
 
 
 def _interval(estimate: Interval, proportion: bool) -> str:
@@ -152,19 +172,39 @@ def _redo(rows: list[dict[str, Any]]) -> str:
     """The command that measures this line again, and nothing else."""
     first = rows[0]
     numbers = sorted({r["seed"] for r in rows})
-    seeds = ",".join(map(str, numbers)) if len(numbers) > 1 else f"{numbers[0]},"  # "3," is the seed 3, "3" a count
+    seeds = (
+        ",".join(map(str, numbers)) if len(numbers) > 1 else f"{numbers[0]},"
+    )  # "3," is the seed 3, "3" a count
     where = [f"dataset={first['dataset']}"]
     where += [f"{k}={v}" for k, v in first["settings"].items() if k not in DERIVED]
-    command = ["python", "-m", "benchmarks.sweep", f"{first['suite']}/{first['table']}", "--size", first["size"]]
+    command = [
+        "python",
+        "-m",
+        "benchmarks.sweep",
+        f"{first['suite']}/{first['table']}",
+        "--size",
+        first["size"],
+    ]
     command += ["--methods", first["method"], "--seeds", seeds]
     return shlex.join([*command, "--where", *where, "--out", "again"])
 
 
 def write(rows: list[dict[str, Any]], folder: Path, images: Iterable[dict[str, Any]] = ()) -> Path:
     """Write `report.html`, one file that needs nothing beside it."""
-    shown = [dataclasses.replace(section, plot=plots.draw(section.title, section.lines)) for section in sections(rows, images)]
-    text = resources.files("benchmarks").joinpath("templates/report.html.jinja").read_text(encoding="utf-8")
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text).render(sections=shown)
+    shown = [
+        dataclasses.replace(section, plot=plots.draw(section.title, section.lines))
+        for section in sections(rows, images)
+    ]
+    text = (
+        resources.files("benchmarks")
+        .joinpath("templates/report.html.jinja")
+        .read_text(encoding="utf-8")
+    )
+    page = (
+        jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        .from_string(text)
+        .render(sections=shown)
+    )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path

@@ -18,11 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.gradient_matching import Virtual
-from attacks.representatives import Representatives, Representing, representatives
+from attacks import Representatives, Representing, Virtual, representatives
 from benchmarks.jobs import Cell, Job, Outcome
 from benchmarks.linkability_experiment import load_images
-from jaxfl import Federated, LocalTraining, Messages, Model, local_update, one_client, simulate, stack_clients, trunk_cnn
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Messages,
+    Model,
+    local_update,
+    one_client,
+    simulate,
+    stack_clients,
+    trunk_cnn,
+)
 
 METHODS = ("adam", "lbfgsb", "adam_batched")
 CLASSES, BEFORE, CLIENTS = 3, 1000, 10
@@ -61,17 +70,25 @@ def federate(cell: Cell, data_dir: str | None, seed: int, clients: int) -> Attac
         free[chosen] = False
         parts.append(rest[chosen])
     rows = np.stack(parts)
-    model = trunk_cnn(data.x.shape[1:], data.classes or 0, widths=tuple(map(int, cell["widths"].split(","))))
+    model = trunk_cnn(
+        data.x.shape[1:], data.classes or 0, widths=tuple(map(int, cell["widths"].split(",")))
+    )
     keys = jax.random.split(jax.random.key(seed), 3)
     epochs = -(-cell["steps"] * cell["batch_size"] // BEFORE)
     others = one_client(data.x[before], data.y[before])
     recipe = LocalTraining(cell["learning_rate"], epochs, cell["batch_size"])
-    params = jax.jit(local_update, static_argnums=0)(model, model.init(keys[0]), others, keys[1], recipe)
+    params = jax.jit(local_update, static_argnums=0)(
+        model, model.init(keys[0]), others, keys[1], recipe
+    )
     training = LocalTraining(cell["learning_rate"])
     x, y = data.x[rows], data.y[rows]
-    run = simulate(model, params, stack_clients(list(zip(x, y, strict=True))), keys[2], Federated(1, training))
+    run = simulate(
+        model, params, stack_clients(list(zip(x, y, strict=True))), keys[2], Federated(1, training)
+    )
     received = jax.tree.map(lambda a: jnp.repeat(a, clients, 0), run.received)
-    messages = Messages(received, jax.tree.map(lambda a: a[0], run.returned), jnp.zeros(clients, int))
+    messages = Messages(
+        received, jax.tree.map(lambda a: a[0], run.returned), jnp.zeros(clients, int)
+    )
     return Attacked(model, messages, x, y, Virtual(training=training))
 
 
@@ -91,7 +108,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         for attempt in range(2):  # the first compiles
             began = time.perf_counter()
             found = jax.block_until_ready(_solve(attacked, settings, jax.random.key(job.seed)))
-            compiled, seconds = (time.perf_counter() - began, 0.0) if attempt == 0 else (compiled, time.perf_counter() - began)
+            compiled, seconds = (
+                (time.perf_counter() - began, 0.0)
+                if attempt == 0
+                else (compiled, time.perf_counter() - began)
+            )
         assert found is not None
         shared = {
             "run_s": seconds / clients,
@@ -99,14 +120,22 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "device": jax.devices()[0].device_kind,
             "dtype": "float32",
         }
-        alike = [_resemblance(*of_one) for of_one in zip(np.asarray(found.x), attacked.x, attacked.y, strict=True)]
-        scores = {"objective": float(found.value.mean()), "class_mean_correlation": float(np.mean(alike))}
+        alike = [
+            _resemblance(*of_one)
+            for of_one in zip(np.asarray(found.x), attacked.x, attacked.y, strict=True)
+        ]
+        scores = {
+            "objective": float(found.value.mean()),
+            "class_mean_correlation": float(np.mean(alike)),
+        }
         yield [Outcome(job, metric, value, **shared) for metric, value in scores.items()]
 
 
 def _solve(attacked: Attacked, settings: Representing, key: Any) -> Representatives:
     y = jnp.asarray(attacked.y)
-    return representatives(attacked.model, attacked.messages, y, key, attacked.x.shape[2:], settings=settings)
+    return representatives(
+        attacked.model, attacked.messages, y, key, attacked.x.shape[2:], settings=settings
+    )
 
 
 def _resemblance(images: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:

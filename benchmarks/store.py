@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = (
-    *("suite", "table", "size", "dataset", "method", "selection", "metric", "seed", "value", "status"),
+    *(
+        "suite",
+        "table",
+        "size",
+        "dataset",
+        "method",
+        "selection",
+        "metric",
+        "seed",
+        "value",
+        "status",
+    ),
     *("chance", "majority", "published", "train_accuracy", "test_accuracy", "compile_s", "run_s"),
     *("device", "dtype", "versions", "settings"),
 )
@@ -51,18 +62,28 @@ class Store:
             self._database.execute("PRAGMA journal_mode=WAL")
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
-                raise ValueError(f"out={str(folder)!r} was written by another version of jaxfl; choose another folder")
+                raise ValueError(
+                    f"out={str(folder)!r} was written by another version of jaxfl; choose another folder"
+                )
             self._database.execute(_CREATE)
             self._database.execute(_CREATE_IMAGES)
             self._database.execute(f"PRAGMA user_version={_VERSION}")
-            self._database.execute("BEGIN IMMEDIATE")  # a folder that can only be read is found out now
+            self._database.execute(
+                "BEGIN IMMEDIATE"
+            )  # a folder that can only be read is found out now
             self._database.execute("ROLLBACK")
-            self._database.execute("SELECT job, " + ", ".join(f'"{c}"' for c in COLUMNS) + " FROM results LIMIT 1")
+            self._database.execute(
+                "SELECT job, " + ", ".join(f'"{c}"' for c in COLUMNS) + " FROM results LIMIT 1"
+            )
         except OSError as error:
-            raise ValueError(f"out={str(folder)!r} cannot be written ({error.strerror}); choose another folder") from error
+            raise ValueError(
+                f"out={str(folder)!r} cannot be written ({error.strerror}); choose another folder"
+            ) from error
         except sqlite3.Error as error:
             mend = "move results.sqlite away or choose another folder"
-            raise ValueError(f"out={str(folder)!r} holds no usable results ({error}); {mend}") from error
+            raise ValueError(
+                f"out={str(folder)!r} holds no usable results ({error}); {mend}"
+            ) from error
 
     @classmethod
     def existing(cls, folder: str | Path) -> "Store":
@@ -72,12 +93,19 @@ class Store:
           ValueError: if it holds none, or as the constructor.
         """
         if not (Path(folder) / "results.sqlite").is_file():
-            raise ValueError(f"out={str(folder)!r} holds no results.sqlite; run python -m benchmarks.sweep first")
+            raise ValueError(
+                f"out={str(folder)!r} holds no results.sqlite; run python -m benchmarks.sweep first"
+            )
         return cls(folder)
 
     def finished(self) -> set[str]:
         """Keys of the jobs that have a value; failed ones are run again."""
-        return {key for (key,) in self._database.execute("SELECT DISTINCT job FROM results WHERE status = 'ok'")}
+        return {
+            key
+            for (key,) in self._database.execute(
+                "SELECT DISTINCT job FROM results WHERE status = 'ok'"
+            )
+        }
 
     def failed(self, keys: set[str]) -> list[str]:
         """Distinct statuses of those of these jobs that have no value."""
@@ -92,17 +120,25 @@ class Store:
             self._database.execute("BEGIN")
             rows = list(rows)
             for name in ("results", "images"):
-                self._database.executemany(f"DELETE FROM {name} WHERE job = ?", [(key,) for key in {row.job for row in rows}])
-            pictures = [(row.job, caption, png) for row in rows for caption, png in row.images.items()]
+                self._database.executemany(
+                    f"DELETE FROM {name} WHERE job = ?",
+                    [(key,) for key in {row.job for row in rows}],
+                )
+            pictures = [
+                (row.job, caption, png) for row in rows for caption, png in row.images.items()
+            ]
             self._database.executemany("INSERT OR REPLACE INTO images VALUES (?, ?, ?)", pictures)
             self._database.executemany(
-                f"INSERT INTO results ({names}) VALUES ({marks})", [(r.job, *(r.values[c] for c in COLUMNS)) for r in rows]
+                f"INSERT INTO results ({names}) VALUES ({marks})",
+                [(r.job, *(r.values[c] for c in COLUMNS)) for r in rows],
             )
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows, ordered, with `settings` parsed."""
         order = "suite, length([table]), [table], rowid"
-        cursor = self._database.execute("SELECT " + ", ".join(f'"{c}"' for c in COLUMNS) + f" FROM results ORDER BY {order}")
+        cursor = self._database.execute(
+            "SELECT " + ", ".join(f'"{c}"' for c in COLUMNS) + f" FROM results ORDER BY {order}"
+        )
         found = [dict(zip(COLUMNS, values, strict=True)) for values in cursor]
         return [row | {"settings": json.loads(row["settings"])} for row in found]
 
@@ -122,7 +158,10 @@ class Store:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
-            writer.writerows(row | {"settings": json.dumps(row["settings"], sort_keys=True)} for row in self.rows())
+            writer.writerows(
+                row | {"settings": json.dumps(row["settings"], sort_keys=True)}
+                for row in self.rows()
+            )
         return path
 
     def close(self) -> None:

@@ -92,21 +92,30 @@ def select(arguments: Arguments) -> list[Group]:
     seeds = _seeds(arguments.seeds)
     methods = None if arguments.methods is None else arguments.methods.split(",")
     if arguments.data_dir is not None and not Path(arguments.data_dir).is_dir():
-        raise UsageError(f"--data-dir {arguments.data_dir!r} is not a folder; name the folder with the sources' files")
+        raise UsageError(
+            f"--data-dir {arguments.data_dir!r} is not a folder; name the folder with the sources' files"
+        )
     tables = list(dict.fromkeys(pair for name in arguments.suites for pair in _tables(name)))
     known = {m for _, table in tables for m in table.methods}
     for method in methods or ():
         if method not in known:
-            raise UsageError(f"--methods {method!r} is unknown here; choose from {', '.join(sorted(known))}")
+            raise UsageError(
+                f"--methods {method!r} is unknown here; choose from {', '.join(sorted(known))}"
+            )
     everything: list[tuple[Table, Job]] = []
     for suite, table in tables:
         chosen = [m for m in table.methods if methods is None or m in methods]
-        everything += [(table, job) for job in expand(suite, table, arguments.size, chosen, seeds, arguments.data_dir)]
+        everything += [
+            (table, job)
+            for job in expand(suite, table, arguments.size, chosen, seeds, arguments.data_dir)
+        ]
     _check_keys(arguments.where, [job for _, job in everything])
     keep = _filter(arguments.where)
     groups = group((table, job) for table, job in everything if keep(job))
     if not groups:
-        raise UsageError(f"nothing to run: no cell of {' '.join(arguments.suites)} matches --where {' '.join(arguments.where)}")
+        raise UsageError(
+            f"nothing to run: no cell of {' '.join(arguments.suites)} matches --where {' '.join(arguments.where)}"
+        )
     return groups
 
 
@@ -129,7 +138,9 @@ def _tables(name: str) -> list[tuple[str, Table]]:
         raise UsageError(f"suite {suite!r} is unknown; choose from {', '.join(SUITES)}")
     tables = [t for t in SUITES[suite] if not table or t.name == table]
     if not tables:
-        raise UsageError(f"table {table!r} is not in {suite}; choose from {', '.join(t.name for t in SUITES[suite])}")
+        raise UsageError(
+            f"table {table!r} is not in {suite}; choose from {', '.join(t.name for t in SUITES[suite])}"
+        )
     return [(suite, t) for t in tables]
 
 
@@ -153,14 +164,18 @@ def _conditions(where: Sequence[str]) -> dict[str, list[str]]:
 
 def _filter(where: Sequence[str]) -> Callable[[Job], bool]:
     conditions = _conditions(where)
-    return lambda job: all(str(_facts(job).get(key)) in values for key, values in conditions.items())
+    return lambda job: all(
+        str(_facts(job).get(key)) in values for key, values in conditions.items()
+    )
 
 
 def _check_keys(where: Sequence[str], jobs: Sequence[Job]) -> None:
     known = {key for job in jobs for key in _facts(job)}
     for key in _conditions(where):
         if key not in known:
-            raise UsageError(f"--where {key!r} is no column or setting here; choose from {', '.join(sorted(known))}")
+            raise UsageError(
+                f"--where {key!r} is no column or setting here; choose from {', '.join(sorted(known))}"
+            )
 
 
 def _sweep(console: Console, arguments: Arguments, groups: list[Group]) -> int:
@@ -171,7 +186,9 @@ def _sweep(console: Console, arguments: Arguments, groups: list[Group]) -> int:
         pending = [p for g in groups if (p := _without(g, finished)).jobs]
         left = sum(len(g.jobs) for g in pending)
         if left < jobs:
-            console.print(f"{jobs - left} of {jobs} jobs are finished in {arguments.out}; running the other {left}")
+            console.print(
+                f"{jobs - left} of {jobs} jobs are finished in {arguments.out}; running the other {left}"
+            )
         start, interrupted = time.perf_counter(), False
         try:
             _run_groups(console, arguments, store, pending)
@@ -180,22 +197,36 @@ def _sweep(console: Console, arguments: Arguments, groups: list[Group]) -> int:
         keys = {job.key for g in groups for job in g.jobs}
         path = store.write_csv()
         page = report.write(store.rows(), store.folder, store.images())
-        _print_results(console, store.rows(), {(job.cell.suite, job.cell.table) for g in groups for job in g.jobs})
+        _print_results(
+            console,
+            store.rows(),
+            {(job.cell.suite, job.cell.table) for g in groups for job in g.jobs},
+        )
         failed = store.failed(keys)
-        console.print(f"{left} jobs in {time.perf_counter() - start:.0f} s; table {path}, report {page}")
+        console.print(
+            f"{left} jobs in {time.perf_counter() - start:.0f} s; table {path}, report {page}"
+        )
         if interrupted:
             console.print("interrupted: finished rows are kept; run the same command to go on")
             return 130
         for status in failed:
             console.print(f"failed: {status}", markup=False)
         # Data that cannot be used is bad input too, found only when its cell is reached.
-        return 0 if not failed else 2 if all(s.startswith(("ValueError", "ConnectionError")) for s in failed) else 1
+        return (
+            0
+            if not failed
+            else 2
+            if all(s.startswith(("ValueError", "ConnectionError")) for s in failed)
+            else 1
+        )
     finally:
         store.close()
 
 
 def _without(group: Group, finished: set[str]) -> Group:
-    return dataclasses.replace(group, jobs=tuple(job for job in group.jobs if job.key not in finished))
+    return dataclasses.replace(
+        group, jobs=tuple(job for job in group.jobs if job.key not in finished)
+    )
 
 
 def _run_groups(console: Console, arguments: Arguments, store: Store, groups: list[Group]) -> None:
@@ -203,7 +234,13 @@ def _run_groups(console: Console, arguments: Arguments, store: Store, groups: li
     estimate, whole, done = _estimator(), Seen(set(), set()), Seen(set(), set())
     # TensorFlow Datasets exchanges `__import__` while it is loaded, which the bar's thread would trip over.
     importlib.import_module("jaxfl.datasets.builders")
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=sum(estimate(g.jobs, whole) for g in groups))
         run = functools.partial(_run_safely, data_dir=arguments.data_dir)
@@ -222,16 +259,34 @@ def _run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome
             yield outcomes
     except (ValueError, TypeError, ConnectionError, OSError, RuntimeError, MemoryError) as error:
         status = f"{type(error).__name__}: {error}".splitlines()[0]
-        yield [Outcome(job, "accuracy", None, status=status) for job in group.jobs if job not in done]
+        yield [
+            Outcome(job, "accuracy", None, status=status) for job in group.jobs if job not in done
+        ]
 
 
 def _row(outcome: Outcome, versions: str) -> Row:
     job, cell = outcome.job, outcome.job.cell
-    settings = dict(cell.settings) | dict(outcome.detail) | ({"note": outcome.note} if outcome.note else {})
+    settings = (
+        dict(cell.settings)
+        | dict(outcome.detail)
+        | ({"note": outcome.note} if outcome.note else {})
+    )
     values = {
-        **{"suite": cell.suite, "table": cell.table, "size": cell.size, "dataset": cell.dataset, "method": job.method},
-        **{"published": _table_of(job).published(cell, job.method, outcome.metric), "versions": versions},
-        **{name: getattr(outcome, name) for name in ("selection", "metric", "value", "status", "chance", "majority")},
+        **{
+            "suite": cell.suite,
+            "table": cell.table,
+            "size": cell.size,
+            "dataset": cell.dataset,
+            "method": job.method,
+        },
+        **{
+            "published": _table_of(job).published(cell, job.method, outcome.metric),
+            "versions": versions,
+        },
+        **{
+            name: getattr(outcome, name)
+            for name in ("selection", "metric", "value", "status", "chance", "majority")
+        },
         **{
             name: getattr(outcome, name)
             for name in ("train_accuracy", "test_accuracy", "compile_s", "run_s", "device", "dtype")
@@ -276,8 +331,17 @@ def _estimator() -> Callable[[Sequence[Job], Seen], float]:
         total = 0.0
         for job in dict.fromkeys(jobs):
             cost = _table_of(job).cost(job)
-            total += sum(operations for part, operations in cost.operations.items() if part not in seen.work) / rate
-            total += sum(time for program, time in cost.compiling.items() if program not in seen.programs)
+            total += (
+                sum(
+                    operations
+                    for part, operations in cost.operations.items()
+                    if part not in seen.work
+                )
+                / rate
+            )
+            total += sum(
+                time for program, time in cost.compiling.items() if program not in seen.programs
+            )
             seen.work.update(cost.operations)
             seen.programs.update(cost.compiling)
         return total
@@ -288,12 +352,17 @@ def _estimator() -> Callable[[Sequence[Job], Seen], float]:
 def _print_suites(console: Console) -> None:
     for suite, tables in SUITES.items():
         for table in tables:
-            console.print(f"{suite}/{table.name}: {table.title}\n    methods: {', '.join(table.methods)}", highlight=False)
+            console.print(
+                f"{suite}/{table.name}: {table.title}\n    methods: {', '.join(table.methods)}",
+                highlight=False,
+            )
 
 
 def _print_plan(console: Console, groups: list[Group]) -> None:
     estimate, seen = _estimator(), Seen(set(), set())
-    table = RichTable(*("group", "cells", "jobs", "programs", "estimated s", "estimated MiB"), title="plan")
+    table = RichTable(
+        *("group", "cells", "jobs", "programs", "estimated s", "estimated MiB"), title="plan"
+    )
     total = 0.0
     for g in groups:
         programs = len(seen.programs)
@@ -302,27 +371,57 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
         memory = members * max(_table_of(job).cost(job).memory for job in g.jobs) / 2**20
         cells = len({job.cell for job in g.jobs})
         table.add_row(
-            g.label, str(cells), str(len(g.jobs)), str(len(seen.programs) - programs), f"{seconds:.0f}", f"{memory:.0f}"
+            g.label,
+            str(cells),
+            str(len(g.jobs)),
+            str(len(seen.programs) - programs),
+            f"{seconds:.0f}",
+            f"{memory:.0f}",
         )
         total += seconds
     console.print(table)
     for g in groups:
         for cell in dict.fromkeys(job.cell for job in g.jobs):
-            console.print(f"{cell.suite}/{cell.table} {cell.dataset} {cell.label}", highlight=False, soft_wrap=True)
-    console.print(f"{sum(len(g.jobs) for g in groups)} jobs in {len(groups)} groups, about {total / 60:.1f} minutes here")
+            console.print(
+                f"{cell.suite}/{cell.table} {cell.dataset} {cell.label}",
+                highlight=False,
+                soft_wrap=True,
+            )
+    console.print(
+        f"{sum(len(g.jobs) for g in groups)} jobs in {len(groups)} groups, about {total / 60:.1f} minutes here"
+    )
 
 
-def _print_results(console: Console, rows: list[dict[str, Any]], tables: set[tuple[str, str]]) -> None:
+def _print_results(
+    console: Console, rows: list[dict[str, Any]], tables: set[tuple[str, str]]
+) -> None:
     for section in report.sections([row for row in rows if (row["suite"], row["table"]) in tables]):
         columns = {
-            **{"data and setting": "setting", "method": "method", "metric": "metric", "selected by": "selection"},
-            **{"n": "n", "mean": "mean", "interval": "interval", "majority": "majority", "published": "published"},
+            **{
+                "data and setting": "setting",
+                "method": "method",
+                "metric": "metric",
+                "selected by": "selection",
+            },
+            **{
+                "n": "n",
+                "mean": "mean",
+                "interval": "interval",
+                "majority": "majority",
+                "published": "published",
+            },
         }
         if len({line.metric for line in section.lines}) == 1:
             del columns["metric"]
-        table = RichTable(title=f"{section.title}: mean and 95 % interval over seeds", title_justify="left")
+        table = RichTable(
+            title=f"{section.title}: mean and 95 % interval over seeds", title_justify="left"
+        )
         for name in columns:
-            table.add_column(name, justify="right" if name in ("n", "mean", "majority", "published") else "left", no_wrap=True)
+            table.add_column(
+                name,
+                justify="right" if name in ("n", "mean", "majority", "published") else "left",
+                no_wrap=True,
+            )
         for line in section.lines:
             table.add_row(*(str(getattr(line, field)) for field in columns.values()))
         console.print(table)

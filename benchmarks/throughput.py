@@ -24,8 +24,16 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from attacks.attribute_reconstruction import CosMatching, Knowledge, binary_column, cos_matching
-from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
+from attacks import (
+    GLS,
+    ClosedForm,
+    CosMatching,
+    Knowledge,
+    binary_column,
+    closed_form,
+    cos_matching,
+    gls,
+)
 from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
 
 
@@ -70,7 +78,9 @@ class Attacks:
         y = jax.random.randint(y_key, (records,), 0, self.classes)
         model = mlp(self.features, self.hidden, self.classes)
         federated = Federated(rounds=self.rounds, training=LocalTraining(0.1))
-        messages = simulate(model, model.init(init_key), stack_clients([(x, y)]), run_key, federated).messages(0)
+        messages = simulate(
+            model, model.init(init_key), stack_clients([(x, y)]), run_key, federated
+        ).messages(0)
         knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
         settings = CosMatching(steps=self.steps)
 
@@ -78,11 +88,15 @@ class Attacks:
             return cos_matching(model, messages, knowledge, key, settings=settings).values
 
         def decode() -> object:
-            return closed_form(model, messages, knowledge, settings=ClosedForm(0.1)).reconstruction.values
+            return closed_form(
+                model, messages, knowledge, settings=ClosedForm(0.1)
+            ).reconstruction.values
 
         return {
             "cos, an iteration": _time(match, self.repeats, self.steps),
-            "closed_form, whole": dataclasses.replace(_time(decode, self.repeats, 1), others=self.iterations),
+            "closed_form, whole": dataclasses.replace(
+                _time(decode, self.repeats, 1), others=self.iterations
+            ),
         }
 
 
@@ -120,7 +134,9 @@ class Rounds:
         federated = Federated(rounds=self.rounds, training=training, record=Record(clients=()))
         return {
             "simulate, a round": _time(
-                lambda: simulate(model, params, clients, key, federated).params, self.repeats, self.rounds
+                lambda: simulate(model, params, clients, key, federated).params,
+                self.repeats,
+                self.rounds,
             )
         }
 
@@ -156,14 +172,19 @@ class Messages:
         x = jax.random.normal(x_key, (records, self.features))
         x = x.at[:, 0].set(jax.random.bernoulli(column_key, 0.5, (records,)))
         y = jax.random.randint(y_key, (records,), 0, self.classes)
-        model, training = mlp(self.features, self.hidden, self.classes), LocalTraining(0.01, batch_size=self.batch_size)
+        model, training = (
+            mlp(self.features, self.hidden, self.classes),
+            LocalTraining(0.01, batch_size=self.batch_size),
+        )
         federated = Federated(rounds=self.rounds, training=training)
         run = simulate(model, model.init(init_key), stack_clients([(x, y)]), key, federated)
         messages, knowledge = run.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
         settings = GLS(training, orders=self.orders, layers=self.layers)
         return {
             "gls, a message": _time(
-                lambda: gls(model, messages, knowledge, key, settings=settings).values, self.repeats, self.rounds
+                lambda: gls(model, messages, knowledge, key, settings=settings).values,
+                self.repeats,
+                self.rounds,
             )
         }
 
@@ -203,7 +224,10 @@ def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str
     other = time_other(arguments.beside, records) if arguments.beside else None
     if other:  # ours on both sides of theirs, in case the machine's speed drifts
         again = arguments.time(records)
-        ours = {name: dataclasses.replace(t, best=min(t.best, again[name].best)) for name, t in ours.items()}
+        ours = {
+            name: dataclasses.replace(t, best=min(t.best, again[name].best))
+            for name, t in ours.items()
+        }
     return [_line(name, records, t, other) for name, t in ours.items()]
 
 
@@ -217,10 +241,21 @@ def _line(name: str, records: int, ours: Timing, other: Timing | None) -> list[s
 
 def main() -> int:
     """The command line. Returns the exit code."""
-    arguments = tyro.cli(Attacks | Rounds | Messages, default=Attacks(), prog="python -m benchmarks.throughput")
+    arguments = tyro.cli(
+        Attacks | Rounds | Messages, default=Attacks(), prog="python -m benchmarks.throughput"
+    )
     title = f"milliseconds, {arguments.rounds} rounds, {jax.devices()[0].device_kind}, jax {jax.__version__}"
     table = Table(title=title)
-    for name in ("what", "records", "min", "median", "compile s", "beside: min", "median", "ratio of minima"):
+    for name in (
+        "what",
+        "records",
+        "min",
+        "median",
+        "compile s",
+        "beside: min",
+        "median",
+        "ratio of minima",
+    ):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     try:
         for records in arguments.records:

@@ -5,8 +5,24 @@ from jaxfl.client_behaviors import Behavior, behave
 from jaxfl.clients import ClientData, one_client, stack_clients
 from jaxfl.defenses import DPSGD, Upload, protect
 from jaxfl.evaluation import Evaluation, evaluate
-from jaxfl.federated import Federated, Record, Server, ServerState, honest_server, isolating_server, simulate
-from jaxfl.models import Model, Trunk, binary_cross_entropy, cross_entropy, from_flax, mean_loss, squared_error
+from jaxfl.federated import (
+    Federated,
+    Record,
+    Server,
+    ServerState,
+    honest_server,
+    isolating_server,
+    simulate,
+)
+from jaxfl.models import (
+    Model,
+    Trunk,
+    binary_cross_entropy,
+    cross_entropy,
+    from_flax,
+    mean_loss,
+    squared_error,
+)
 from jaxfl.training import LocalTraining, clipped_sgd, local_update
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 

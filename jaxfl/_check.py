@@ -1,4 +1,5 @@
-"""Validation at the public boundary: each check raises one line naming the argument, its value and the mend.
+"""Validation at the public boundary: each check raises one line naming the argument, its value and
+the mend.
 
 Traced arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data, not an exception.
 """
@@ -52,16 +53,23 @@ def number(**named: Any) -> None:
 
 
 def index(length: int, what: str, **named: Any) -> None:
-    """Raise `ValueError` unless every named value is an integer in `0..length-1`, the places of `what`."""
+    """Raise `ValueError` unless every named value is an integer in `0..length-1`, the places of
+    `what`."""
     for name, value in named.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < length:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, np.integer))
+            or not 0 <= value < length
+        ):
             raise ValueError(f"{name}={value!r} does not exist; {what} run from 0 to {length - 1}")
 
 
 def plain_sgd(optimizer: Any) -> None:
     """Raise `ValueError` unless an update is the learning rate times a sum of gradients."""
     if optimizer is not optax.sgd:
-        raise ValueError(f"optimizer={optimizer!r} is not optax.sgd, of whose updates alone gradients are read")
+        raise ValueError(
+            f"optimizer={optimizer!r} is not optax.sgd, of whose updates alone gradients are read"
+        )
 
 
 def fraction(**named: Any) -> None:
@@ -75,16 +83,22 @@ def one_of(options: Sequence[str], **named: Any) -> None:
     """Raise `ValueError` unless every named value is among `options`."""
     for name, value in named.items():
         if value not in options:
-            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, options))}")
+            raise ValueError(
+                f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, options))}"
+            )
 
 
 def shape(expected: tuple[int | None, ...], **named: Any) -> None:
     """Raise `ValueError` unless every named array has the expected shape (None: any length)."""
     for name, array in named.items():
         actual = np.shape(array)
-        if len(actual) != len(expected) or any(e is not None and e != a for e, a in zip(expected, actual, strict=True)):
+        if len(actual) != len(expected) or any(
+            e is not None and e != a for e, a in zip(expected, actual, strict=True)
+        ):
             wanted = tuple("any" if e is None else e for e in expected)
-            raise ValueError(f"{name} has shape {actual}; it must have shape {wanted}".replace("'any'", "any"))
+            raise ValueError(
+                f"{name} has shape {actual}; it must have shape {wanted}".replace("'any'", "any")
+            )
 
 
 def finite(where: Any = None, **named: Any) -> None:
@@ -96,9 +110,13 @@ def finite(where: Any = None, **named: Any) -> None:
         try:
             bad = ~np.isfinite(values)
         except TypeError:
-            raise ValueError(f"{name} holds {values.dtype} values ({str(array)[:40]}); they must be numbers") from None
+            raise ValueError(
+                f"{name} holds {values.dtype} values ({str(array)[:40]}); they must be numbers"
+            ) from None
         if where is not None:
-            bad &= np.asarray(where).reshape(np.shape(where) + (1,) * (values.ndim - np.ndim(where)))
+            bad &= np.asarray(where).reshape(
+                np.shape(where) + (1,) * (values.ndim - np.ndim(where))
+            )
         if bad.any():
             place = tuple(int(i) for i in np.argwhere(bad)[0])
             raise ValueError(
@@ -108,7 +126,8 @@ def finite(where: Any = None, **named: Any) -> None:
 
 
 def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
-    """Raise `ValueError` if a label is no integer in `0..classes-1` (in the rows that `where` selects)."""
+    """Raise `ValueError` if a label is no integer in `0..classes-1` (in the rows that `where`
+    selects)."""
     if is_traced(y, where):
         return
     values = np.asarray(y)
@@ -116,7 +135,9 @@ def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
     if where is not None:
         bad &= np.asarray(where)
     if bad.any():
-        raise ValueError(f"{name} holds the label {values[bad][0]}; labels must be integers in 0..{classes - 1}")
+        raise ValueError(
+            f"{name} holds the label {values[bad][0]}; labels must be integers in 0..{classes - 1}"
+        )
 
 
 def distribution(length: int, **named: Any) -> None:
@@ -127,4 +148,6 @@ def distribution(length: int, **named: Any) -> None:
             continue
         values = np.asarray(array, np.float64)
         if not np.isfinite(values).all() or (values < 0).any() or abs(values.sum() - 1) > 1e-4:
-            raise ValueError(f"{name}={values.tolist()} must be non-negative and sum to 1; it sums to {values.sum():g}")
+            raise ValueError(
+                f"{name}={values.tolist()} must be non-negative and sum to 1; it sums to {values.sum():g}"
+            )

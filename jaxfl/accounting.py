@@ -1,4 +1,5 @@
-"""What differentially private training spends: epsilon of a client's `DPSGD`, by Renyi accounting (dp-accounting)."""
+"""What differentially private training spends: epsilon of a client's `DPSGD`, by Renyi accounting
+(dp-accounting)."""
 
 from typing import Any
 
@@ -9,18 +10,24 @@ ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024
 
 
 MIXED = 3
-"""Gradients by which the sum of a mixed batch differs when a record is left out: its own average and its predecessor's go, one
-of both neighbours comes."""
+"""Gradients by which the sum of a mixed batch differs when a record is left out: its own average
+and its predecessor's go, one of both neighbours comes."""
 
 
 def epsilon(
-    noise_multiplier: float, *, records: int, batch_size: int | None, steps: int, delta: float, mixup: bool = False
+    noise_multiplier: float,
+    *,
+    records: int,
+    batch_size: int | None,
+    steps: int,
+    delta: float,
+    mixup: bool = False,
 ) -> float:
-    """Epsilon of one client's whole training at `delta`, of whether a record's gradients are in it or are left out; how many
-    records there are, by which sums are divided, is public.
+    """Epsilon of one client's whole training at `delta`, of whether a record's gradients are in it
+    or are left out; how many records there are, by which sums are divided, is public.
 
-    As is customary, batches are accounted for as Poisson samples of rate batch_size / records, while they are drawn by
-    shuffling; with full batches there is no sampling, and no difference.
+    As is customary, batches are accounted for as Poisson samples of rate batch_size / records,
+    while they are drawn by shuffling; with full batches there is no sampling, and no difference.
 
     Args:
       noise_multiplier: of `DPSGD`.
@@ -28,8 +35,8 @@ def epsilon(
       batch_size: records per step; None, or more than there are: all.
       steps: over all rounds, those of one round being `LocalTraining.steps(records)`.
       delta: of the guarantee.
-      mixup: whether records are averaged before their gradients are clipped: then three gradients, not one, tell whether a
-        record is there, and the noise counts for a third.
+      mixup: whether records are averaged before their gradients are clipped: then three gradients,
+        not one, tell whether a record is there, and the noise counts for a third.
 
     Raises:
       ValueError: if a number is out of range.
@@ -41,14 +48,23 @@ def epsilon(
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(ORDERS)
-    accountant.compose(_event(noise_multiplier / (MIXED if mixup else 1), _rate(records, batch_size)), steps)
+    accountant.compose(
+        _event(noise_multiplier / (MIXED if mixup else 1), _rate(records, batch_size)), steps
+    )
     return float(accountant.get_epsilon(delta))
 
 
 def noise_multiplier(
-    epsilon: float, *, records: int, batch_size: int | None, steps: int, delta: float, mixup: bool = False
+    epsilon: float,
+    *,
+    records: int,
+    batch_size: int | None,
+    steps: int,
+    delta: float,
+    mixup: bool = False,
 ) -> float:
-    """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those of `epsilon`."""
+    """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those
+    of `epsilon`."""
     _check.positive_integer(records=records, steps=steps)
     _check_batch_size(batch_size)
     _check.positive(epsilon=epsilon)
@@ -56,9 +72,13 @@ def noise_multiplier(
     import dp_accounting
 
     def event(multiplier: float) -> Any:
-        return dp_accounting.SelfComposedDpEvent(_event(multiplier, _rate(records, batch_size)), steps)
+        return dp_accounting.SelfComposedDpEvent(
+            _event(multiplier, _rate(records, batch_size)), steps
+        )
 
-    found = dp_accounting.calibrate_dp_mechanism(lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, delta)
+    found = dp_accounting.calibrate_dp_mechanism(
+        lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, delta
+    )
     return float(found) * (MIXED if mixup else 1)
 
 

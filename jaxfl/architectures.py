@@ -1,4 +1,5 @@
-"""The papers' models: linear and logistic regression, MLPs, LeNets, and convolutions whose trunk describes images.
+"""The papers' models: linear and logistic regression, MLPs, LeNets, and convolutions whose trunk
+describes images.
 
 Constructors are cached, so equal arguments return the same `Model` and `jit` compiles once.
 """
@@ -20,15 +21,17 @@ Array = jax.Array
 
 
 def _symmetric_uniform(bound: float) -> Callable[..., Array]:
-    def initializer(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any) -> Array:
+    def initializer(
+        key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any
+    ) -> Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return initializer
 
 
 def _dense(features: int, fan_in: int) -> nn.Dense:
-    """A dense layer drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weights and bias: PyTorch's default, which the
-    papers' experiments start from."""
+    """A dense layer drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weights and bias: PyTorch's
+    default, which the papers' experiments start from."""
     uniform = _symmetric_uniform(fan_in**-0.5)
     return nn.Dense(features, kernel_init=uniform, bias_init=uniform)
 
@@ -63,7 +66,8 @@ class _MLP(nn.Module):
 
 
 def _pooled(x: Array) -> Array:
-    """The largest of every 2x2 pixels. As a maximum over axes its derivative is faster on CPUs than a window's."""
+    """The largest of every 2x2 pixels. As a maximum over axes its derivative is faster on CPUs than
+    a window's."""
     batch, height, width, channels = x.shape
     return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max((2, 4))
 
@@ -73,7 +77,9 @@ class _LeNetMNIST(nn.Module):
     def __call__(self, x: Array, train: bool = False) -> Array:
         x = nn.relu(_pooled(_Convolution(10, 5)(x)))
         x = _Convolution(20, 5)(x)
-        x = nn.Dropout(0.5, broadcast_dims=(1, 2), deterministic=not train)(x)  # whole channels, as PyTorch's Dropout2d
+        x = nn.Dropout(0.5, broadcast_dims=(1, 2), deterministic=not train)(
+            x
+        )  # whole channels, as PyTorch's Dropout2d
         x = nn.relu(_pooled(x)).reshape(x.shape[0], -1)
         x = nn.Dropout(0.5, deterministic=not train)(nn.relu(_dense(50, x.shape[-1])(x)))
         return _dense(10, 50)(x)
@@ -95,19 +101,26 @@ class _PaddedConvolution(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", nn.initializers.glorot_uniform(), (3, 3, x.shape[-1], self.features))
-        return convolve(x, kernel, self.stride, "SAME") + self.param("bias", nn.initializers.zeros, (self.features,))
+        kernel = self.param(
+            "kernel", nn.initializers.glorot_uniform(), (3, 3, x.shape[-1], self.features)
+        )
+        return convolve(x, kernel, self.stride, "SAME") + self.param(
+            "bias", nn.initializers.zeros, (self.features,)
+        )
 
 
 class _TrunkCNN(nn.Module):
-    """Convolution trunk of mGAN-AI's discriminator (Song 2020, Tables I and II) with a classification head."""
+    """Convolution trunk of mGAN-AI's discriminator (Song 2020, Tables I and II) with a
+    classification head."""
 
     widths: tuple[int, ...]
     strides: tuple[int, ...]
     classes: int
 
     def setup(self) -> None:
-        self.trunk = [_PaddedConvolution(f, s) for f, s in zip(self.widths, self.strides, strict=True)]
+        self.trunk = [
+            _PaddedConvolution(f, s) for f, s in zip(self.widths, self.strides, strict=True)
+        ]
         self.head = nn.Dense(self.classes, kernel_init=nn.initializers.glorot_uniform())
 
     def features(self, x: Array) -> Array:
@@ -121,7 +134,8 @@ class _TrunkCNN(nn.Module):
 
 @functools.cache
 def linear(features: int) -> Model:
-    """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (Driouich 2022)."""
+    """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (Driouich
+    2022)."""
     return from_flax(_MLP((1,), batch_norm=False), (features,), squared_error)
 
 
@@ -144,11 +158,12 @@ def mlp(
 
     Args:
       features: inputs per record.
-      hidden: widths of the hidden layers, a tuple; Lyu 2021 and Driouich 2023 use `(128,)` and `(256, 256, 256)`.
+      hidden: widths of the hidden layers, a tuple; Lyu 2021 and Driouich 2023 use `(128,)` and
+        `(256, 256, 256)`.
       outputs: classes, or 1 for regression.
       task: "classification" (softmax cross-entropy) or "regression" (squared error).
-      batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the client; scale and
-        offset are parameters and are shared (Driouich 2023).
+      batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the
+        client; scale and offset are parameters and are shared (Driouich 2023).
     """
     _check.one_of(("classification", "regression"), task=task)
     module = _MLP((*hidden, outputs), batch_norm)
@@ -159,8 +174,8 @@ def mlp(
 
 @functools.cache
 def lenet(dataset: Literal["mnist", "cifar10"]) -> Model:
-    """PROLIN's convolutional networks (Kerkouche 2023): 21,840 parameters for `[batch, 28, 28, 1]` with dropout, 62,006 for
-    `[batch, 32, 32, 3]` without."""
+    """PROLIN's convolutional networks (Kerkouche 2023): 21,840 parameters for `[batch, 28, 28, 1]`
+    with dropout, 62,006 for `[batch, 32, 32, 3]` without."""
     if dataset == "mnist":
         return from_flax(_LeNetMNIST(), (28, 28, 1), cross_entropy, 10)
     if dataset == "cifar10":

@@ -1,4 +1,5 @@
-"""What clients do that do not follow the protocol: climb the loss, send their update inverted, or send nothing of their own."""
+"""What clients do that do not follow the protocol: climb the loss, send their update inverted, or
+send nothing of their own."""
 
 import dataclasses
 from typing import Any
@@ -18,20 +19,22 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Behavior:
-    """How a client departs from honest training. Both numbers are traced, so that a behaviour is data: clients that differ in
-    it run in one program.
+    """How a client departs from honest training. Both numbers are traced, so that a behaviour is
+    data: clients that differ in it run in one program.
 
     Attributes:
-      gradient: factor on the learning rate. -1 climbs the loss (Kerkouche 2023, gradient ascent attack).
-      update: factor on the update that is sent. -1 inverts it (Kerkouche 2023, inversion attack), 0 hides that nothing was done
-        (a free-rider).
+      gradient: factor on the learning rate. -1 climbs the loss (Kerkouche 2023, gradient ascent
+        attack).
+      update: factor on the update that is sent. -1 inverts it (Kerkouche 2023, inversion attack), 0
+        hides that nothing was done (a free-rider).
     """
 
     gradient: float | Array = 1.0
     update: float | Array = 1.0
 
     def check(self, clients: int) -> None:
-        """Raise `ValueError` unless both fields are finite numbers, or one for each of so many clients."""
+        """Raise `ValueError` unless both fields are finite numbers, or one for each of so many
+        clients."""
         for name in ("gradient", "update"):
             value = getattr(self, name)
             if np.ndim(value):
@@ -39,11 +42,21 @@ class Behavior:
             _check.finite(**{f"behavior.{name}": value})
 
     def among(self, misbehaving: Any) -> "Behavior":
-        """This behaviour of the clients where `misbehaving [clients]` is True, and honesty of the others."""
-        return Behavior(jnp.where(misbehaving, self.gradient, 1.0), jnp.where(misbehaving, self.update, 1.0))
+        """This behaviour of the clients where `misbehaving [clients]` is True, and honesty of the
+        others."""
+        return Behavior(
+            jnp.where(misbehaving, self.gradient, 1.0), jnp.where(misbehaving, self.update, 1.0)
+        )
 
 
-def behave(model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining, behavior: Behavior) -> Any:
+def behave(
+    model: Model,
+    params: Any,
+    data: ClientData,
+    key: Array,
+    training: LocalTraining,
+    behavior: Behavior,
+) -> Any:
     """What a client returns: `local_update` for honest ones.
 
     Args:

@@ -1,4 +1,5 @@
-"""The data of clients: stacked arrays with a mask, so that ragged clients run in one compiled program."""
+"""The data of clients: stacked arrays with a mask, so that ragged clients run in one compiled
+program."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ class ClientData:
       x: inputs `[clients, records, ...]`.
       y: labels `[clients, records, ...]`, integers for classification.
       mask: `[clients, records]`, False for padding. Padding rows may hold anything, NaN included.
-      id: `[clients]` integers. A client's randomness is derived from its id, so its results do not depend on its place
-        in the arrays nor on who runs beside it.
+      id: `[clients]` integers. A client's randomness is derived from its id, so its results do not
+        depend on its place in the arrays nor on who runs beside it.
     """
 
     x: Array
@@ -57,7 +58,9 @@ def one_client(x: Any, y: Any, id: int = 0) -> ClientData:
     return ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(id))
 
 
-def stack_clients(records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None = None) -> ClientData:
+def stack_clients(
+    records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None = None
+) -> ClientData:
     """Stack clients of any sizes, padding with zeros to the largest.
 
     Args:
@@ -68,20 +71,24 @@ def stack_clients(records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None 
       `ClientData` with a leading client axis.
 
     Raises:
-      ValueError: if there is no client, a client is empty, lengths or record shapes differ, an input is not finite, or
-        ids repeat.
+      ValueError: if there is no client, a client is empty, lengths or record shapes differ, an
+        input is not finite, or ids repeat.
     """
     if not records:
         raise ValueError("records=[] has no client; give at least one (x, y) pair")
     ids = range(len(records)) if ids is None else ids
     if len(ids) != len(records):
-        raise ValueError(f"ids={list(ids)} must be {len(records)} distinct integers, one per client")
+        raise ValueError(
+            f"ids={list(ids)} must be {len(records)} distinct integers, one per client"
+        )
     _check_ids(ids=ids)
     pairs = [(np.asarray(_features(x)), np.asarray(y)) for x, y in records]
     for c, (x, y) in enumerate(pairs):
         _check_records(f"records[{c}][0]", f"records[{c}][1]", x, y)
         if x.shape[1:] != pairs[0][0].shape[1:]:
-            raise ValueError(f"records[{c}][0] has records of shape {x.shape[1:]}; client 0 has {pairs[0][0].shape[1:]}")
+            raise ValueError(
+                f"records[{c}][0] has records of shape {x.shape[1:]}; client 0 has {pairs[0][0].shape[1:]}"
+            )
     longest = max(len(x) for x, _ in pairs)
 
     def pad(a: np.ndarray) -> np.ndarray:
@@ -98,15 +105,21 @@ def stack_clients(records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None 
 def _features(x: Any) -> Any:
     """Inputs as floats: integers would silently lose the relaxed values that attacks write."""
     return (
-        x if isinstance(x, jax.core.Tracer) or jnp.issubdtype(np.asarray(x).dtype, jnp.floating) else np.asarray(x, np.float32)
+        x
+        if isinstance(x, jax.core.Tracer) or jnp.issubdtype(np.asarray(x).dtype, jnp.floating)
+        else np.asarray(x, np.float32)
     )
 
 
 def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
     if x.ndim < 1 or len(x) == 0:
-        raise ValueError(f"{x_name} has shape {x.shape}, no records; a client needs at least one (drop empty clients)")
+        raise ValueError(
+            f"{x_name} has shape {x.shape}, no records; a client needs at least one (drop empty clients)"
+        )
     if y.ndim < 1 or len(y) != len(x):
-        raise ValueError(f"{y_name} has shape {y.shape}; it needs one label for each of the {len(x)} records of {x_name}")
+        raise ValueError(
+            f"{y_name} has shape {y.shape}; it needs one label for each of the {len(x)} records of {x_name}"
+        )
     _check.finite(**{x_name: x})
 
 
@@ -114,16 +127,23 @@ def _check_ids(**named: Any) -> None:
     """Clients' streams of random numbers go by their ids."""
     for name, ids in named.items():
         values = np.asarray(ids)
-        if not np.issubdtype(values.dtype, np.integer) or (values < 0).any() or len(set(values.tolist())) < len(values):
+        if (
+            not np.issubdtype(values.dtype, np.integer)
+            or (values < 0).any()
+            or len(set(values.tolist())) < len(values)
+        ):
             raise ValueError(f"{name}={values.tolist()} must be distinct integers of at least 0")
 
 
 def check_clients(model: Model, params: Any, clients: ClientData, batch_size: int | None) -> None:
-    """Raise `ValueError` on clients that cannot be trained: shapes that the model does not take, empty clients, values
-    that are not finite, labels outside the classes, or a batch larger than the largest client. Traced values pass unseen."""
+    """Raise `ValueError` on clients that cannot be trained: shapes that the model does not take,
+    empty clients, values that are not finite, labels outside the classes, or a batch larger than
+    the largest client. Traced values pass unseen."""
     count = np.shape(clients.mask)
     if len(count) != 2:
-        raise ValueError(f"clients.mask has shape {count}; it must be [clients, records] (see stack_clients)")
+        raise ValueError(
+            f"clients.mask has shape {count}; it must be [clients, records] (see stack_clients)"
+        )
     _check_lengths("clients", clients)
     _check.shape(count[:1], **{"clients.id": clients.id})
     shapes = jax.eval_shape(lambda: (clients.x[0], clients.y[0]))
@@ -134,7 +154,9 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
         return
     sizes = np.asarray(clients.sizes)
     if (sizes == 0).any():
-        raise ValueError(f"clients.mask leaves client {int(np.argmin(sizes))} without records; drop empty clients")
+        raise ValueError(
+            f"clients.mask leaves client {int(np.argmin(sizes))} without records; drop empty clients"
+        )
     if batch_size is not None and batch_size > sizes.max():
         raise ValueError(
             f"batch_size={batch_size} is larger than every client (largest: {sizes.max()} records); "
@@ -144,11 +166,16 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
 
 
 def check_test(model: Model, params: Any, test: ClientData) -> None:
-    """Raise `ValueError` on records without client axis on which the model cannot be evaluated. Traced values pass unseen."""
+    """Raise `ValueError` on records without client axis on which the model cannot be evaluated.
+    Traced values pass unseen."""
     if np.ndim(test.mask) != 1:
-        raise ValueError(f"test.mask has shape {np.shape(test.mask)}; it must be [records] (see one_client)")
+        raise ValueError(
+            f"test.mask has shape {np.shape(test.mask)}; it must be [records] (see one_client)"
+        )
     _check_lengths("test", test)
-    check_records(model, params, jnp.asarray(test.x), jnp.asarray(test.y), x_name="test.x", y_name="test.y")
+    check_records(
+        model, params, jnp.asarray(test.x), jnp.asarray(test.y), x_name="test.x", y_name="test.y"
+    )
     _check_values("test", model, test)
 
 
@@ -157,7 +184,9 @@ def _check_lengths(name: str, data: ClientData) -> None:
     for field in ("x", "y"):
         shape = np.shape(getattr(data, field))
         if shape[: len(count)] != count:
-            raise ValueError(f"{name}.{field} has shape {shape}; it must begin with {count}, as mask does")
+            raise ValueError(
+                f"{name}.{field} has shape {shape}; it must begin with {count}, as mask does"
+            )
     if not jnp.issubdtype(jnp.result_type(data.mask), jnp.bool_):
         raise ValueError(f"{name}.mask is of {jnp.result_type(data.mask)}; it must be boolean")
 

@@ -1,4 +1,5 @@
-"""What a client may do against its adversary: to its update before it sends it, and to its training."""
+"""What a client may do against its adversary: to its update before it sends it, and to its
+training."""
 
 import dataclasses
 from typing import Any
@@ -22,11 +23,14 @@ class Upload:
     """How an update is sent: clipped, then noised, then quantised. All numbers are traced.
 
     Attributes:
-      clip: largest L2 norm of an update; longer ones are scaled to it. Infinity leaves them as they are.
-      noise_multiplier: standard deviation of the Gaussian noise on every number, in units of the norm the update has after
-        clipping or, if `clip` is finite, of `clip`, as in differential privacy (Abadi et al. 2016).
-      bits: bits per number: every array is rounded at random, without bias, to one of 2^bits values between plus and minus
-        its largest (Alistarh et al. 2017, per array). At most 16; 0 leaves numbers as they are.
+      clip: largest L2 norm of an update; longer ones are scaled to it. Infinity leaves them as they
+        are.
+      noise_multiplier: standard deviation of the Gaussian noise on every number, in units of the
+        norm the update has after clipping or, if `clip` is finite, of `clip`, as in differential
+        privacy (Abadi et al. 2016).
+      bits: bits per number: every array is rounded at random, without bias, to one of 2^bits values
+        between plus and minus its largest (Alistarh et al. 2017, per array). At most 16; 0 leaves
+        numbers as they are.
     """
 
     clip: float | Array = float("inf")
@@ -53,7 +57,9 @@ def protect(update: Any, key: Array, upload: Upload) -> Any:
     """
     leaves, structure = jax.tree.flatten(update)
     square = sum((leaf**2).sum() for leaf in leaves)
-    norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)  # differentiable at 0
+    norm = jnp.where(
+        square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0
+    )  # differentiable at 0
     long = norm > upload.clip
     factor = jnp.where(long, jnp.where(long, upload.clip, 1) / jnp.where(long, norm, 1), 1)
     deviation = upload.noise_multiplier * jnp.where(jnp.isfinite(upload.clip), upload.clip, norm)
@@ -69,21 +75,25 @@ def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
     largest = jnp.abs(values).max()
     steps = 2.0 ** jnp.maximum(bits, 1) - 1
     step = jnp.maximum(2 * largest / steps, jnp.finfo(values.dtype).tiny)
-    places = jnp.floor((values + largest) / step + jax.random.uniform(key, values.shape, values.dtype))
+    places = jnp.floor(
+        (values + largest) / step + jax.random.uniform(key, values.shape, values.dtype)
+    )
     return (jnp.minimum(places, steps) * step - largest).astype(values.dtype)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DPSGD:
-    """Differentially private training of one client (Abadi et al. 2016, Algorithm 1). Numbers are traced.
+    """Differentially private training of one client (Abadi et al. 2016, Algorithm 1). Numbers are
+    traced.
 
-    The guarantee is for models whose records do not meet in a forward pass: none with batch normalisation. `jaxfl.accounting`
-    tells epsilon.
+    The guarantee is for models whose records do not meet in a forward pass: none with batch
+    normalisation. `jaxfl.accounting` tells epsilon.
 
     Attributes:
       clip: largest L2 norm of a record's gradient.
-      noise_multiplier: standard deviation of the Gaussian noise on the sum of a batch's gradients, in units of `clip`.
+      noise_multiplier: standard deviation of the Gaussian noise on the sum of a batch's gradients,
+        in units of `clip`.
     """
 
     clip: float | Array = 1.0
@@ -95,10 +105,13 @@ class DPSGD:
         _check.not_negative(noise_multiplier=self.noise_multiplier)
 
 
-def private_gradient(model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, privacy: DPSGD) -> Any:
+def private_gradient(
+    model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, privacy: DPSGD
+) -> Any:
     """Mean over a batch of clipped gradients of single records, with noise.
 
-    Norms come from the layers' inputs and errors where the model names its dense layers, from `vmap(grad)` otherwise.
+    Norms come from the layers' inputs and errors where the model names its dense layers, from
+    `vmap(grad)` otherwise.
 
     Args:
       model: the model (static).
@@ -121,25 +134,40 @@ def private_gradient(model: Model, params: Any, x: Array, y: Array, mask: Array,
 
         every = jax.vmap(gradient)(x, y, mask, jax.random.split(dropout_key, len(x)))
         leaves, structure = jax.tree.flatten(every)
-        total = jax.tree.unflatten(structure, optax.per_example_global_norm_clip(leaves, privacy.clip)[0])
+        total = jax.tree.unflatten(
+            structure, optax.per_example_global_norm_clip(leaves, privacy.clip)[0]
+        )
     count = jnp.maximum(mask.sum(), 1)
     leaves, structure = jax.tree.flatten(total)
     keys = jax.random.split(noise_key, len(leaves))
     deviation = privacy.clip * privacy.noise_multiplier
-    noised = [g + deviation * jax.random.normal(k, g.shape, g.dtype) for g, k in zip(leaves, keys, strict=True)]
+    noised = [
+        g + deviation * jax.random.normal(k, g.shape, g.dtype)
+        for g, k in zip(leaves, keys, strict=True)
+    ]
     return jax.tree.unflatten(structure, [g / count for g in noised])
 
 
-def _clipped_by_layers(model: Model, params: Any, x: Array, y: Array, mask: Array, clip: Any) -> Any:
+def _clipped_by_layers(
+    model: Model, params: Any, x: Array, y: Array, mask: Array, clip: Any
+) -> Any:
     """Sum of the clipped gradients, none of which is formed."""
     layers = model.layers
     assert layers is not None
     inputs, errors = inputs_and_errors(model, params, x, y)
     own = {name: layers.parameters(params, name) for name in layers.names}
-    squares = [((inputs[n] ** 2).sum(1) + ("bias" in own[n])) * (errors[n] ** 2).sum(1) for n in layers.names]
+    squares = [
+        ((inputs[n] ** 2).sum(1) + ("bias" in own[n])) * (errors[n] ** 2).sum(1)
+        for n in layers.names
+    ]
     norm = jnp.sqrt(jnp.stack(squares).sum(0))
-    factor = jnp.where(mask, jnp.minimum(1, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)), 0)
-    found = {n: {"kernel": (inputs[n] * factor[:, None]).T @ errors[n], "bias": factor @ errors[n]} for n in layers.names}
+    factor = jnp.where(
+        mask, jnp.minimum(1, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)), 0
+    )
+    found = {
+        n: {"kernel": (inputs[n] * factor[:, None]).T @ errors[n], "bias": factor @ errors[n]}
+        for n in layers.names
+    }
 
     def place(path: Any, _: Array) -> Array:
         *parents, last = (part.key for part in path)
@@ -149,13 +177,16 @@ def _clipped_by_layers(model: Model, params: Any, x: Array, y: Array, mask: Arra
 
 
 def mixed(model: Model, x: Array, y: Array, mask: Array, key: Array) -> tuple[Model, Array, Array]:
-    """Mixup with lambda = 1/2 (Zhang et al. 2018, as Driouich 2023 uses it): every record is averaged with another one.
+    """Mixup with lambda = 1/2 (Zhang et al. 2018, as Driouich 2023 uses it): every record is
+    averaged with another one.
 
-    Pairs are neighbours in a random circle through the batch. Losses towards both labels are averaged, which for
-    cross-entropies and squared errors has the gradient of the loss towards the average label.
+    Pairs are neighbours in a random circle through the batch. Losses towards both labels are
+    averaged, which for cross-entropies and squared errors has the gradient of the loss towards the
+    average label.
 
     Returns:
-      A model whose loss takes pairs of labels, the mixed inputs `[batch, ...]`, and the pairs `[batch, 2, ...]`.
+      A model whose loss takes pairs of labels, the mixed inputs `[batch, ...]`, and the pairs
+      `[batch, 2, ...]`.
     """
     records = len(mask)
     order = jnp.argsort(jnp.where(mask, jax.random.uniform(key, (records,)), jnp.inf))
@@ -166,4 +197,8 @@ def mixed(model: Model, x: Array, y: Array, mask: Array, key: Array) -> tuple[Mo
         return (model.loss(outputs, pairs[:, 0]) + model.loss(outputs, pairs[:, 1])) / 2
 
     pair = dataclasses.replace(model, loss=loss)
-    return pair, (zero_rows(x, mask) + zero_rows(x, mask)[partner]) / 2, jnp.stack([y, y[partner]], 1)
+    return (
+        pair,
+        (zero_rows(x, mask) + zero_rows(x, mask)[partner]) / 2,
+        jnp.stack([y, y[partner]], 1),
+    )

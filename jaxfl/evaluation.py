@@ -26,7 +26,8 @@ class Evaluation:
 
 
 def evaluate(model: Model, params: Any, data: ClientData) -> Evaluation:
-    """Loss and accuracy of one model on one client's (or any) records; `vmap` it over models or clients.
+    """Loss and accuracy of one model on one client's (or any) records; `vmap` it over models or
+    clients.
 
     Args:
       model: the model (static).
@@ -42,4 +43,6 @@ def evaluate(model: Model, params: Any, data: ClientData) -> Evaluation:
         return Evaluation(loss, jnp.full_like(loss, jnp.nan))
     predicted = outputs.argmax(-1) if outputs.shape[-1] > 1 else outputs[..., 0] > 0
     # The largest of several NaN is the first class, which may well be right.
-    return Evaluation(loss, jnp.where(jnp.isfinite(loss), (data.mask & (predicted == y)).sum() / count, jnp.nan))
+    return Evaluation(
+        loss, jnp.where(jnp.isfinite(loss), (data.mask & (predicted == y)).sum() / count, jnp.nan)
+    )

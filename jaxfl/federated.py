@@ -1,4 +1,5 @@
-"""FedAvg as one compiled program: a scan over rounds, clients in parallel inside it, any server around it."""
+"""FedAvg as one compiled program: a scan over rounds, clients in parallel inside it, any server
+around it."""
 
 import dataclasses
 import functools
@@ -44,8 +45,10 @@ class Server:
     Attributes:
       init: `init(params) -> ServerState`.
       send: `send(state, client_id) -> params`, the model that this client receives.
-      receive: `receive(state, returned [participants, ...], sizes [participants], ids [participants]) -> ServerState`.
-      personal: True if clients may receive different models; then transcripts keep what each of them received.
+      receive: `receive(state, returned [participants, ...], sizes [participants], ids
+        [participants]) -> ServerState`.
+      personal: True if clients may receive different models; then transcripts keep what each of
+        them received.
       named: ids of clients that this server singles out; they must exist.
     """
 
@@ -58,12 +61,16 @@ class Server:
 
 @functools.cache
 def honest_server(
-    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd, learning_rate: float = 1.0, by_size: bool = True
+    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
+    learning_rate: float = 1.0,
+    by_size: bool = True,
 ) -> Server:
-    """FedAvg (McMahan et al. 2017): everyone receives the global model, the server steps along the mean pseudo-gradient.
+    """FedAvg (McMahan et al. 2017): everyone receives the global model, the server steps along the
+    mean pseudo-gradient.
 
     Args:
-      optimizer: `optimizer(learning_rate)` is the server's optax transformation; SGD with rate 1 is plain FedAvg.
+      optimizer: `optimizer(learning_rate)` is the server's optax transformation; SGD with rate 1 is
+        plain FedAvg.
       learning_rate: the server's step size.
       by_size: weight clients by their number of records; otherwise equally.
     """
@@ -80,21 +87,25 @@ def honest_server(
         total = weights.sum()
 
         def pseudo_gradient(received: Array, models: Array) -> Array:
-            mean = jnp.tensordot(weights.astype(models.dtype), models, 1) / jnp.maximum(total, 1e-12).astype(models.dtype)
+            mean = jnp.tensordot(weights.astype(models.dtype), models, 1) / jnp.maximum(
+                total, 1e-12
+            ).astype(models.dtype)
             return jnp.where(total > 0, received - mean, 0)
 
         updates, optimizer_state = transformation.update(
             jax.tree.map(pseudo_gradient, state.params, returned), state.optimizer, state.params
         )
-        return ServerState(optax.apply_updates(state.params, updates), optimizer_state, state.private)
+        return ServerState(
+            optax.apply_updates(state.params, updates), optimizer_state, state.private
+        )
 
     return Server(init, send, receive)
 
 
 @functools.cache
 def isolating_server(victim: int, server: Server | None = None) -> Server:
-    """An active adversary that trains the victim apart: it gets its own model back in every round, the others run FedAvg
-    among themselves (Lyu 2021, section 3.1, "isolate").
+    """An active adversary that trains the victim apart: it gets its own model back in every round,
+    the others run FedAvg among themselves (Lyu 2021, section 3.1, "isolate").
 
     Args:
       victim: id of the isolated client.
@@ -106,14 +117,22 @@ def isolating_server(victim: int, server: Server | None = None) -> Server:
         return others.init(params)._replace(private=params)
 
     def send(state: ServerState, client_id: Array) -> Any:
-        return jax.tree.map(lambda own, shared: jnp.where(client_id == victim, own, shared), state.private, state.params)
+        return jax.tree.map(
+            lambda own, shared: jnp.where(client_id == victim, own, shared),
+            state.private,
+            state.params,
+        )
 
     def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
         is_victim = ids == victim
         own = jax.tree.map(
-            lambda models, kept: jnp.where(is_victim.any(), models[jnp.argmax(is_victim)], kept), returned, state.private
+            lambda models, kept: jnp.where(is_victim.any(), models[jnp.argmax(is_victim)], kept),
+            returned,
+            state.private,
         )
-        return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(private=own)
+        return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(
+            private=own
+        )
 
     return Server(init, send, receive, personal=True, named=(victim,))
 
@@ -151,11 +170,14 @@ class Federated:
       rounds: communication rounds (static).
       training: what a client does in a round; its numbers are traced.
       upload: what a client does to its update before it sends it, or None (nothing).
-      behavior: how clients misbehave, fields `[clients]` in the order of the clients' data; None if all are honest.
-      clients_per_round: participants drawn without replacement in each round, or None for all (static).
-      strategy: how clients run (static): "vmap" at once, "map" one after the other, an integer in chunks of that many;
-        None picks "map" on CPU, where batching per-client weights costs time, and "vmap" on accelerators. It changes
-        nothing but speed and memory. For several devices, place the clients' arrays sharded along their first axis.
+      behavior: how clients misbehave, fields `[clients]` in the order of the clients' data; None if
+        all are honest.
+      clients_per_round: participants drawn without replacement in each round, or None for all
+        (static).
+      strategy: how clients run (static): "vmap" at once, "map" one after the other, an integer in
+        chunks of that many; None picks "map" on CPU, where batching per-client weights costs time,
+        and "vmap" on accelerators. It changes nothing but speed and memory. For several devices,
+        place the clients' arrays sharded along their first axis.
       record: what the transcript keeps (static).
     """
 
@@ -179,7 +201,9 @@ class Federated:
         if self.clients_per_round is not None:
             _check.positive_integer(clients_per_round=self.clients_per_round)
             if self.clients_per_round > count:
-                raise ValueError(f"clients_per_round={self.clients_per_round} exceeds the {count} clients")
+                raise ValueError(
+                    f"clients_per_round={self.clients_per_round} exceeds the {count} clients"
+                )
         if self.strategy not in (None, "vmap", "map"):
             _check.positive_integer(strategy=self.strategy)
         outside = [t for t in self.record.rounds or () if not 0 <= t < self.rounds]
@@ -211,14 +235,15 @@ def simulate(
 ) -> Transcript:
     """Run federated training.
 
-    Differentiable in every traced argument; each round is a `jax.checkpoint`, so the memory of a gradient grows by one
-    set of parameters per round, not by the activations.
+    Differentiable in every traced argument; each round is a `jax.checkpoint`, so the memory of a
+    gradient grows by one set of parameters per round, not by the activations.
 
     Args:
       model: the model (static).
       params: the initial global model.
       clients: data with a leading client axis.
-      key: client c draws from `fold_in(round_key, id of c)`: its stream does not depend on the other clients.
+      key: client c draws from `fold_in(round_key, id of c)`: its stream does not depend on the
+        other clients.
       federated: settings; see `Federated`.
       server: see `Server` (static); `honest_server()` by default.
       test: records without client axis on which the global model is evaluated after every round.
@@ -227,31 +252,50 @@ def simulate(
       A `Transcript` with what `federated.record` asked for.
 
     Raises:
-      ValueError: on bad shapes, values or settings, naming the argument. Traced values are not looked at.
+      ValueError: on bad shapes, values or settings, naming the argument. Traced values are not
+        looked at.
     """
     federated.check(clients)
     server = server or honest_server()
     check_clients(model, params, clients, federated.training.batch_size)
     if test is not None:
         check_test(model, params, test)
-    if server.named and not _check.is_traced(clients.id) and not np.isin(server.named, clients.id).all():
-        raise ValueError(f"server names clients {server.named}, not all of whom are among the clients")
+    if (
+        server.named
+        and not _check.is_traced(clients.id)
+        and not np.isin(server.named, clients.id).all()
+    ):
+        raise ValueError(
+            f"server names clients {server.named}, not all of whom are among the clients"
+        )
     strategy = federated.strategy or strategy_here()
     # Arrays of one dtype: a Python float and an array would compile twice.
     numbers = federated.training, federated.upload, federated.behavior
-    training, upload, behavior = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), numbers)
+    training, upload, behavior = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.result_type(float)), numbers
+    )
     if behavior is not None:
         behavior = jax.tree.map(lambda a: jnp.broadcast_to(a, clients.id.shape), behavior)
-    federated = dataclasses.replace(federated, strategy=strategy, training=training, upload=upload, behavior=behavior)
+    federated = dataclasses.replace(
+        federated, strategy=strategy, training=training, upload=upload, behavior=behavior
+    )
     return _simulate(model, server, params, clients, key, federated, test)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "server"))
 def _simulate(
-    model: Model, server: Server, params: Any, clients: ClientData, key: Array, federated: Federated, test: ClientData | None
+    model: Model,
+    server: Server,
+    params: Any,
+    clients: ClientData,
+    key: Array,
+    federated: Federated,
+    test: ClientData | None,
 ) -> Transcript:
     record = federated.record
-    kept_ids = clients.id if record.clients == "all" else jnp.asarray(record.clients, clients.id.dtype)
+    kept_ids = (
+        clients.id if record.clients == "all" else jnp.asarray(record.clients, clients.id.dtype)
+    )
     kept_rounds = tuple(range(federated.rounds)) if record.rounds is None else tuple(record.rounds)
 
     @jax.checkpoint
@@ -264,9 +308,15 @@ def _simulate(
         sums = _sums(received, returned, server.personal) if record.sums else None
         message = (*_messages(server, state, returned, cohort.id, kept_ids), sums)
         state = server.receive(state, returned, cohort.sizes, cohort.id)
-        return state, message, (present, None if test is None else evaluate(model, state.params, test))
+        return (
+            state,
+            message,
+            (present, None if test is None else evaluate(model, state.params, test)),
+        )
 
-    state, messages, (participation, evaluation) = _scan_rounds(round_, server.init(params), federated.rounds, kept_rounds)
+    state, messages, (participation, evaluation) = _scan_rounds(
+        round_, server.init(params), federated.rounds, kept_rounds
+    )
     received, returned, sums = messages
     return Transcript(
         params=state.params,
@@ -285,12 +335,15 @@ def _simulate(
 
 
 def _participants(key: Array, of_clients: Any, ids: Array, count: int | None) -> tuple[Array, Any]:
-    """Who takes part `[clients]`, and their share of what clients have: the `count` smallest of one draw per client id."""
+    """Who takes part `[clients]`, and their share of what clients have: the `count` smallest of one
+    draw per client id."""
     if count is None:
         return jnp.ones(len(ids), bool), of_clients
     draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
     places = jnp.sort(jax.lax.top_k(-draws, count)[1])
-    return jnp.zeros(len(draws), bool).at[places].set(True), jax.tree.map(lambda a: a[places], of_clients)
+    return jnp.zeros(len(draws), bool).at[places].set(True), jax.tree.map(
+        lambda a: a[places], of_clients
+    )
 
 
 def _train(
@@ -302,7 +355,8 @@ def _train(
     key: Array,
     federated: Federated,
 ) -> tuple[Any, Any]:
-    """What the participants received (`[participants, ...]` if personal, else without axis) and returned."""
+    """What the participants received (`[participants, ...]` if personal, else without axis) and
+    returned."""
 
     def client(arguments: tuple[ClientData, Behavior | None]) -> Any:
         data, own = arguments
@@ -315,7 +369,9 @@ def _train(
         if federated.upload is None:
             return received, returned
         upload_key = jax.random.fold_in(jax.random.fold_in(key, UPLOAD), data.id)
-        update = protect(jax.tree.map(jnp.subtract, received, returned), upload_key, federated.upload)
+        update = protect(
+            jax.tree.map(jnp.subtract, received, returned), upload_key, federated.upload
+        )
         return received, jax.tree.map(jnp.subtract, received, update)
 
     received, returned = map_clients(client, (cohort, behavior), federated.strategy)
@@ -323,19 +379,24 @@ def _train(
 
 
 def strategy_here(accelerator: Strategy = "vmap") -> Strategy:
-    """One after the other on CPU, where batched products of small matrices are slower; elsewhere as said."""
+    """One after the other on CPU, where batched products of small matrices are slower; elsewhere as
+    said."""
     return "map" if jax.default_backend() == "cpu" else accelerator
 
 
 def map_clients(function: Callable[[Any], Any], arguments: Any, strategy: Strategy | None) -> Any:
-    """`function` over the first axis of `arguments`: all at once ("vmap"), one by one ("map"), or in chunks (an integer)."""
+    """`function` over the first axis of `arguments`: all at once ("vmap"), one by one ("map"), or
+    in chunks (an integer)."""
     if strategy == "vmap":
         return jax.vmap(function)(arguments)
     return jax.lax.map(function, arguments, batch_size=None if strategy == "map" else strategy)
 
 
-def _messages(server: Server, state: ServerState, returned: Any, ids: Array, kept: Array) -> tuple[Any, Any]:
-    """What the kept clients received and returned; an absent one returns what it would have received."""
+def _messages(
+    server: Server, state: ServerState, returned: Any, ids: Array, kept: Array
+) -> tuple[Any, Any]:
+    """What the kept clients received and returned; an absent one returns what it would have
+    received."""
     match = kept[:, None] == ids[None, :]
     place, present = match.argmax(1), match.any(1)
     sent = jax.vmap(lambda i: server.send(state, i))(kept)
@@ -352,7 +413,9 @@ def _sums(received: Any, returned: Any, personal: bool) -> Any:
     return jax.tree.map(lambda w, v: ((w if personal else w[None]) - v).sum(0), received, returned)
 
 
-def _scan_rounds(round_: Callable[..., Any], state: ServerState, rounds: int, kept: tuple[int, ...]) -> tuple[Any, Any, Any]:
+def _scan_rounds(
+    round_: Callable[..., Any], state: ServerState, rounds: int, kept: tuple[int, ...]
+) -> tuple[Any, Any, Any]:
     """Scan over rounds, holding the messages of the kept rounds alone."""
     if kept == tuple(range(rounds)):
 
@@ -368,10 +431,17 @@ def _scan_rounds(round_: Callable[..., Any], state: ServerState, rounds: int, ke
     shapes = jax.eval_shape(round_, state, jnp.asarray(0))[1]
     store = jax.tree.map(lambda s: jnp.zeros((len(kept), *s.shape), s.dtype), shapes)
 
-    def keep_some(carry: tuple[ServerState, Any], step: tuple[Array, Array]) -> tuple[tuple[ServerState, Any], Any]:
+    def keep_some(
+        carry: tuple[ServerState, Any], step: tuple[Array, Array]
+    ) -> tuple[tuple[ServerState, Any], Any]:
         (state, store), (t, place) = carry, step
         state, message, log = round_(state, t)
-        return (state, jax.tree.map(lambda s, m: s.at[place].set(m, mode="drop"), store, message)), log
+        return (
+            state,
+            jax.tree.map(lambda s, m: s.at[place].set(m, mode="drop"), store, message),
+        ), log
 
-    (state, store), logs = jax.lax.scan(keep_some, (state, store), (jnp.arange(rounds), jnp.asarray(places)))
+    (state, store), logs = jax.lax.scan(
+        keep_some, (state, store), (jnp.arange(rounds), jnp.asarray(places))
+    )
     return state, store, logs

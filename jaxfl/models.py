@@ -1,7 +1,8 @@
-"""Models as three pure functions, so that a simulation and an attack can differentiate through them.
+"""Models as three pure functions, so that a simulation and an attack can differentiate through
+them.
 
-`Model(init, apply, loss)` is the whole contract: any JAX library's model enters by giving the three functions, and Flax
-modules through `from_flax`; `jaxfl.architectures` has those of the papers.
+`Model(init, apply, loss)` is the whole contract: any JAX library's model enters by giving the three
+functions, and Flax modules through `from_flax`; `jaxfl.architectures` has those of the papers.
 """
 
 import dataclasses
@@ -22,14 +23,17 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class DenseLayers:
-    """A model all of whose parameters belong to dense layers, so that gradients of single records are outer products.
+    """A model all of whose parameters belong to dense layers, so that gradients of single records
+    are outer products.
 
     Attributes:
-      names: the layers in order of evaluation, as paths in the parameters ("Dense_0", "Block_0/Dense_1"). The parameters
-        there are `kernel [inputs, outputs]` and perhaps `bias [outputs]`.
-      forward: `forward(params, x, offsets, first=None) -> outputs, inputs`: evaluates the model with
-        `offsets[name] [batch, outputs]` added to each layer's output (and the first layer's output replaced by `first`, if
-        given), and returns each layer's input `inputs[name] [batch, inputs]` beside the outputs.
+      names: the layers in order of evaluation, as paths in the parameters ("Dense_0",
+        "Block_0/Dense_1"). The parameters there are `kernel [inputs, outputs]` and perhaps `bias
+        [outputs]`.
+      forward: `forward(params, x, offsets, first=None) -> outputs, inputs`: evaluates the model
+        with `offsets[name] [batch, outputs]` added to each layer's output (and the first layer's
+        output replaced by `first`, if given), and returns each layer's input `inputs[name] [batch,
+        inputs]` beside the outputs.
       takes_records: True if the first layer's input is the record itself, feature by feature.
     """
 
@@ -47,9 +51,11 @@ class Trunk:
     """The part of a classifier before its last, dense layer.
 
     Attributes:
-      features: `features(params, x [batch, ...]) -> [batch, height, width, channels]`, what the last layer takes, unflattened.
+      features: `features(params, x [batch, ...]) -> [batch, height, width, channels]`, what the
+        last layer takes, unflattened.
       channels: how many there are.
-      head: the last layer, as a key of the parameters: `kernel [height x width x channels, classes]` and `bias [classes]`.
+      head: the last layer, as a key of the parameters: `kernel [height x width x channels,
+        classes]` and `bias [classes]`.
     """
 
     features: Callable[[Any, Array], Array]
@@ -63,14 +69,16 @@ class Model:
 
     Attributes:
       init: `init(key) -> params`, any pytree of floating arrays.
-      apply: `apply(params, x [batch, ...], *, key=None, mask=None) -> outputs [batch, ...]`. `key=None` turns dropout
-        off. Normalisation uses the statistics of the rows of this batch where `mask [batch]` is True and keeps no
-        running averages, so that nothing private is stored.
+      apply: `apply(params, x [batch, ...], *, key=None, mask=None) -> outputs [batch, ...]`.
+        `key=None` turns dropout off. Normalisation uses the statistics of the rows of this batch
+        where `mask [batch]` is True and keeps no running averages, so that nothing private is
+        stored.
       loss: `loss(outputs, y) -> [batch]`, one value per record.
       classes: number of classes for integer labels; None for regression.
-      layers: the dense layers, if all parameters belong to some and no operation mixes records; otherwise None. Attacks
-        that use it are faster; those that need it say so.
-      trunk: the convolutions before the last layer, for attacks that describe images by them; None if there are none.
+      layers: the dense layers, if all parameters belong to some and no operation mixes records;
+        otherwise None. Attacks that use it are faster; those that need it say so.
+      trunk: the convolutions before the last layer, for attacks that describe images by them; None
+        if there are none.
     """
 
     init: Callable[[Array], Any]
@@ -81,7 +89,15 @@ class Model:
     trunk: Trunk | None = None
 
 
-def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | None = None, mask: Array | None = None) -> Array:
+def mean_loss(
+    model: Model,
+    params: Any,
+    x: Array,
+    y: Array,
+    *,
+    key: Array | None = None,
+    mask: Array | None = None,
+) -> Array:
     """Mean of the per-record loss over the rows where `mask` is True (all rows if None).
 
     Args:
@@ -103,15 +119,24 @@ def mean_loss(model: Model, params: Any, x: Array, y: Array, *, key: Array | Non
     return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
 
 
-def record_gradient(model: Model, params: Any, x: Array, y: Array, *, key: Array | None = None) -> Array:
-    """Gradient of the loss of one record `x [...]`, `y []`, as a vector `[parameters]`; `key` as in `mean_loss`."""
-    return ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params))[0]
+def record_gradient(
+    model: Model, params: Any, x: Array, y: Array, *, key: Array | None = None
+) -> Array:
+    """Gradient of the loss of one record `x [...]`, `y []`, as a vector `[parameters]`; `key` as in
+    `mean_loss`."""
+    return ravel_pytree(jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params))[
+        0
+    ]
 
 
-def inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Input and error (derivative of the record's loss by the layer's output) of every dense layer, `[batch, width]`.
+def inputs_and_errors(
+    model: Model, params: Any, x: Array, y: Array
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Input and error (derivative of the record's loss by the layer's output) of every dense layer,
+    `[batch, width]`.
 
-    A record's gradient by the layer's kernel is the outer product of the two, by its bias the error.
+    A record's gradient by the layer's kernel is the outer product of the two, by its bias the
+    error.
     """
     layers = model.layers
     assert layers is not None
@@ -126,9 +151,11 @@ def inputs_and_errors(model: Model, params: Any, x: Array, y: Array) -> tuple[di
     return inputs, errors
 
 
-def check_records(model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x", y_name: str = "y") -> None:
-    """Raise `ValueError` unless the model takes records `x [records, ...]` and its loss labels `y [records, ...]`; shapes
-    only, so traced arrays are checked too."""
+def check_records(
+    model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x", y_name: str = "y"
+) -> None:
+    """Raise `ValueError` unless the model takes records `x [records, ...]` and its loss labels `y
+    [records, ...]`; shapes only, so traced arrays are checked too."""
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, x, y))
     leaves, structure = jax.tree.flatten(shapes)
     error = _shape_error(model, structure, tuple(leaves), x_name, y_name)
@@ -137,20 +164,28 @@ def check_records(model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x
 
 
 def check_record_shape(model: Model, params: Any, **named: tuple[int, ...]) -> None:
-    """Raise `ValueError` unless the model takes records of every named shape. `params` may be shapes."""
+    """Raise `ValueError` unless the model takes records of every named shape. `params` may be
+    shapes."""
     for name, shape in named.items():
-        one = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float)), jax.ShapeDtypeStruct((1,), jnp.int32)
+        one = (
+            jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float)),
+            jax.ShapeDtypeStruct((1,), jnp.int32),
+        )
         check_records(model, params, *one, x_name=f"{name}={tuple(shape)}")
 
 
 @functools.lru_cache(maxsize=256)  # tracing a model takes milliseconds, attacks may take less
-def _shape_error(model: Model, structure: Any, leaves: tuple[Any, ...], x_name: str, y_name: str) -> str:
+def _shape_error(
+    model: Model, structure: Any, leaves: tuple[Any, ...], x_name: str, y_name: str
+) -> str:
     params, x, y = structure.unflatten(leaves)
     try:
         outputs = jax.eval_shape(model.apply, params, x)
     except (TypeError, ValueError, flax.errors.FlaxError) as error:
         reason = str(error).splitlines()[0]
-        return f"{x_name} has records of shape {x.shape[1:]}, which the model does not take ({reason})"
+        return (
+            f"{x_name} has records of shape {x.shape[1:]}, which the model does not take ({reason})"
+        )
     try:
         shape = jax.eval_shape(model.loss, outputs, y).shape
     except (TypeError, ValueError) as error:
@@ -166,45 +201,57 @@ def _shape_error(model: Model, structure: Any, leaves: tuple[Any, ...], x_name: 
 
 def zero_rows(array: Array, mask: Array) -> Array:
     """`array [batch, ...]` with the rows where `mask [batch]` is False set to zero."""
-    return jnp.where(mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim)), array, jnp.zeros((), array.dtype))
+    return jnp.where(
+        mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim)),
+        array,
+        jnp.zeros((), array.dtype),
+    )
 
 
 def cross_entropy(outputs: Array, y: Array) -> Array:
-    """Softmax cross-entropy `[batch]` of logits `[batch, classes]`; `y` holds integer labels `[batch]` or class
-    probabilities `[batch, classes]` (soft labels, as needed where an adversary does not know them)."""
+    """Softmax cross-entropy `[batch]` of logits `[batch, classes]`; `y` holds integer labels
+    `[batch]` or class probabilities `[batch, classes]` (soft labels, as needed where an adversary
+    does not know them)."""
     if y.ndim == outputs.ndim:
         return optax.softmax_cross_entropy(outputs, y)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, y.astype(jnp.int32))
 
 
 def binary_cross_entropy(outputs: Array, y: Array) -> Array:
-    """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1], or is two class probabilities
-    `[batch, 2]`."""
-    return optax.sigmoid_binary_cross_entropy(outputs[..., 0], y[..., 1] if y.ndim == outputs.ndim else y)
+    """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1], or is
+    two class probabilities `[batch, 2]`."""
+    return optax.sigmoid_binary_cross_entropy(
+        outputs[..., 0], y[..., 1] if y.ndim == outputs.ndim else y
+    )
 
 
 def log_probabilities(outputs: Array) -> Array:
-    """Log probabilities of the classes `[..., classes]` from a classifier's outputs `[..., classes]`, or from one logit
-    `[..., 1]` of the second of two."""
+    """Log probabilities of the classes `[..., classes]` from a classifier's outputs `[...,
+    classes]`, or from one logit `[..., 1]` of the second of two."""
     if outputs.shape[-1] > 1:
         return jax.nn.log_softmax(outputs)
     return jnp.concatenate([jax.nn.log_sigmoid(-outputs), jax.nn.log_sigmoid(outputs)], -1)
 
 
 def squared_error(outputs: Array, y: Array) -> Array:
-    """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor 1/2 (Driouich 2022, 2023)."""
+    """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor
+    1/2 (Driouich 2022, 2023)."""
     return jnp.square(outputs[..., 0] - y)
 
 
 def from_flax(
-    module: nn.Module, record_shape: tuple[int, ...], loss: Callable[[Array, Array], Array], classes: int | None = None
+    module: nn.Module,
+    record_shape: tuple[int, ...],
+    loss: Callable[[Array, Array], Array],
+    classes: int | None = None,
 ) -> Model:
     """Wrap a Flax linen module.
 
     Args:
-      module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask, if it takes `train` it is
-        given `key is not None`. Collections other than `params` (running statistics) start fresh at every call and
-        are dropped after it, so batch normalisation must use the statistics of the batch.
+      module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask, if it
+        takes `train` it is given `key is not None`. Collections other than `params` (running
+        statistics) start fresh at every call and are dropped after it, so batch normalisation must
+        use the statistics of the batch.
       record_shape: shape of one record.
       loss: per-record loss, `loss(outputs, y) -> [batch]`.
       classes: number of classes for integer labels; None for regression.
@@ -217,12 +264,23 @@ def from_flax(
     def init(key: Array) -> Any:
         return variables(key)["params"]
 
-    # The other collections hold constants (zeros and ones): shapes are enough to know whether there are any.
+    # The other collections hold constants (zeros and ones): shapes are enough to know whether there
+    # are any.
     other = set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}
 
-    def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Array:
+    def apply(
+        params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None
+    ) -> Array:
         arguments: dict[str, Any] = {"mask": mask, "train": key is not None}
-        state = {name: value for name, value in variables(jax.random.key(0)).items() if name != "params"} if other else {}
+        state = (
+            {
+                name: value
+                for name, value in variables(jax.random.key(0)).items()
+                if name != "params"
+            }
+            if other
+            else {}
+        )
         outputs, _ = module.apply(
             {"params": params, **state},
             x,
@@ -236,13 +294,17 @@ def from_flax(
 
 
 def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLayers | None:
-    """The dense layers of a module whose variables all belong to them; None if there are others, or if it behaves
-    differently in training, as dropout does."""
+    """The dense layers of a module whose variables all belong to them; None if there are others, or
+    if it behaves differently in training, as dropout does."""
 
-    def forward(params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None) -> tuple[Array, dict[str, Array]]:
+    def forward(
+        params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None
+    ) -> tuple[Array, dict[str, Array]]:
         inputs: dict[str, Array] = {}
 
-        def intercept(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
+        def intercept(
+            call: Callable[..., Array], arguments: Any, keywords: Any, context: Any
+        ) -> Array:
             output = call(*arguments, **keywords)
             if not isinstance(context.module, nn.Dense) or context.method_name != "__call__":
                 return output
@@ -256,13 +318,17 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
         return jnp.asarray(outputs), inputs
 
     variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
-    if set(variables) != {"params"} or "train" in inspect.signature(type(module).__call__).parameters:
+    if (
+        set(variables) != {"params"}
+        or "train" in inspect.signature(type(module).__call__).parameters
+    ):
         return None
     order: list[str] = []  # of evaluation, a layer as often as it is used
 
     def note(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
         if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
-            # An input of more axes is as good as a layer used several times: its gradient is no single outer product.
+            # An input of more axes is as good as a layer used several times: its gradient is no
+            # single outer product.
             order.extend(["/".join(context.module.path)] * (1 if arguments[0].ndim == 2 else 2))
         return call(*arguments, **keywords)
 

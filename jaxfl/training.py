@@ -1,4 +1,5 @@
-"""What a client does in a round: the one definition of local training, used by the simulation and by attacks."""
+"""What a client does in a round: the one definition of local training, used by the simulation and
+by attacks."""
 
 import dataclasses
 import functools
@@ -26,9 +27,10 @@ class LocalTraining:
     Attributes:
       learning_rate: step size (traced: sweeping it does not recompile).
       epochs: passes over the client's records (static).
-      batch_size: records per step, or None for the whole set (static). The last batch of an epoch holds what is left,
-        and the step follows the mean loss over the records it really has.
-      optimizer: `optimizer(learning_rate) -> optax.GradientTransformation`, fresh in every round (static).
+      batch_size: records per step, or None for the whole set (static). The last batch of an epoch
+        holds what is left, and the step follows the mean loss over the records it really has.
+      optimizer: `optimizer(learning_rate) -> optax.GradientTransformation`, fresh in every round
+        (static).
       privacy: clip and noise the gradients, or None.
       mixup: average every record of a batch with another one (static); before `privacy`.
     """
@@ -36,7 +38,9 @@ class LocalTraining:
     learning_rate: float | Array = 0.1
     epochs: int = dataclasses.field(default=1, metadata={"static": True})
     batch_size: int | None = dataclasses.field(default=None, metadata={"static": True})
-    optimizer: Callable[..., optax.GradientTransformation] = dataclasses.field(default=optax.sgd, metadata={"static": True})
+    optimizer: Callable[..., optax.GradientTransformation] = dataclasses.field(
+        default=optax.sgd, metadata={"static": True}
+    )
     privacy: DPSGD | None = None
     mixup: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -45,12 +49,15 @@ class LocalTraining:
         return self.epochs * (1 if self.batch_size is None else -(-records // self.batch_size))
 
     def check(self, records: int | None = None) -> None:
-        """Raise `ValueError` on settings that make no sense, or that a client with that many records cannot follow."""
+        """Raise `ValueError` on settings that make no sense, or that a client with that many
+        records cannot follow."""
         _check.positive_integer(epochs=self.epochs)
         if self.batch_size is not None:
             _check.positive_integer(batch_size=self.batch_size)
             if records is not None and self.batch_size > records:
-                raise ValueError(f"batch_size={self.batch_size} is larger than the client's {records} records")
+                raise ValueError(
+                    f"batch_size={self.batch_size} is larger than the client's {records} records"
+                )
         _check.number(learning_rate=self.learning_rate)
         if self.privacy is not None:
             self.privacy.check()
@@ -60,19 +67,24 @@ class LocalTraining:
 def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
     """An optimiser for `LocalTraining`: SGD on gradients whose norm is at most `norm`."""
     _check.positive(norm=norm)
-    return lambda learning_rate: optax.chain(optax.clip_by_global_norm(norm), optax.sgd(learning_rate))
+    return lambda learning_rate: optax.chain(
+        optax.clip_by_global_norm(norm), optax.sgd(learning_rate)
+    )
 
 
-def local_update(model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining) -> Any:
+def local_update(
+    model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining
+) -> Any:
     """Train on one client's records and return its model.
 
-    Pure and differentiable in `params`, `data.x`, `data.y` and `training.learning_rate`; safe under `jit`, `vmap`
-    and `grad`. The result depends neither on the padding nor on its length.
+    Pure and differentiable in `params`, `data.x`, `data.y` and `training.learning_rate`; safe under
+    `jit`, `vmap` and `grad`. The result depends neither on the padding nor on its length.
 
     Args:
       model: the model (static).
       params: the received model.
-      data: one client, without client axis: `x [records, ...]`, `y [records, ...]`, `mask [records]`.
+      data: one client, without client axis: `x [records, ...]`, `y [records, ...]`, `mask
+        [records]`.
       key: draws the order of records in each epoch, dropout, pairs of mixup and noise.
       training: see `LocalTraining`.
 
@@ -89,7 +101,9 @@ def local_update(model: Model, params: Any, data: ClientData, key: Array, traini
     batch_size = records if training.batch_size is None else min(training.batch_size, records)
     batches = -(-records // batch_size)
 
-    def step(carry: tuple[Any, Any], batch: tuple[Array, Array, Array]) -> tuple[tuple[Any, Any], None]:
+    def step(
+        carry: tuple[Any, Any], batch: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Any, Any], None]:
         params, state = carry
         rows, mask, key = batch
         x, y = (data.x, data.y) if batches == 1 else (data.x[rows], data.y[rows])
@@ -107,14 +121,18 @@ def local_update(model: Model, params: Any, data: ClientData, key: Array, traini
             rows = jnp.pad(batch_order(order_key, data.mask), (0, batches * batch_size - records))
             mask = data.mask[rows] & (jnp.arange(len(rows)) < records)
         keys = jax.vmap(lambda i: jax.random.fold_in(dropout_key, i))(jnp.arange(batches))
-        return jax.lax.scan(step, carry, (rows.reshape(batches, -1), mask.reshape(batches, -1), keys))
+        return jax.lax.scan(
+            step, carry, (rows.reshape(batches, -1), mask.reshape(batches, -1), keys)
+        )
 
     keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(jnp.arange(training.epochs))
     (params, _), _ = jax.lax.scan(epoch, (params, optimizer.init(params)), keys)
     return params
 
 
-def batch_gradient(model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, training: LocalTraining) -> Any:
+def batch_gradient(
+    model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, training: LocalTraining
+) -> Any:
     """The gradient that one step follows, of the records `x [batch, ...]` where `mask` is True."""
     if training.mixup:
         key, mixing_key = jax.random.split(key)
@@ -127,7 +145,8 @@ def batch_gradient(model: Model, params: Any, x: Array, y: Array, mask: Array, k
 def batch_order(key: Array, mask: Array) -> Array:
     """A random order of the rows `[records]`: those where `mask` is True first, padding last.
 
-    Each row's rank is drawn from a stream that is stable under longer padding, so padding changes nothing.
+    Each row's rank is drawn from a stream that is stable under longer padding, so padding changes
+    nothing.
     """
     ranks = jax.random.uniform(key, mask.shape)
     return jnp.argsort(jnp.where(mask, ranks, jnp.inf))

@@ -34,7 +34,8 @@ class Messages:
 
     @property
     def pseudo_gradient(self) -> Any:
-        """`received - returned`, positive along the gradient: for one full-batch SGD step, learning rate x gradient."""
+        """`received - returned`, positive along the gradient: for one full-batch SGD step, learning
+        rate x gradient."""
         return jax.tree.map(jnp.subtract, self.received, self.returned)
 
     @property
@@ -50,45 +51,62 @@ class Messages:
         held = np.asarray(self.rounds).tolist()
         missing = [t for t in rounds if t not in held]
         if missing:
-            raise ValueError(f"rounds={tuple(rounds)} names round {missing[0]}, which is not held; held: {held}")
+            raise ValueError(
+                f"rounds={tuple(rounds)} names round {missing[0]}, which is not held; held: {held}"
+            )
         if not len(rounds):
             raise ValueError(f"rounds={tuple(rounds)} is empty; name at least one of {held}")
         places = jnp.asarray([held.index(t) for t in rounds])
         return jax.tree.map(lambda a: a[places], self)
 
     @staticmethod
-    def from_arrays(received: Any, returned: Any, rounds: Sequence[int] | None = None) -> "Messages":
-        """Messages recorded outside: pytrees of equal structure with leaves `[rounds, ...]`, named and shaped as the model's
-        parameters. JAX's arrays keep their precision; NumPy's in 64 bits do where JAX's 64-bit types are on.
+    def from_arrays(
+        received: Any, returned: Any, rounds: Sequence[int] | None = None
+    ) -> "Messages":
+        """Messages recorded outside: pytrees of equal structure with leaves `[rounds, ...]`, named
+        and shaped as the model's parameters. JAX's arrays keep their precision; NumPy's in 64 bits
+        do where JAX's 64-bit types are on.
 
         Raises:
           ValueError: if structures or shapes differ, or a value is not finite.
         """
         received, returned = jax.tree.map(_as_float, (received, returned))
         if repr(jax.tree.structure(received)) != repr(jax.tree.structure(returned)):
-            raise ValueError("received and returned have different tree structures; record both from the same model")
-        leaves = list(zip(jax.tree.leaves_with_path(received), jax.tree.leaves(returned), strict=True))
+            raise ValueError(
+                "received and returned have different tree structures; record both from the same model"
+            )
+        leaves = list(
+            zip(jax.tree.leaves_with_path(received), jax.tree.leaves(returned), strict=True)
+        )
         if not leaves:
-            raise ValueError("received has no arrays; give the model's parameters, one leading entry per round")
+            raise ValueError(
+                "received has no arrays; give the model's parameters, one leading entry per round"
+            )
         count = len(jnp.atleast_1d(leaves[0][1]))
         for (path, sent), back in leaves:
             name = jax.tree_util.keystr(path)
-            _check.shape((count, *sent.shape[1:]), **{f"returned{name}": back, f"received{name}": sent})
+            _check.shape(
+                (count, *sent.shape[1:]), **{f"returned{name}": back, f"received{name}": sent}
+            )
             _check.finite(**{f"received{name}": sent, f"returned{name}": back})
         numbers = jnp.arange(count) if rounds is None else jnp.asarray(rounds)
         _check.shape((count,), rounds=numbers)
         return Messages(received, returned, numbers)
 
     def save(self, path: str | Path) -> None:
-        """Write an `.npz` file with one array per leaf, named by its path ("received/Dense_0/kernel"), and `rounds`."""
+        """Write an `.npz` file with one array per leaf, named by its path
+        ("received/Dense_0/kernel"), and `rounds`."""
         _save(path, {"received": self.received, "returned": self.returned, "rounds": self.rounds})
 
     @staticmethod
     def load(path: str | Path) -> "Messages":
-        """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError` if parts are missing."""
+        """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError`
+        if parts are missing."""
         tree = _unflatten(path)
         if set(tree) != {"received", "returned", "rounds"}:
-            raise ValueError(f"path={str(path)!r} holds {sorted(tree)}; messages need received, returned and rounds")
+            raise ValueError(
+                f"path={str(path)!r} holds {sorted(tree)}; messages need received, returned and rounds"
+            )
         return Messages.from_arrays(**tree)
 
 
@@ -120,7 +138,8 @@ class Aggregates:
 
     Attributes:
       received: what everyone received, leaves `[rounds, ...]`.
-      pseudo_gradient: sum over the round's participants of `received - returned`, leaves `[rounds, ...]`.
+      pseudo_gradient: sum over the round's participants of `received - returned`, leaves `[rounds,
+        ...]`.
       participation: who took part `[rounds, clients]`, boolean.
       rounds: 0-based round numbers `[rounds]`.
       cohort: participants per round, None if all took part (static).
@@ -136,13 +155,15 @@ class Aggregates:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Transcript:
-    """Everything that `simulate` was asked to keep. Attacks are given views of it, never the transcript.
+    """Everything that `simulate` was asked to keep. Attacks are given views of it, never the
+    transcript.
 
     Attributes:
       params: the global model after the last round.
-      received: models sent in the kept rounds, leaves `[rounds, ...]`, or `[rounds, kept clients, ...]` if `personal`.
-      returned: models returned, leaves `[rounds, kept clients, ...]`; an absent client's equals what it would have
-        received.
+      received: models sent in the kept rounds, leaves `[rounds, ...]`, or `[rounds, kept clients,
+        ...]` if `personal`.
+      returned: models returned, leaves `[rounds, kept clients, ...]`; an absent client's equals
+        what it would have received.
       clients: ids of the kept clients.
       ids: ids of all clients.
       participation: who took part, `[all rounds, clients]`, boolean.
@@ -151,7 +172,8 @@ class Transcript:
       rounds: the kept rounds, 0-based (static).
       personal: whether clients may have received different models (static).
       cohort: participants per round, None if all took part (static).
-      private: what the server remembers besides the global model; empty for an honest one. Not saved.
+      private: what the server remembers besides the global model; empty for an honest one. Not
+        saved.
     """
 
     params: Any
@@ -179,10 +201,12 @@ class Transcript:
 
         Args:
           client: the client's id.
-          rounds: 0-based rounds; by default all kept ones. Rounds in which the client was absent are left out.
+          rounds: 0-based rounds; by default all kept ones. Rounds in which the client was absent
+            are left out.
 
         Raises:
-          ValueError: if the client or a round was not kept, or the client took part in none of them.
+          ValueError: if the client or a round was not kept, or the client took part in none of
+            them.
         """
         place = self._place(client)
         wanted = self.rounds if rounds is None else tuple(rounds)
@@ -190,7 +214,9 @@ class Transcript:
             raise ValueError(f"rounds={wanted} is empty; kept: {self.rounds}")
         missing = [t for t in wanted if t not in self.rounds]
         if missing:
-            raise ValueError(f"rounds={wanted} names round {missing[0]}, which the record did not keep; kept: {self.rounds}")
+            raise ValueError(
+                f"rounds={wanted} names round {missing[0]}, which the record did not keep; kept: {self.rounds}"
+            )
         if self.cohort is not None:
             present = np.asarray(self.participation)[:, np.asarray(self.ids).tolist().index(client)]
             wanted = tuple(t for t in wanted if present[t])
@@ -198,33 +224,47 @@ class Transcript:
                 raise ValueError(f"client={client} took part in none of the rounds asked for")
         rows = jnp.asarray([self.rounds.index(t) for t in wanted])
         returned = jax.tree.map(lambda a: a[rows, place], self.returned)
-        received = jax.tree.map(lambda a: a[rows, place] if self.personal else a[rows], self.received)
+        received = jax.tree.map(
+            lambda a: a[rows, place] if self.personal else a[rows], self.received
+        )
         return Messages(received, returned, jnp.asarray(wanted))
 
     def anonymous(self, key: Array) -> tuple[AnonymousMessages, Array]:
         """View of a server whose clients hide their identity: senders shuffled per round.
 
         Returns:
-          The view, and apart from it the truth for scoring: the senders' ids `[rounds, participants]`.
+          The view, and apart from it the truth for scoring: the senders' ids `[rounds,
+            participants]`.
 
         Raises:
-          ValueError: if not every client's messages were kept, or the server sent personal models (which name them).
+          ValueError: if not every client's messages were kept, or the server sent personal models
+            (which name them).
         """
         self._need_everyone("anonymous")
         if self.personal:
-            raise ValueError("anonymous() needs a server that sends everyone the same model; personal models name the sender")
-        places = jnp.argmax(self.clients[:, None] == self.ids, axis=1)  # messages are in the order of `clients`
+            raise ValueError(
+                "anonymous() needs a server that sends everyone the same model; personal models name the sender"
+            )
+        places = jnp.argmax(
+            self.clients[:, None] == self.ids, axis=1
+        )  # messages are in the order of `clients`
         present = self.participation[jnp.asarray(self.rounds)][:, places]
         draws = jax.random.uniform(key, present.shape)
         order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, : self.cohort]
-        shuffled = jax.tree.map(lambda a: jax.vmap(lambda models, o: models[o])(a, order), self.returned)
-        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds)), self.clients[order]
+        shuffled = jax.tree.map(
+            lambda a: jax.vmap(lambda models, o: models[o])(a, order), self.returned
+        )
+        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds)), self.clients[
+            order
+        ]
 
     def aggregates(self) -> Aggregates:
-        """View of a server behind secure aggregation: sums of pseudo-gradients and who took part, nothing else.
+        """View of a server behind secure aggregation: sums of pseudo-gradients and who took part,
+          nothing else.
 
         Raises:
-          ValueError: if neither the sums nor every client's messages were kept, or the server sent personal models.
+          ValueError: if neither the sums nor every client's messages were kept, or the server sent
+            personal models.
         """
         if self.personal:
             raise ValueError("aggregates() needs a server that sends everyone the same model")
@@ -237,7 +277,9 @@ class Transcript:
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, of all but `private`."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "private"}
+        fields = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "private"
+        }
         fields["rounds"] = np.asarray(self.rounds)
         evaluation = fields.pop("evaluation")
         if evaluation is not None:
@@ -246,12 +288,15 @@ class Transcript:
 
     @staticmethod
     def load(path: str | Path) -> "Transcript":
-        """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError` if parts are missing."""
+        """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError`
+        if parts are missing."""
         tree = _unflatten(path)
         optional = {"sums", "evaluation", "cohort", "private"}
         missing = {f.name for f in dataclasses.fields(Transcript)} - optional - set(tree)
         if missing:
-            raise ValueError(f"path={str(path)!r} lacks {sorted(missing)}; it is not a saved transcript")
+            raise ValueError(
+                f"path={str(path)!r} lacks {sorted(missing)}; it is not a saved transcript"
+            )
         evaluation, cohort = tree.pop("evaluation", None), tree.pop("cohort", None)
         return Transcript(
             **{"sums": None}
@@ -287,7 +332,10 @@ def _as_float(a: Any) -> Array:
 def _save(path: str | Path, tree: dict[str, Any]) -> None:
     """Write a pytree as one array per leaf, named by its path."""
     leaves = jax.tree.leaves_with_path(tree)
-    arrays: dict[str, Any] = {jax.tree_util.keystr(at, simple=True, separator="/"): np.asarray(leaf) for at, leaf in leaves}
+    arrays: dict[str, Any] = {
+        jax.tree_util.keystr(at, simple=True, separator="/"): np.asarray(leaf)
+        for at, leaf in leaves
+    }
     with Path(path).open("wb") as file:  # by its name alone NumPy would write to another one
         np.savez(file, **arrays)
 

@@ -7,11 +7,15 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-# Tests compile more than they compute: code that is compiled faster and runs slower saves a third of their time, and loops
-# compiled the older way as much again. XLA ends the process on a flag that it does not know, as a later one may the second.
+# Tests compile more than they compute: code that is compiled faster and runs slower saves a third
+# of their time, and loops compiled the older way as much again. XLA ends the process on a flag that
+# it does not know, as a later one may the second.
 if version("jaxlib").startswith(("0.10.", "0.11.")):
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
-# What one process or module has compiled the others load; set before the processes start, which inherit it.
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    )
+# What one process or module has compiled the others load; set before the processes start, which
+# inherit it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     programs = tempfile.TemporaryDirectory(prefix="jaxfl-programs-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = programs.name
@@ -30,7 +34,8 @@ OLDER_LOOPS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS",
 compiled_as_by_users = functools.partial(
     jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True} if OLDER_LOOPS else None
 )
-"""`jax.jit` with the loops that programs have outside tests: for what is to hold to the last bit, or would be magnified."""
+"""`jax.jit` with the loops that programs have outside tests: for what is to hold to the last bit,
+or would be magnified."""
 
 
 def largest_difference(a, b):
@@ -52,7 +57,8 @@ class World:
 
 @pytest.fixture(autouse=True, scope="module")
 def release_programs():
-    """Compiled programs hold memory mappings, of which a process may have only so many (see `benchmarks.engines`)."""
+    """Compiled programs hold memory mappings, of which a process may have only so many (see
+    `benchmarks.engines`)."""
     yield
     engines._compile.cache_clear()
     jax.clear_caches()

@@ -8,7 +8,8 @@ from jaxfl import Federated, LocalTraining, Messages, linear, simulate, stack_cl
 
 
 def trained(d, rounds, epochs=1, participants=5, dtype=jnp.float64, records=100, batch_size=None):
-    """Client 0's records and messages among ten clients of linear regression with a binary first column."""
+    """Client 0's records and messages among ten clients of linear regression with a binary first
+    column."""
     with jax.enable_x64(dtype == jnp.float64):
         rng = np.random.default_rng(d)
         data = []

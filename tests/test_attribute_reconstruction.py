@@ -7,16 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks.attribute_baselines import L2Matching, l2_lbfgs, majority_guess, public_model, random_guess
-from attacks.attribute_reconstruction import (
+from attacks import (
     CosMatching,
     Knowledge,
+    L2Matching,
     UnknownColumn,
+    Virtual,
     best_of,
     binary_column,
     cos_matching,
+    cosine_distance,
+    l2_lbfgs,
+    majority_guess,
+    matching_objective,
+    public_model,
+    random_guess,
+    squared_distance,
+    virtual_update,
 )
-from attacks.gradient_matching import Virtual, cosine_distance, matching_objective, squared_distance, virtual_update
 from attacks.metrics import accuracy_interval, majority_rate, wilson_interval
 from jaxfl import (
     Federated,
@@ -39,7 +47,8 @@ FAST = CosMatching(steps=200)
 
 
 def make_victim(seed=0, training=None, rounds=5, classes=3):
-    """A victim's records, labels, and messages; nothing else, not even the label, depends on column 6."""
+    """A victim's records, labels, and messages; nothing else, not even the label, depends on column
+    6."""
     rng = np.random.default_rng(seed)
     x = (rng.random((N, D)) < 0.4).astype(np.float32)
     y = (x[:, 4] > 0).astype(int) + (x[:, 2] > 0) * (classes > 2)
@@ -72,8 +81,12 @@ def test_finds_a_binary_column(prior):
 BATCHES = LocalTraining(0.1, batch_size=20)
 ATTACKS = {
     "cos": lambda *a: cos_matching(*a, KEY, settings=FAST),
-    "cos_unrolled": lambda *a: cos_matching(*a, KEY, settings=CosMatching(steps=60, virtual=Virtual("unrolled", BATCHES))),
-    "l2_lbfgs": lambda *a: l2_lbfgs(*a, KEY, settings=L2Matching(100, Virtual(training=LocalTraining(0.1)))),
+    "cos_unrolled": lambda *a: cos_matching(
+        *a, KEY, settings=CosMatching(steps=60, virtual=Virtual("unrolled", BATCHES))
+    ),
+    "l2_lbfgs": lambda *a: l2_lbfgs(
+        *a, KEY, settings=L2Matching(100, Virtual(training=LocalTraining(0.1)))
+    ),
 }
 
 
@@ -94,7 +107,9 @@ def test_another_clients_messages_tell_nothing(name):
 def test_a_column_that_does_not_enter_the_model_is_not_found(name):
     training = BATCHES if name == "cos_unrolled" else LocalTraining(0.1)
     inner = mlp(D, (64,), 3)
-    blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 6].set(0), **rest), cross_entropy, 3)
+    blind = Model(
+        inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 6].set(0), **rest), cross_entropy, 3
+    )
     scores = []
     for seed in range(6):
         # A fair coin that nothing else depends on.
@@ -128,7 +143,9 @@ def test_four_values(coding):
     y = (values > 1).astype(int)
     model = mlp(24, (128,), 2)
     run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(rounds=5))
-    known = Knowledge(hidden(x, positions), y, (UnknownColumn(positions, candidates, np.full(4, 0.25)),))
+    known = Knowledge(
+        hidden(x, positions), y, (UnknownColumn(positions, candidates, np.full(4, 0.25)),)
+    )
     answer = cos_matching(model, run.messages(0), known, KEY, settings=CosMatching(steps=1500))
     # Scalar coding confuses mixtures (1 and 3 average to 2): the paper's weak Genome row.
     assert score(answer, values) >= (0.95 if coding == "onehot" else 0.5)
@@ -138,7 +155,9 @@ def test_unknown_labels_of_a_model_with_one_logit():
     rng = np.random.default_rng(2)
     x, y = (rng.random((6, D)) < 0.5).astype(np.float32), np.arange(6) % 2
     model = logistic(D)
-    run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(5, LocalTraining(0.5)))
+    run = simulate(
+        model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(5, LocalTraining(0.5))
+    )
     known = Knowledge(hidden(x), None, (binary_column(6, 0.5),), label_prior=jnp.full(2, 0.5))
     answer = cos_matching(model, run.messages(0), known, KEY, settings=CosMatching(steps=500))
     assert (np.asarray(answer.labels) == y).all()
@@ -156,22 +175,34 @@ def test_several_columns_and_unknown_labels():
     assert (np.asarray(answer.labels) == y).mean() >= 0.9
 
 
-@pytest.mark.parametrize("settings", [CosMatching(steps=300, noise=True), CosMatching(steps=300, hard=True)])
+@pytest.mark.parametrize(
+    "settings", [CosMatching(steps=300, noise=True), CosMatching(steps=300, hard=True)]
+)
 def test_noise_and_straight_through(settings):
     model, x, y, messages = make_victim()
-    answer = cos_matching(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)
+    answer = cos_matching(
+        model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings
+    )
     assert score(answer, x[:, 6]) > majority_rate(jnp.asarray(x[:, 6], int), 2)
 
 
 def test_a_grid_returns_the_setting_of_least_objective():
     model, x, y, messages = make_victim()
     known = Knowledge(x, y, (binary_column(6, 0.4),))
-    grid = [dataclasses.replace(FAST, gamma=g, learning_rate=r) for g, r in ((0.01, 0.3), (1.0, 0.1), (5.0, 0.001))]
+    grid = [
+        dataclasses.replace(FAST, gamma=g, learning_rate=r)
+        for g, r in ((0.01, 0.3), (1.0, 0.1), (5.0, 0.001))
+    ]
     alone = [cos_matching(model, messages, known, KEY, settings=s) for s in grid]
     best = cos_matching(model, messages, known, KEY, settings=grid)
     assert best.objective == min(a.objective for a in alone)
-    assert largest_difference(best.values, alone[int(np.argmin([a.objective for a in alone]))].values) == 0
-    padded = best_of([alone[0], cos_matching(model, messages, known, KEY, settings=CosMatching(steps=10))])
+    assert (
+        largest_difference(best.values, alone[int(np.argmin([a.objective for a in alone]))].values)
+        == 0
+    )
+    padded = best_of(
+        [alone[0], cos_matching(model, messages, known, KEY, settings=CosMatching(steps=10))]
+    )
     assert len(padded.trace) == 200
 
 
@@ -179,7 +210,9 @@ def test_unrolled_equals_the_clients_own_update():
     training = LocalTraining(0.1, epochs=2, batch_size=8)
     model, x, y, messages = make_victim(training=training, rounds=1)
     received = jax.tree.map(lambda a: a[0], messages.received)
-    guess = virtual_update(model, received, jnp.asarray(x), jnp.asarray(y), KEY, Virtual("unrolled", training))
+    guess = virtual_update(
+        model, received, jnp.asarray(x), jnp.asarray(y), KEY, Virtual("unrolled", training)
+    )
     order = jax.random.split(KEY, 1)[0]
     returned = local_update(model, received, one_client(x, y), order, training)
     assert largest_difference(guess, jax.tree.map(jnp.subtract, received, returned)) < 1e-7
@@ -189,7 +222,15 @@ def test_unrolled_with_one_full_step_equals_the_gradient():
     model, x, y, messages = make_victim()
     x, y = jnp.asarray(x), jnp.asarray(y)
     both = [
-        matching_objective(model, messages, x.at[:, 6].set(0.3), y, KEY, Virtual(kind, LocalTraining(0.1)), squared_distance)
+        matching_objective(
+            model,
+            messages,
+            x.at[:, 6].set(0.3),
+            y,
+            KEY,
+            Virtual(kind, LocalTraining(0.1)),
+            squared_distance,
+        )
         for kind in ("gradient", "unrolled")
     ]
     assert abs(both[0] - both[1]) < 1e-4 * both[0]
@@ -198,7 +239,9 @@ def test_unrolled_with_one_full_step_equals_the_gradient():
 def test_gradient_of_the_objective_matches_finite_differences():
     with jax.enable_x64(True):
         model, x, y, messages = make_victim(training=LocalTraining(0.1, batch_size=8), rounds=2)
-        messages = jax.tree.map(lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, messages)
+        messages = jax.tree.map(
+            lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, messages
+        )
         x, y = jnp.asarray(x, jnp.float64), jnp.asarray(y)
         for virtual in (Virtual(), Virtual("unrolled", LocalTraining(0.1, batch_size=8), orders=2)):
 
@@ -209,7 +252,9 @@ def test_gradient_of_the_objective_matches_finite_differences():
             direction = jax.random.normal(KEY, (N,))
             slope = jnp.vdot(jax.grad(objective)(a), direction)
             step = 1e-6
-            difference = (objective(a + step * direction) - objective(a - step * direction)) / (2 * step)
+            difference = (objective(a + step * direction) - objective(a - step * direction)) / (
+                2 * step
+            )
             assert abs(slope - difference) < 1e-4 * abs(difference) + 1e-9
 
 
@@ -225,8 +270,12 @@ def test_distances():
 
 def test_failure_is_data():
     model, x, y, messages = make_victim()
-    broken = dataclasses.replace(messages, returned=jax.tree.map(lambda a: a * jnp.nan, messages.returned))
-    answer = cos_matching(model, broken, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=FAST)
+    broken = dataclasses.replace(
+        messages, returned=jax.tree.map(lambda a: a * jnp.nan, messages.returned)
+    )
+    answer = cos_matching(
+        model, broken, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=FAST
+    )
     assert answer.status == 1
     assert (np.asarray(answer.values[0]) == -1).all()
 
@@ -238,9 +287,21 @@ def test_minibatch_victim_is_better_matched_by_its_simulated_training():
     for seed in range(4):
         model, x, y, messages = make_victim(seed, training, rounds=5)
         known = Knowledge(x, y, (binary_column(6, 0.4),))
-        for scores, virtual in ((plain, Virtual(training=training)), (unrolled, Virtual("unrolled", training, orders=2))):
+        for scores, virtual in (
+            (plain, Virtual(training=training)),
+            (unrolled, Virtual("unrolled", training, orders=2)),
+        ):
             scores.append(
-                score(cos_matching(model, messages, known, KEY, settings=CosMatching(steps=150, virtual=virtual)), x[:, 6])
+                score(
+                    cos_matching(
+                        model,
+                        messages,
+                        known,
+                        KEY,
+                        settings=CosMatching(steps=150, virtual=virtual),
+                    ),
+                    x[:, 6],
+                )
             )
     assert np.mean(unrolled) > np.mean(plain)
 
@@ -248,11 +309,19 @@ def test_minibatch_victim_is_better_matched_by_its_simulated_training():
 def test_l2_with_lbfgs_is_a_fair_rival():
     model, x, y, messages = make_victim()
     known = Knowledge(hidden(x), y, (binary_column(6, 0.4),))
-    answer = l2_lbfgs(model, messages, known, KEY, settings=L2Matching(virtual=Virtual(training=LocalTraining(0.1))))
+    answer = l2_lbfgs(
+        model,
+        messages,
+        known,
+        KEY,
+        settings=L2Matching(virtual=Virtual(training=LocalTraining(0.1))),
+    )
     assert score(answer, x[:, 6]) == 1
     assert len(answer.trace) == 200
     wrong = make_victim(101)[3]
-    lost = l2_lbfgs(model, wrong, known, KEY, settings=L2Matching(virtual=Virtual(training=LocalTraining(0.1))))
+    lost = l2_lbfgs(
+        model, wrong, known, KEY, settings=L2Matching(virtual=Virtual(training=LocalTraining(0.1)))
+    )
     assert score(lost, x[:, 6]) < 0.9
 
 
@@ -261,7 +330,9 @@ def test_baselines():
     x = (rng.random((600, D)) < 0.5).astype(np.float32)
     values = x[:, 1].astype(int) * (1 - x[:, 2].astype(int))  # known from two other columns
     x[:, 6] = values
-    inferred = public_model(x[:400], values[:400], hidden(x[400:]), np.array([6]), 2, KEY, epochs=50)
+    inferred = public_model(
+        x[:400], values[:400], hidden(x[400:]), np.array([6]), 2, KEY, epochs=50
+    )
     assert (np.asarray(inferred) == values[400:]).mean() > 0.95
     noise = rng.integers(0, 2, 600)
     blind = public_model(x[:400], noise[:400], x[400:], np.array([6]), 2, KEY, epochs=20)
@@ -281,12 +352,18 @@ def test_outside_runs_enter_as_arrays():
 
 
 def test_a_new_number_does_not_recompile():
-    from attacks.attribute_reconstruction import _cos_matching
+    from attacks.attributes.cosine import _cos_matching
 
     model, x, y, messages = make_victim()
     known = Knowledge(x, y, (binary_column(6, 0.4),))
     cos_matching(model, messages, known, KEY, settings=CosMatching(steps=7, gamma=1.0))
     before = _cos_matching._cache_size()
     for gamma in (0.5, np.float32(0.3), jnp.asarray(2.0)):
-        cos_matching(model, messages, known, KEY, settings=CosMatching(steps=7, gamma=gamma, learning_rate=0.2))
+        cos_matching(
+            model,
+            messages,
+            known,
+            KEY,
+            settings=CosMatching(steps=7, gamma=gamma, learning_rate=0.2),
+        )
     assert _cos_matching._cache_size() == before

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from optax import sigmoid_binary_cross_entropy
 
-from attacks.attribute_baselines import public_model
-from attacks.attribute_reconstruction import CosMatching, Knowledge, UnknownColumn, binary_column, cos_matching
-from attacks.gradient_matching import Virtual
+from attacks import (
+    CosMatching,
+    Knowledge,
+    UnknownColumn,
+    Virtual,
+    binary_column,
+    cos_matching,
+    public_model,
+)
 from jaxfl import (
     Federated,
     LocalTraining,
@@ -37,8 +43,14 @@ X, Y = np.zeros((5, 4), np.float32), np.array([0, 1, 2, 0, 1])
         ([], "no client"),
         ([(X[:0], Y[:0])], r"records\[0\]\[0\] has shape \(0, 4\), no records"),
         ([(X, Y[:3])], r"records\[0\]\[1\] has shape \(3,\); it needs one label for each of the 5"),
-        ([(X, Y), (X[:, :2], Y)], r"records\[1\]\[0\] has records of shape \(2,\); client 0 has \(4,\)"),
-        ([(np.where(X == 0, np.nan, X), Y)], r"records\[0\]\[0\] holds 20 values that are not finite"),
+        (
+            [(X, Y), (X[:, :2], Y)],
+            r"records\[1\]\[0\] has records of shape \(2,\); client 0 has \(4,\)",
+        ),
+        (
+            [(np.where(X == 0, np.nan, X), Y)],
+            r"records\[0\]\[0\] holds 20 values that are not finite",
+        ),
     ],
 )
 def test_clients(records, message):
@@ -58,15 +70,27 @@ def test_repeated_ids_and_single_client():
     [
         (Federated(rounds=0), "rounds=0 must be an integer of at least 1"),
         (Federated(training=LocalTraining(epochs=0)), "epochs=0"),
-        (Federated(training=LocalTraining(batch_size=100)), "batch_size=100 is larger than every client .largest: 30"),
+        (
+            Federated(training=LocalTraining(batch_size=100)),
+            "batch_size=100 is larger than every client .largest: 30",
+        ),
         (Federated(training=LocalTraining(learning_rate=np.nan)), "learning_rate holds"),
         (Federated(clients_per_round=9), "clients_per_round=9 exceeds the 3 clients"),
         (Federated(strategy="pmap"), "strategy='pmap'"),
-        (Federated(rounds=2, record=Record(rounds=(1, 1))), "record.rounds=.1, 1. repeats an entry"),
-        (Federated(rounds=2, record=Record(rounds=[1, 1])), "record.rounds=.1, 1. repeats an entry"),
+        (
+            Federated(rounds=2, record=Record(rounds=(1, 1))),
+            "record.rounds=.1, 1. repeats an entry",
+        ),
+        (
+            Federated(rounds=2, record=Record(rounds=[1, 1])),
+            "record.rounds=.1, 1. repeats an entry",
+        ),
         (Federated(training=LocalTraining(None)), "learning_rate=None must be one number"),
         (Federated(training=LocalTraining(np.ones(2))), "learning_rate=.* must be one number"),
-        (Federated(rounds=2, record=Record(rounds=(0, 5))), "names round 5; rounds run from 0 to 1"),
+        (
+            Federated(rounds=2, record=Record(rounds=(0, 5))),
+            "names round 5; rounds run from 0 to 1",
+        ),
         (Federated(record=Record(clients=(8,))), "names client 8"),
     ],
 )
@@ -82,13 +106,25 @@ def test_federated(world, federated, message):
             lambda c: dataclasses.replace(c, y=c.y + 2),
             "clients.y holds the label",
         ),
-        (lambda c: dataclasses.replace(c, x=c.x.at[0, 0, 0].set(jnp.nan)), "clients.x holds 1 values"),
-        (lambda c: dataclasses.replace(c, mask=c.mask.at[1].set(False)), "leaves client 1 without records"),
+        (
+            lambda c: dataclasses.replace(c, x=c.x.at[0, 0, 0].set(jnp.nan)),
+            "clients.x holds 1 values",
+        ),
+        (
+            lambda c: dataclasses.replace(c, mask=c.mask.at[1].set(False)),
+            "leaves client 1 without records",
+        ),
         (lambda c: c.client(0), r"clients.mask has shape \(30,\)"),
         (lambda c: dataclasses.replace(c, x=c.x[:, :5]), "clients.x has shape"),
         (lambda c: dataclasses.replace(c, id=c.id * 0), "clients.id=.0, 0, 0. must be distinct"),
-        (lambda c: dataclasses.replace(c, id=c.id - 1), "clients.id=.-1, 0, 1. must be distinct integers of at least 0"),
-        (lambda c: dataclasses.replace(c, mask=c.mask * 1.0), "clients.mask is of float32; it must be boolean"),
+        (
+            lambda c: dataclasses.replace(c, id=c.id - 1),
+            "clients.id=.-1, 0, 1. must be distinct integers of at least 0",
+        ),
+        (
+            lambda c: dataclasses.replace(c, mask=c.mask * 1.0),
+            "clients.mask is of float32; it must be boolean",
+        ),
     ],
 )
 def test_clients_at_simulate(world, change, message):
@@ -106,12 +142,21 @@ def test_clients_at_simulate(world, change, message):
 )
 def test_records_to_evaluate_on(world, change, message):
     with pytest.raises(ValueError, match=message):
-        simulate(world.model, world.params, world.clients, world.key, Federated(), test=change(one_client(*world.records[0])))
+        simulate(
+            world.model,
+            world.params,
+            world.clients,
+            world.key,
+            Federated(),
+            test=change(one_client(*world.records[0])),
+        )
 
 
 def test_public_models_erase_what_exists(world):
     x, _ = world.records[0]
-    with pytest.raises(ValueError, match=r"positions=\[12\] names feature 12; features run from 0 to 11"):
+    with pytest.raises(
+        ValueError, match=r"positions=\[12\] names feature 12; features run from 0 to 11"
+    ):
         public_model(x, x[:, 3].astype(int), x, [12], 2, world.key)
     with pytest.raises(ValueError, match="epochs=0"):
         public_model(x, x[:, 3].astype(int), x, [3], 2, world.key, epochs=0)
@@ -119,7 +164,9 @@ def test_public_models_erase_what_exists(world):
 
 @pytest.fixture(scope="module")
 def messages(world):
-    return simulate(world.model, world.params, world.clients, world.key, Federated(rounds=2)).messages(0)
+    return simulate(
+        world.model, world.params, world.clients, world.key, Federated(rounds=2)
+    ).messages(0)
 
 
 @pytest.mark.parametrize(
@@ -128,17 +175,32 @@ def messages(world):
         ({"columns": ()}, "names no unknown column"),
         ({"columns": (binary_column(12),)}, "names feature 12; features run from 0 to 11"),
         ({"columns": (binary_column(-1),)}, "names feature -1"),
-        ({"columns": (UnknownColumn([3], [[0.0], [1.0]], [0.5, 0.4]),)}, r"columns\[0\].prior=.* sums to 0.9"),
-        ({"columns": (UnknownColumn([3], [[0.0], [1.0]], [0.2, 0.3, 0.5]),)}, r"columns\[0\].prior has shape \(3,\)"),
-        ({"columns": (UnknownColumn([3], [[0.0, 1.0]]),)}, r"columns\[0\].candidates has shape \(1, 2\)"),
+        (
+            {"columns": (UnknownColumn([3], [[0.0], [1.0]], [0.5, 0.4]),)},
+            r"columns\[0\].prior=.* sums to 0.9",
+        ),
+        (
+            {"columns": (UnknownColumn([3], [[0.0], [1.0]], [0.2, 0.3, 0.5]),)},
+            r"columns\[0\].prior has shape \(3,\)",
+        ),
+        (
+            {"columns": (UnknownColumn([3], [[0.0, 1.0]]),)},
+            r"columns\[0\].candidates has shape \(1, 2\)",
+        ),
         ({"columns": (UnknownColumn([3], [[1.0]]),)}, "needs at least 2"),
         ({"y": np.full(24, 3)}, "y holds the label 3; labels must be integers in 0..2"),
         ({"y": np.zeros(5, int)}, r"y has shape \(5,\); it must have shape \(24,\)"),
         ({"x": np.zeros((24, 12, 1))}, "x has shape"),
-        ({"x": np.zeros((24, 11))}, r"x has records of shape \(11,\), which the model does not take"),
+        (
+            {"x": np.zeros((24, 11))},
+            r"x has records of shape \(11,\), which the model does not take",
+        ),
         ({"y": np.full(24, np.nan)}, "y holds the label nan"),
         ({"y": np.full(24, 0.5)}, "y holds the label 0.5; labels must be integers"),
-        ({"columns": (binary_column(3), binary_column(3))}, r"columns name positions \[3, 3\], some of them twice"),
+        (
+            {"columns": (binary_column(3), binary_column(3))},
+            r"columns name positions \[3, 3\], some of them twice",
+        ),
         ({"x": np.full((24, 12), np.nan)}, "x holds"),
         ({"y": None, "label_prior": [0.5, 0.5]}, "label_prior has shape"),
     ],
@@ -172,7 +234,13 @@ def test_settings_of_the_attack(world, messages):
 
 
 def test_views(world):
-    transcript = simulate(world.model, world.params, world.clients, world.key, Federated(rounds=3, record=Record(clients=(1,))))
+    transcript = simulate(
+        world.model,
+        world.params,
+        world.clients,
+        world.key,
+        Federated(rounds=3, record=Record(clients=(1,))),
+    )
     with pytest.raises(ValueError, match=r"client=0 was not kept; kept: \[1\]"):
         transcript.messages(0)
     with pytest.raises(ValueError, match="names round 7"):
@@ -210,7 +278,9 @@ def test_messages_from_outside(tmp_path, messages):
 
 def test_messages_keep_their_precision_and_their_name(tmp_path, messages):
     with jax.enable_x64(True):
-        exact = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64) / 3, (messages.received, messages.returned))
+        exact = jax.tree.map(
+            lambda a: jnp.asarray(a, jnp.float64) / 3, (messages.received, messages.returned)
+        )
         wide = Messages(*exact, messages.rounds)
     wide.save(tmp_path / "victim")  # without a suffix
     again = Messages.load(tmp_path / "victim")
@@ -222,7 +292,10 @@ def test_messages_keep_their_precision_and_their_name(tmp_path, messages):
 def test_shapes_that_would_broadcast_are_refused():
     clients = stack_clients([(X, np.ones((5, 1)))])
     model = linear(4)
-    with pytest.raises(ValueError, match=r"clients.y has shape \(5, 1\); with it the model's loss has shape \(5, 5\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"clients.y has shape \(5, 1\); with it the model's loss has shape \(5, 5\)",
+    ):
         simulate(model, model.init(jax.random.key(0)), clients, jax.random.key(0), Federated())
     clients = stack_clients([(X, np.full(5, np.nan))])
     with pytest.raises(ValueError, match=r"clients.y holds 5 values that are not finite"):
@@ -233,7 +306,14 @@ def test_other_refusals(world, messages):
     with pytest.raises(ValueError, match="task='regresion' is unknown"):
         mlp(4, (3,), 1, task="regresion")
     with pytest.raises(ValueError, match=r"server names clients \(99,\)"):
-        simulate(world.model, world.params, world.clients, world.key, Federated(), server=isolating_server(99))
+        simulate(
+            world.model,
+            world.params,
+            world.clients,
+            world.key,
+            Federated(),
+            server=isolating_server(99),
+        )
     with pytest.raises(ValueError, match=r"position=3\.0 must be an integer"):
         binary_column(3.0)
     with pytest.raises(ValueError, match=r"rounds=\(\) is empty"):
@@ -245,10 +325,23 @@ def test_other_refusals(world, messages):
     with pytest.raises(ValueError, match=r"rounds has shape \(1,\)"):
         Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 3))}, rounds=[0])
     # A loss that takes integer labels alone.
-    model = dataclasses.replace(logistic(12), loss=lambda outputs, y: sigmoid_binary_cross_entropy(outputs[..., 0], y))
-    run = simulate(model, model.init(world.key), stack_clients([(world.records[0][0], np.ones(24))]), world.key, Federated())
+    model = dataclasses.replace(
+        logistic(12), loss=lambda outputs, y: sigmoid_binary_cross_entropy(outputs[..., 0], y)
+    )
+    run = simulate(
+        model,
+        model.init(world.key),
+        stack_clients([(world.records[0][0], np.ones(24))]),
+        world.key,
+        Federated(),
+    )
     with pytest.raises(ValueError, match="y=None, as probabilities, has shape"):
-        cos_matching(model, run.messages(0), Knowledge(world.records[0][0], None, (binary_column(3),)), world.key)
+        cos_matching(
+            model,
+            run.messages(0),
+            Knowledge(world.records[0][0], None, (binary_column(3),)),
+            world.key,
+        )
 
 
 def test_a_diverged_model_is_not_scored(world):
@@ -266,7 +359,9 @@ def test_data():
     with pytest.raises(ValueError, match="encoding='ordinal' is unknown"):
         load("digits", encoding="ordinal")
     data = load("breast_cancer")
-    with pytest.raises(ValueError, match="column=30 does not exist in breast_cancer; attributes run from 0 to 29"):
+    with pytest.raises(
+        ValueError, match="column=30 does not exist in breast_cancer; attributes run from 0 to 29"
+    ):
         data.column(30)
     with pytest.raises(ValueError, match="assigns no clients"):
         partitions.by_group(data)

@@ -24,7 +24,15 @@ from benchmarks.store import COLUMNS, Store
 from benchmarks.suites import SUITES, quick
 from benchmarks.suites.lyu2021 import settings
 
-TINY = ["quick/attributes", "--where", "dataset=breast_cancer", "--methods", "random,majority,cos", "--seeds", "2"]
+TINY = [
+    "quick/attributes",
+    "--where",
+    "dataset=breast_cancer",
+    "--methods",
+    "random,majority,cos",
+    "--seeds",
+    "2",
+]
 
 
 def run(*arguments):
@@ -96,7 +104,10 @@ def test_report_is_written_anew_from_the_store(finished, capsys):
         (["nosuch"], "suite 'nosuch' is unknown; choose from quick, lyu2021"),
         (["quick/table9"], "table 'table9' is not in quick; choose from attributes"),
         (["--methods", "magic"], "--methods 'magic' is unknown here"),
-        (["--where", "colour=red"], "--where 'colour' is no column or setting here; choose from adam_rate, attribute"),
+        (
+            ["--where", "colour=red"],
+            "--where 'colour' is no column or setting here; choose from adam_rate, attribute",
+        ),
         (["--where", "records"], "--where 'records' must read key=value"),
         (["--where", "records=7"], "nothing to run"),
         (["--seeds", ""], "--seeds '' must be a count"),
@@ -133,11 +144,16 @@ def test_missing_data_fails_its_cells_and_keeps_them(tmp_path, monkeypatch, caps
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_location.tgz").write_bytes(b"cut")
     arguments = ["lyu2021/table3", "--where", "records=25", "--methods", "majority", "--seeds", "1"]
-    assert run(*arguments, "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")) == 2
+    assert (
+        run(*arguments, "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")) == 2
+    )
     rows = rows_of(tmp_path / "out")
     assert len(rows) == 2
     assert all(r["value"] == "" and "truncated" in r["status"] for r in rows)
-    assert "failed: ValueError: dataset_location.tgz is truncated" in capsys.readouterr().out.replace("\n", " ")
+    assert (
+        "failed: ValueError: dataset_location.tgz is truncated"
+        in capsys.readouterr().out.replace("\n", " ")
+    )
 
 
 def test_a_killed_sweep_keeps_every_finished_row_and_goes_on(tmp_path):
@@ -148,7 +164,11 @@ def test_a_killed_sweep_keeps_every_finished_row_and_goes_on(tmp_path):
         time.sleep(0.1)
         if (tmp_path / "results.sqlite").exists():
             try:
-                kept = sqlite3.connect(tmp_path / "results.sqlite").execute("SELECT count(*) FROM results").fetchone()[0]
+                kept = (
+                    sqlite3.connect(tmp_path / "results.sqlite")
+                    .execute("SELECT count(*) FROM results")
+                    .fetchone()[0]
+                )
             except sqlite3.OperationalError:
                 continue
         if kept:
@@ -171,7 +191,9 @@ def test_a_killed_sweep_keeps_every_finished_row_and_goes_on(tmp_path):
 def test_list_and_dry_run(capsys):
     assert run("--list") == 0
     listed = capsys.readouterr().out
-    assert all(f"{suite}/{table.name}" in listed for suite, tables in SUITES.items() for table in tables)
+    assert all(
+        f"{suite}/{table.name}" in listed for suite, tables in SUITES.items() for table in tables
+    )
     assert run("lyu2021/table3", "--size", "paper", "--dry-run") == 0
     plan = capsys.readouterr().out
     assert "144 jobs in 3 groups" in plan
@@ -186,8 +208,15 @@ def test_every_published_number_belongs_to_a_cell(size):
     values = []
     for table in SUITES["lyu2021"]:
         for cell in table.cells(size, None):
-            if dict(cell.settings)["encoding"] == "onehot" and dict(cell.settings).get("learning_rate") != 1.0:
-                found = [table.published(cell, method, metric) for method in table.methods for metric in metrics]
+            if (
+                dict(cell.settings)["encoding"] == "onehot"
+                and dict(cell.settings).get("learning_rate") != 1.0
+            ):
+                found = [
+                    table.published(cell, method, metric)
+                    for method in table.methods
+                    for metric in metrics
+                ]
                 values += [v for v in found if v is not None]
     expected = [float(row["value"]) for row in published_rows("lyu2021")]
     if size == "small":  # batches of 32 do not fit the smallest victims
@@ -214,7 +243,12 @@ def test_job_keys_are_stable_and_distinct():
 
 def test_the_redo_command_selects_just_that_line(finished):
     rows = Store(finished).rows()
-    line = next(line for s in report.sections(rows) for line in s.lines if line.method == "cos" and line.selection == "oracle")
+    line = next(
+        line
+        for s in report.sections(rows)
+        for line in s.lines
+        if line.method == "cos" and line.selection == "oracle"
+    )
     arguments = shlex.split(line.redo)[3:]
     import tyro
 
@@ -229,7 +263,11 @@ def test_rows_of_an_older_version_may_lack_a_setting(finished):
     store = Store(finished)
     rows = store.rows()
     store.close()
-    older = [r | {"settings": {k: v for k, v in r["settings"].items() if k != "gls_orders"}} for r in rows if r["seed"] == 0]
+    older = [
+        r | {"settings": {k: v for k, v in r["settings"].items() if k != "gls_orders"}}
+        for r in rows
+        if r["seed"] == 0
+    ]
     sections = report.sections([*older, *(r for r in rows if r["seed"] != 0)])
     assert sum(line.n for line in sections[0].lines) == len(rows)
 
@@ -250,8 +288,12 @@ def test_images_are_kept_and_shown(tmp_path):
 
 
 def test_intervals():
-    assert wilson_interval(8, 10).low == pytest.approx(0.490, abs=1e-3)  # Wilson 1927; NIST e-Handbook's formula
-    assert student_interval([1, 2, 3, 4, 5]).high == pytest.approx(3 + 2.776 * np.sqrt(2.5 / 5), abs=1e-3)  # t(.975, 4)
+    assert wilson_interval(8, 10).low == pytest.approx(
+        0.490, abs=1e-3
+    )  # Wilson 1927; NIST e-Handbook's formula
+    assert student_interval([1, 2, 3, 4, 5]).high == pytest.approx(
+        3 + 2.776 * np.sqrt(2.5 / 5), abs=1e-3
+    )  # t(.975, 4)
     assert accuracy_interval([1.0, 1.0], 50).low == pytest.approx(wilson_interval(100, 100).low)
     assert student_interval([0.3]).low == -np.inf
     rng = np.random.default_rng(0)
@@ -260,7 +302,15 @@ def test_intervals():
 
 
 def test_the_frontier_figure_shows_every_axis_that_has_rows(tmp_path, capsys):
-    where = ["--where", "records=25,75", "bits=0,1", "--methods", "majority,closed_form", "--seeds", "1"]
+    where = [
+        "--where",
+        "records=25,75",
+        "bits=0,1",
+        "--methods",
+        "majority,closed_form",
+        "--seeds",
+        "1",
+    ]
     assert frontier_figure.main(str(tmp_path)) == 2
     assert "holds no results.sqlite" in capsys.readouterr().err
     assert run("frontier/records", *where, "--out", str(tmp_path)) == 0
@@ -287,19 +337,33 @@ def test_the_frontier_figure_shows_every_axis_that_has_rows(tmp_path, capsys):
     ],
 )
 def test_settings_that_cannot_be_run_are_named(changed, message):
-    chosen = settings(**({"attribute": 0, "records": 20, "rounds": 6, "phases": "pre2", "steps": 5} | changed))
+    chosen = settings(
+        **({"attribute": 0, "records": 20, "rounds": 6, "phases": "pre2", "steps": 5} | changed)
+    )
     with pytest.raises(ValueError, match=message):
-        list(attribute_experiment.run([Job(Cell("s", "t", "small", "breast_cancer", chosen), "cos", 0)], None))
+        list(
+            attribute_experiment.run(
+                [Job(Cell("s", "t", "small", "breast_cancer", chosen), "cos", 0)], None
+            )
+        )
 
 
 def test_the_figure_copes_with_what_is_there():
     def row(method, columns, value):
         return {
-            **{"suite": "frontier", "table": "columns", "size": "small", "metric": "accuracy", "method": method},
+            **{
+                "suite": "frontier",
+                "table": "columns",
+                "size": "small",
+                "metric": "accuracy",
+                "method": method,
+            },
             **{"value": value, "majority": 0.6, "settings": {"columns": columns, "records": 75}},
         }
 
-    frontier_figure.draw([row("closed_form", 1, 1.0), row("gauss_newton", 5, 0.9), row("cos", 20, None)])
+    frontier_figure.draw(
+        [row("closed_form", 1, 1.0), row("gauss_newton", 5, 0.9), row("cos", 20, None)]
+    )
     assert frontier_figure.points([row("cos", 1, None)], "columns") == {}
 
 
@@ -307,16 +371,30 @@ def test_cells_along_a_number_are_drawn_as_curves():
     def line(seen, method, metric="f1", published=None):
         estimate = Interval(0.5 + seen / 100, 0.4, 0.7)
         texts = {f.name: "" for f in dataclasses.fields(plots.Line)}
-        own = {"place": (("panel", "a"), ("seen", seen)), "setting": f"panel=a seen={seen}", "method": method, "metric": metric}
+        own = {
+            "place": (("panel", "a"), ("seen", seen)),
+            "setting": f"panel=a seen={seen}",
+            "method": method,
+            "metric": metric,
+        }
         return plots.Line(
-            **texts | own | {"n": 2, "estimate": estimate, "majority_value": math.nan, "published_value": published}
+            **texts
+            | own
+            | {
+                "n": 2,
+                "estimate": estimate,
+                "majority_value": math.nan,
+                "published_value": published,
+            }
         )
 
     along = [line(seen, method, published=0.6) for seen in (10, 20) for method in ("gibbs", "box")]
     picture = imread(io.BytesIO(base64.b64decode(plots.draw("fig3", along))))
     marks = [line(seen, "gibbs", metric="accuracy") for seen in (10, 20)]
     assert picture.ndim == 3
-    assert plots.draw("fig3", along) != plots.draw("fig3", [line(seen, "gibbs") for seen in (10, 20)])
+    assert plots.draw("fig3", along) != plots.draw(
+        "fig3", [line(seen, "gibbs") for seen in (10, 20)]
+    )
     assert plots.draw("table3", marks) != ""
     assert plots.draw("one point has no curve", [line(10, "gibbs")]) == ""
     # What is learned over epochs is how pairs are matched.
@@ -325,7 +403,9 @@ def test_cells_along_a_number_are_drawn_as_curves():
         for e in (1, 20)
         for m in ("precision", "matching_accuracy")
     ]
-    assert plots.draw("fig5", epochs) == plots.draw("fig5", [e for e in epochs if e.metric == "matching_accuracy"])
+    assert plots.draw("fig5", epochs) == plots.draw(
+        "fig5", [e for e in epochs if e.metric == "matching_accuracy"]
+    )
 
 
 def test_accuracies_that_count_no_records_have_an_interval_over_seeds():

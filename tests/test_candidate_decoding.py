@@ -1,24 +1,32 @@
-"""Decoding is exact for full-batch clients, whatever the model and the coding, and finds nothing where nothing is."""
+"""Decoding is exact for full-batch clients, whatever the model and the coding, and finds nothing
+where nothing is."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks.attribute_baselines import statistics
-from attacks.attribute_reconstruction import Knowledge, binary_column
-from attacks.candidate_decoding import (
+from attacks import (
     GLS,
     ClosedForm,
     GaussNewton,
+    Knowledge,
+    Virtual,
+    binary_column,
     candidate_records,
     closed_form,
     gauss_newton,
     gls,
-    normal_equations,
+    matching_objective,
+    statistics,
 )
-from attacks.candidate_decoding.constraints import largest_eigenvalue, minimize_quadratic, onto_simplex
-from attacks.gradient_matching import Virtual, column_objective, matching_objective
+from attacks.attributes.candidate_decoding.constraints import (
+    largest_eigenvalue,
+    minimize_quadratic,
+    onto_simplex,
+)
+from attacks.attributes.candidate_decoding.normal_equations import normal_equations
+from attacks.matching import column_objective
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import (
     Federated,
@@ -42,13 +50,26 @@ def test_the_two_ways_to_the_normal_equations_agree():
         model = mlp(D, hidden, 3)
         x, y, _, messages = make_victim(model, column=ONE_HOT)
         with jax.enable_x64(True):
-            wide = jax.tree.map(lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, messages)
-            cx, cy = candidate_records(model, Knowledge(jnp.asarray(x, jnp.float64), jnp.asarray(y), (ONE_HOT,)))
-            for rate, members in ((jnp.asarray(0.1), None), (None, None), (jnp.asarray(0.1), N // 2)):
-                a, b = (normal_equations(m, wide, cx, cy, rate, members) for m in (model, explicit(model)))
+            wide = jax.tree.map(
+                lambda a: a.astype(jnp.float64) if a.dtype == jnp.float32 else a, messages
+            )
+            cx, cy = candidate_records(
+                model, Knowledge(jnp.asarray(x, jnp.float64), jnp.asarray(y), (ONE_HOT,))
+            )
+            for rate, members in (
+                (jnp.asarray(0.1), None),
+                (None, None),
+                (jnp.asarray(0.1), N // 2),
+            ):
+                a, b = (
+                    normal_equations(m, wide, cx, cy, rate, members)
+                    for m in (model, explicit(model))
+                )
                 for name in ("gram", "right", "square"):
                     by_layers, written_out = (np.asarray(getattr(found, name)) for found in (a, b))
-                    np.testing.assert_allclose(by_layers, written_out, rtol=0, atol=1e-10 * np.abs(written_out).max())
+                    np.testing.assert_allclose(
+                        by_layers, written_out, rtol=0, atol=1e-10 * np.abs(written_out).max()
+                    )
 
 
 @pytest.mark.parametrize("hidden", [(128,), (64, 32)])
@@ -56,7 +77,9 @@ def test_the_two_ways_to_the_normal_equations_agree():
 def test_exact_at_every_width_and_coding(hidden, column):
     model = mlp(D, hidden, 3)
     x, y, truth, messages = make_victim(model, column=column, rounds=10)
-    found = closed_form(model, messages, Knowledge(x, y, (column or binary_column(6),)), settings=ClosedForm(0.1))
+    found = closed_form(
+        model, messages, Knowledge(x, y, (column or binary_column(6),)), settings=ClosedForm(0.1)
+    )
     assert (np.asarray(found.reconstruction.values[0]) == truth).all()
     assert found.residual < 1e-6
     assert found.condition >= 1
@@ -68,16 +91,23 @@ def test_conjugate_gradients_find_the_same(rate, labels):
     model = mlp(D, (128,), 2)
     x, y, truth, messages = make_victim(model, rounds=8)
     known = Knowledge(x, y if labels else None, (binary_column(6),))
-    direct, iterated = (closed_form(model, messages, known, settings=ClosedForm(rate, solver=s)) for s in ("direct", "cg"))
+    direct, iterated = (
+        closed_form(model, messages, known, settings=ClosedForm(rate, solver=s))
+        for s in ("direct", "cg")
+    )
     assert (np.asarray(iterated.reconstruction.values[0]) == truth).all()
-    assert np.allclose(direct.reconstruction.scores[0], iterated.reconstruction.scores[0], atol=0.05)
+    assert np.allclose(
+        direct.reconstruction.scores[0], iterated.reconstruction.scores[0], atol=0.05
+    )
     assert direct.learning_rate == pytest.approx(float(iterated.learning_rate), rel=1e-2)
 
 
 def test_conjugate_gradients_need_no_named_layers():
     model = explicit(mlp(D, (64,), 3))
     x, y, truth, messages = make_victim(model, column=ONE_HOT)
-    found = closed_form(model, messages, Knowledge(x, y, (ONE_HOT,)), settings=ClosedForm(0.1, solver="cg"))
+    found = closed_form(
+        model, messages, Knowledge(x, y, (ONE_HOT,)), settings=ClosedForm(0.1, solver="cg")
+    )
     assert (np.asarray(found.reconstruction.values[0]) == truth).all()
 
 
@@ -96,7 +126,9 @@ def test_gauss_newton_finds_several_columns_of_any_coding():
     for values, truth in zip(found.values, several_truths(x), strict=True):
         assert (np.asarray(values) == truth).all()
     assert found.objective < 1e-6
-    assert all(np.asarray(s).min() > -1e-5 and np.allclose(s.sum(1), 1, atol=1e-5) for s in found.scores)
+    assert all(
+        np.asarray(s).min() > -1e-5 and np.allclose(s.sum(1), 1, atol=1e-5) for s in found.scores
+    )
 
 
 def test_gauss_newton_on_another_clients_messages_tells_nothing():
@@ -109,23 +141,38 @@ def test_gauss_newton_on_another_clients_messages_tells_nothing():
         assert found.status == 0
         right = zip(found.values, several_truths(x), strict=True)
         scores.append(np.mean([(np.asarray(values) == truth).mean() for values, truth in right]))
-        majorities.append(np.mean([majority_rate(jnp.asarray(t.astype(int)), 4) for t in several_truths(x)]))
+        majorities.append(
+            np.mean([majority_rate(jnp.asarray(t.astype(int)), 4) for t in several_truths(x)])
+        )
     assert accuracy_interval(scores, 3 * N).low <= np.mean(majorities)
 
 
 def test_columns_that_do_not_enter_the_model_keep_their_prior():
     inner = mlp(D, (64,), 3)
-    blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 4:12].set(0), **rest), cross_entropy, 3)
+    blind = Model(
+        inner.init,
+        lambda p, x, **rest: inner.apply(p, x.at[:, 4:12].set(0), **rest),
+        cross_entropy,
+        3,
+    )
     x, y, _, messages = make_victim(blind, column=ONE_HOT)
-    found = gauss_newton(blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), settings=GaussNewton(0.1))
+    found = gauss_newton(
+        blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), settings=GaussNewton(0.1)
+    )
     assert np.allclose(found.scores[0], [0.7, 0.3])
 
 
 def test_arithmetic_is_as_wide_however_that_is_said():
     model = mlp(D, (64,), 3)
     x, y, _, messages = make_victim(model)
-    known, dtypes = Knowledge(x, y, (binary_column(6),)), (jnp.float64, "float64", np.dtype(float), "float32")
-    found = [closed_form(model, messages, known, settings=ClosedForm(0.1), dtype=t).residual for t in dtypes]
+    known, dtypes = (
+        Knowledge(x, y, (binary_column(6),)),
+        (jnp.float64, "float64", np.dtype(float), "float32"),
+    )
+    found = [
+        closed_form(model, messages, known, settings=ClosedForm(0.1), dtype=t).residual
+        for t in dtypes
+    ]
     assert found[0] == found[1] == found[2]
     assert found[0] != found[3]  # rounding is what is left
 
@@ -135,11 +182,16 @@ def test_a_round_that_changed_nothing_is_left_out(attack):
     model = mlp(D, (64,), 3)
     x, y, truth, messages = make_victim(model, rounds=5)
     idle = jax.tree.map(lambda r, a: a.at[2].set(r[2]), messages.received, messages.returned)
-    seen, known = Messages.from_arrays(messages.received, idle), Knowledge(x, y, (binary_column(6),))
+    seen, known = (
+        Messages.from_arrays(messages.received, idle),
+        Knowledge(x, y, (binary_column(6),)),
+    )
     if attack == "gauss_newton":
         found = gauss_newton(model, seen, known, settings=GaussNewton(0.1))
     else:
-        found = closed_form(model, seen, known, settings=ClosedForm(0.1, solver=attack)).reconstruction
+        found = closed_form(
+            model, seen, known, settings=ClosedForm(0.1, solver=attack)
+        ).reconstruction
     assert found.status == 0
     assert (np.asarray(found.values[0]) == truth).all()
 
@@ -147,8 +199,12 @@ def test_a_round_that_changed_nothing_is_left_out(attack):
 def test_a_negative_rate_tells_that_the_messages_are_wrong():
     model = mlp(D, (64,), 3)
     x, y, _, messages = make_victim(model)
-    turned = jax.tree.map(lambda received, returned: 2 * received - returned, messages.received, messages.returned)
-    found = closed_form(model, Messages.from_arrays(messages.received, turned), Knowledge(x, y, (binary_column(6),)))
+    turned = jax.tree.map(
+        lambda received, returned: 2 * received - returned, messages.received, messages.returned
+    )
+    found = closed_form(
+        model, Messages.from_arrays(messages.received, turned), Knowledge(x, y, (binary_column(6),))
+    )
     assert found.learning_rate < 0
     assert found.reconstruction.status == 1
 
@@ -192,11 +248,13 @@ def test_any_model_of_three_functions():
 
 
 def test_a_linear_model_needs_enough_equations():
-    """Linear regression has D + 1 numbers per message: the residual is zero, the answer is not determined, and the
-    condition number says so."""
+    """Linear regression has D + 1 numbers per message: the residual is zero, the answer is not
+    determined, and the condition number says so."""
     model = linear(D)
     x, y, _, messages = make_victim(model, rounds=1)
-    found = closed_form(model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
+    found = closed_form(
+        model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1)
+    )
     assert found.condition > 1e8
 
 
@@ -205,7 +263,10 @@ def test_the_truth_left_in_the_records_is_not_used():
     x, y, _, messages = make_victim(model)
     hidden = x.copy()
     hidden[:, 6] = np.nan
-    a, b = (closed_form(model, messages, Knowledge(v, y, (binary_column(6),)), settings=ClosedForm(0.1)) for v in (x, hidden))
+    a, b = (
+        closed_form(model, messages, Knowledge(v, y, (binary_column(6),)), settings=ClosedForm(0.1))
+        for v in (x, hidden)
+    )
     assert largest_difference(a, b) == 0
 
 
@@ -215,7 +276,9 @@ def test_another_clients_messages_tell_nothing():
     for seed in range(12):
         x, y, truth, _ = make_victim(model, seed)
         wrong = make_victim(model, seed + 100)[3]
-        found = closed_form(model, wrong, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
+        found = closed_form(
+            model, wrong, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1)
+        )
         assert found.reconstruction.status == 0
         scores.append(float((np.asarray(found.reconstruction.values[0]) == truth).mean()))
         majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
@@ -224,9 +287,13 @@ def test_another_clients_messages_tell_nothing():
 
 def test_a_column_that_does_not_enter_the_model_fails_or_says_nothing():
     inner = mlp(D, (64,), 3)
-    blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 6].set(0), **rest), cross_entropy, 3)
+    blind = Model(
+        inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 6].set(0), **rest), cross_entropy, 3
+    )
     x, y, truth, messages = make_victim(blind)
-    answer = closed_form(blind, messages, Knowledge(x, y, (binary_column(6, 0.3),)), settings=ClosedForm(0.1)).reconstruction
+    answer = closed_form(
+        blind, messages, Knowledge(x, y, (binary_column(6, 0.3),)), settings=ClosedForm(0.1)
+    ).reconstruction
     values = np.asarray(answer.values[0])
     assert answer.status == 1 or (values == 0).all()  # the prior's majority for everyone
     assert (values == truth).mean() <= majority_rate(jnp.asarray(truth), 2)
@@ -246,7 +313,9 @@ def test_structured_objective_equals_the_generic_one(records, hidden, soft):
     model = mlp(D, hidden, 4)
     x = jax.random.bernoulli(KEY, 0.3, (records, D)).astype(jnp.float32)
     y = jax.random.randint(KEY, (records,), 0, 4)
-    messages = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(rounds=3)).messages(0)
+    messages = simulate(
+        model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(rounds=3)
+    ).messages(0)
     if soft:
         y = jax.nn.softmax(jax.random.normal(KEY, (records, 4)))
     positions = jnp.array([3, 7, 11])
@@ -254,10 +323,14 @@ def test_structured_objective_equals_the_generic_one(records, hidden, soft):
     features = jax.random.uniform(jax.random.key(9), (records, 3))
 
     def generic(features, y):
-        return matching_objective(model, messages, erased.at[:, positions].set(features), y, KEY, Virtual())
+        return matching_objective(
+            model, messages, erased.at[:, positions].set(features), y, KEY, Virtual()
+        )
 
     which = (0, 1) if soft else (0,)
-    fast = jax.value_and_grad(column_objective(model, messages, erased, positions), which)(features, y)
+    fast = jax.value_and_grad(column_objective(model, messages, erased, positions), which)(
+        features, y
+    )
     slow = jax.value_and_grad(generic, which)(features, y)
     assert abs(fast[0] - slow[0]) < 1e-6
     for a, b in zip(fast[1], slow[1], strict=True):
@@ -281,7 +354,14 @@ def test_statistics_equal_a_plain_loop():
                 p /= p.sum()
                 gradient = np.outer(h, p - np.eye(3)[y[n]])
                 loss = -np.log(p[y[n]])
-                table[:, k, e] = (p.argmax() == y[n], p[y[n]], -loss, -loss, np.linalg.norm(gradient), gradient[:, y[n]].sum())
+                table[:, k, e] = (
+                    p.argmax() == y[n],
+                    p[y[n]],
+                    -loss,
+                    -loss,
+                    np.linalg.norm(gradient),
+                    gradient[:, y[n]].sum(),
+                )
         scores = table.sum(2)
         scores[3] = table[3, :, -1]
         choices = scores.argmax(1)
@@ -307,9 +387,14 @@ def test_regression_and_flax_modules_have_layers():
             return nn.Dense(1, use_bias=False)(nn.tanh(nn.Dense(30)(x)))
 
     model = from_flax(Block(), (D,), squared_error)
-    assert model.layers.names == ("Dense_1", "Dense_0")  # in order of evaluation; Flax names them as they are built
+    assert model.layers.names == (
+        "Dense_1",
+        "Dense_0",
+    )  # in order of evaluation; Flax names them as they are built
     x, y, truth, messages = make_victim(model, rounds=6)
-    found = closed_form(model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1))
+    found = closed_form(
+        model, messages, Knowledge(x, y, (binary_column(6),)), settings=ClosedForm(0.1)
+    )
     assert (np.asarray(found.reconstruction.values[0]) == truth).all()
     assert mlp(D, (8,), 3, batch_norm=True).layers is None
 
@@ -332,20 +417,59 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
     [
         (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, orders=0)), "orders=0 must be an integer"),
         (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, orders=1)), "orders=1 must be at least 2"),
-        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, spread=-1.0)), r"spread=-1\.0 must be at least 0"),
-        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN, floor=np.inf)), "floor=inf must be at least 0 and finite"),
-        (lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(0.0))), r"learning_rate=0\.0 must be positive"),
-        (lambda *a: gls(*a, KEY, settings=GLS(PLAIN), dtype="int32"), "dtype='int32' must be float32 or float64"),
-        (lambda *a: closed_form(*a, dtype=jnp.bfloat16), "dtype=.*bfloat16.* must be float32 or float64"),
+        (
+            lambda *a: gls(*a, KEY, settings=GLS(PLAIN, spread=-1.0)),
+            r"spread=-1\.0 must be at least 0",
+        ),
+        (
+            lambda *a: gls(*a, KEY, settings=GLS(PLAIN, floor=np.inf)),
+            "floor=inf must be at least 0 and finite",
+        ),
+        (
+            lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(0.0))),
+            r"learning_rate=0\.0 must be positive",
+        ),
+        (
+            lambda *a: gls(*a, KEY, settings=GLS(PLAIN), dtype="int32"),
+            "dtype='int32' must be float32 or float64",
+        ),
+        (
+            lambda *a: closed_form(*a, dtype=jnp.bfloat16),
+            "dtype=.*bfloat16.* must be float32 or float64",
+        ),
         (lambda *a: closed_form(*a, members=2.5), r"members=2\.5 must be an integer"),
-        (lambda *a: closed_form(*a, members=99), "members=99 must lie between 1 and the number of records, 40"),
-        (lambda *a: closed_form(*a, settings=ClosedForm(ridge=-1.0)), r"ridge=-1\.0 must be at least 0"),
-        (lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(batch_size=99))), "batch_size=99 is larger than the client's 40"),
-        (lambda *a: closed_form(*a, settings=ClosedForm(0.0)), r"learning_rate=0\.0 must be positive"),
-        (lambda *a: closed_form(*a, settings=ClosedForm(0.1, solver="lu")), "solver='lu' is unknown"),
-        (lambda *a: gauss_newton(*a, settings=GaussNewton(0.1, passes=0)), "passes=0 must be an integer"),
-        (lambda *a: gauss_newton(*a, settings=GaussNewton(None)), "learning_rate=None: gauss_newton needs"),
-        (lambda *a: gauss_newton(*a, settings=GaussNewton(-1.0)), r"learning_rate=-1\.0 must be positive"),
+        (
+            lambda *a: closed_form(*a, members=99),
+            "members=99 must lie between 1 and the number of records, 40",
+        ),
+        (
+            lambda *a: closed_form(*a, settings=ClosedForm(ridge=-1.0)),
+            r"ridge=-1\.0 must be at least 0",
+        ),
+        (
+            lambda *a: gls(*a, KEY, settings=GLS(LocalTraining(batch_size=99))),
+            "batch_size=99 is larger than the client's 40",
+        ),
+        (
+            lambda *a: closed_form(*a, settings=ClosedForm(0.0)),
+            r"learning_rate=0\.0 must be positive",
+        ),
+        (
+            lambda *a: closed_form(*a, settings=ClosedForm(0.1, solver="lu")),
+            "solver='lu' is unknown",
+        ),
+        (
+            lambda *a: gauss_newton(*a, settings=GaussNewton(0.1, passes=0)),
+            "passes=0 must be an integer",
+        ),
+        (
+            lambda *a: gauss_newton(*a, settings=GaussNewton(None)),
+            "learning_rate=None: gauss_newton needs",
+        ),
+        (
+            lambda *a: gauss_newton(*a, settings=GaussNewton(-1.0)),
+            r"learning_rate=-1\.0 must be positive",
+        ),
     ],
 )
 def test_bad_settings(attack, message):

@@ -1,4 +1,5 @@
-"""Data sources: counts from their publishers, recipes, builders against a server on localhost, CSV, partitions."""
+"""Data sources: counts from their publishers, recipes, builders against a server on localhost, CSV,
+partitions."""
 
 import functools
 import gzip
@@ -37,7 +38,8 @@ def test_public_source_from_local_copies(name, data_dir, cache):
 
 
 def test_location_columns_have_the_published_variance(data_dir, cache):
-    """Lyu 2021, Table 1: population variance of the counts of zeros and ones, 2.6e6 for column 1. Its 2070 for column
+    """Lyu 2021, Table 1: population variance of the counts of zeros and ones, 2.6e6 for column 1.
+    Its 2070 for column
     69 is that of 5,009 rows: one was lost to a header."""
     counts = np.bincount(load("location30", data_dir).values_of(1))
     assert counts.var() == pytest.approx(2.6e6, rel=0.01)
@@ -72,7 +74,9 @@ def _copy(name, data_dir, folder, change):
     ],
 )
 @pytest.mark.parametrize("name", ["location30", "adult", "genome_hs3d"])
-def test_damaged_archives_are_refused_even_if_prepared_before(name, change, message, data_dir, cache, tmp_path):
+def test_damaged_archives_are_refused_even_if_prepared_before(
+    name, change, message, data_dir, cache, tmp_path
+):
     load(name, data_dir)
     (tmp_path / "copy").mkdir()
     _copy(name, data_dir, tmp_path / "copy", change)
@@ -99,9 +103,15 @@ def test_a_source_that_another_process_prepared_meanwhile_is_read(data_dir, cach
 
 
 def test_altered_content_in_a_sound_archive_is_refused(data_dir, cache, tmp_path):
-    text = gzip.decompress(sources.find(Path(data_dir), "adult", sources.SOURCES["adult"].files[0]).read_bytes())
-    (tmp_path / "adult.data.gz").write_bytes(gzip.compress(text.replace(b"39, State-gov", b"40, State-gov", 1)))
-    with pytest.raises(ValueError, match=r"adult.data.gz was altered: its content has sha256 .* fetch it again"):
+    text = gzip.decompress(
+        sources.find(Path(data_dir), "adult", sources.SOURCES["adult"].files[0]).read_bytes()
+    )
+    (tmp_path / "adult.data.gz").write_bytes(
+        gzip.compress(text.replace(b"39, State-gov", b"40, State-gov", 1))
+    )
+    with pytest.raises(
+        ValueError, match=r"adult.data.gz was altered: its content has sha256 .* fetch it again"
+    ):
         load("adult", tmp_path)
 
 
@@ -147,7 +157,10 @@ def test_download(server, cache, monkeypatch):
 def test_a_failed_download_says_what_to_do(server, cache, monkeypatch):
     monkeypatch.setitem(sources.SOURCES, "tiny", _tiny_source(server[1]))
     monkeypatch.delenv("JAXFL_DATA", raising=False)
-    with pytest.raises(ConnectionError, match=r"tiny.csv.gz could not be downloaded .*404.*put tiny.csv into a folder"):
+    with pytest.raises(
+        ConnectionError,
+        match=r"tiny.csv.gz could not be downloaded .*404.*put tiny.csv into a folder",
+    ):
         load("tiny")
 
 
@@ -158,7 +171,9 @@ def test_missing_data_dir(cache):
 
 def test_purchase100_is_parsed_and_checked():
     row = ",".join(["3", *["1", "0"] * 300])
-    table = sources.SOURCES["purchase100"].parse({"dataset_purchase.tgz": (row + "\n" + row).encode()})
+    table = sources.SOURCES["purchase100"].parse(
+        {"dataset_purchase.tgz": (row + "\n" + row).encode()}
+    )
     assert table.values.shape == (2, 600)
     assert table.y.tolist() == [2, 2]
     with pytest.raises(ValueError, match="has 3 columns; Purchase-100 has 601"):
@@ -199,7 +214,8 @@ def test_leaf_synthetic_follows_its_recipe():
 
 
 def test_adult_as_paper_004_uses_it(data_dir, cache):
-    """Appendix C.1: 53 columns, ten clients; its 2, 3 and 2 % of doctorates are 1.05, 2.32 and 1.54 %, rounded up."""
+    """Appendix C.1: 53 columns, ten clients; its 2, 3 and 2 % of doctorates are 1.05, 2.32 and 1.54
+    %, rounded up."""
     data = load("adult_bachelors", data_dir)
     assert data.x.shape == (12110, 53)
     assert np.bincount(data.group).tolist() == [127, 281, 186, 11516]
@@ -217,7 +233,9 @@ def test_idx_and_cifar_files_are_parsed():
     images = b"\x00\x00\x08\x03" + np.asarray(pixels.shape, ">i4").tobytes() + pixels.tobytes()
     labels = b"\x00\x00\x08\x01" + np.asarray([3], ">i4").tobytes() + bytes([7, 0, 9])
     contents = {
-        f"{part}-{kind}": b for part in ("train", "t10k") for kind, b in zip(sources.IDX, (images, labels), strict=True)
+        f"{part}-{kind}": b
+        for part in ("train", "t10k")
+        for kind, b in zip(sources.IDX, (images, labels), strict=True)
     }
     table = sources.SOURCES["mnist"].parse(contents)
     assert table.values.shape == (6, 784)
@@ -225,7 +243,9 @@ def test_idx_and_cifar_files_are_parsed():
     assert table.y.tolist() == [7, 0, 9] * 2
     colours = np.stack([np.full((32, 32), k, np.uint8) for k in (10, 20, 30)])
     record = bytes([4]) + colours.tobytes()
-    table = sources.SOURCES["cifar10_subset"].parse({"cifar10/data_batch_1.bin": record, "cifar10/data_batch_2.bin": record})
+    table = sources.SOURCES["cifar10_subset"].parse(
+        {"cifar10/data_batch_1.bin": record, "cifar10/data_batch_2.bin": record}
+    )
     assert table.shape == (32, 32, 3)
     assert table.values[1].reshape(32, 32, 3)[5, 6] * 255 == pytest.approx([10, 20, 30])
     assert table.y.tolist() == [4, 4]
@@ -233,8 +253,12 @@ def test_idx_and_cifar_files_are_parsed():
 
 
 def test_images_of_the_public_sources(data_dir):
-    """Labels and pixels as published: classes counted, means known. Parsed, not prepared, which takes a minute."""
-    for name, size, first in (("mnist", 70_000, [5, 0, 4, 1, 9]), ("fashion_mnist", 70_000, [9, 0, 0, 3, 0])):
+    """Labels and pixels as published: classes counted, means known. Parsed, not prepared, which
+    takes a minute."""
+    for name, size, first in (
+        ("mnist", 70_000, [5, 0, 4, 1, 9]),
+        ("fashion_mnist", 70_000, [9, 0, 0, 3, 0]),
+    ):
         table = parsed(name, data_dir)
         assert table.values.shape == (size, 784)
         assert table.y[:5].tolist() == first
@@ -242,14 +266,27 @@ def test_images_of_the_public_sources(data_dir):
     assert np.bincount(table.y).tolist() == [7000] * 10
     table = parsed("cifar10_subset", data_dir)
     assert table.values.shape == (20_000, 3072)
-    assert np.bincount(table.y[:10_000]).tolist() == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
+    assert np.bincount(table.y[:10_000]).tolist() == [
+        1005,
+        974,
+        1032,
+        1016,
+        999,
+        937,
+        1030,
+        1001,
+        1025,
+        981,
+    ]
 
 
 def parsed(name, data_dir):
     """A public source from local copies, without preparing it."""
     source = sources.SOURCES[name]
     paths = {file.name: sources.find(Path(data_dir), name, file) for file in source.files}
-    return source.parse({file.name: sources.content(file, paths[file.name]) for file in source.files})
+    return source.parse(
+        {file.name: sources.content(file, paths[file.name]) for file in source.files}
+    )
 
 
 def test_faces(data_dir, cache):
@@ -275,7 +312,9 @@ def test_flight_fares_by_airline(data_dir):
     path = sources.find(Path(data_dir), "flight_price", sources.SOURCES["flight_price"].files[0])
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     assert len(lines) == 300_154
-    table = sources.SOURCES["flight_price"].parse({"Clean_Dataset.csv": b"".join(lines[:1] + lines[1::15])})
+    table = sources.SOURCES["flight_price"].parse(
+        {"Clean_Dataset.csv": b"".join(lines[:1] + lines[1::15])}
+    )
     data = encode(flight_airlines(table, records=2000, clients=8))
     assert len(data) == 2000
     assert data.classes is None
@@ -323,7 +362,12 @@ def test_csv(tmp_path):
     assert data.values_of("smoker").tolist() == [1, 0, 0, 1]
     assert data.column("smoker").positions == (4,)
     assert data.x[2, 0] == pytest.approx(0, abs=1e-6)  # a missing number is the mean
-    codes = load(str(path), target="income", kinds={"zip": "categorical"}, categories={"job": ["clerk", "nurse", "pilot"]})
+    codes = load(
+        str(path),
+        target="income",
+        kinds={"zip": "categorical"},
+        categories={"job": ["clerk", "nurse", "pilot"]},
+    )
     assert codes.column("zip").categories == ("8001", "8002", "8003")
     assert codes.column("job").categories == ("clerk", "nurse", "pilot", "(missing)")
     assert load(str(path), target="age", task="regression").classes is None
@@ -343,7 +387,11 @@ def test_csv(tmp_path):
         ("a,b\n1,1\n2,2\ninf,3\n", {"target": "b"}, "column 'a' holds an infinite value"),
         ("a,b\n1,2\n", {"target": "b", "sensitive": "b"}, "sensitive='b' is the target or dropped"),
         ("a,b\n", {"target": "b"}, "needs a header and at least one row"),
-        ("a,b\nx,1\ny,2\n", {"target": "b", "kinds": {"a": "numeric"}}, "column 'a' is numeric but could not convert"),
+        (
+            "a,b\nx,1\ny,2\n",
+            {"target": "b", "kinds": {"a": "numeric"}},
+            "column 'a' is numeric but could not convert",
+        ),
         ("a,b\n1,?\n", {"target": "b"}, "has no row with a value of 'b'"),
         ("b\n1\n2\n", {"target": "b"}, "has no column besides the target"),
         (
@@ -379,7 +427,9 @@ def test_partitions():
         parts = partitions.dirichlet(rng, y, 8, alpha)
         assert covers(parts)
         assert min(map(len, parts)) >= 1
-    assert np.std([np.bincount(y[p], minlength=10) for p in parts]) < 4  # alpha = 100 is nearly even
+    assert (
+        np.std([np.bincount(y[p], minlength=10) for p in parts]) < 4
+    )  # alpha = 100 is nearly even
     adult_like = load("breast_cancer")
     low, high = partitions.by_column(adult_like, 0)
     assert (adult_like.values_of(0)[low] == 0).all()

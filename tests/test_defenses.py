@@ -14,7 +14,10 @@ from jaxfl.defenses import mixed, private_gradient
 from tests.conftest import largest_difference
 
 KEY = jax.random.key(4)
-UPDATE = {"a": jax.random.normal(KEY, (50, 40)), "b": 0.1 * jax.random.normal(jax.random.key(5), (40,))}
+UPDATE = {
+    "a": jax.random.normal(KEY, (50, 40)),
+    "b": 0.1 * jax.random.normal(jax.random.key(5), (40,)),
+}
 
 
 def norm(tree):
@@ -28,7 +31,9 @@ def test_clipping_shortens_long_updates_only():
     assert direction == pytest.approx(norm({"a": UPDATE["a"]}) ** 2 / norm(UPDATE), rel=1e-5)
 
 
-@pytest.mark.parametrize("upload", [Upload(clip=2.0, noise_multiplier=0.5), Upload(noise_multiplier=0.5)])
+@pytest.mark.parametrize(
+    "upload", [Upload(clip=2.0, noise_multiplier=0.5), Upload(noise_multiplier=0.5)]
+)
 def test_noise_has_the_stated_deviation(upload):
     quiet = protect(UPDATE, KEY, Upload(clip=upload.clip))
     unit = 2.0 if np.isfinite(upload.clip) else norm(UPDATE)
@@ -56,7 +61,9 @@ def test_a_run_without_effect_is_the_plain_run_and_a_noisy_one_is_not(world):
     assert largest_difference(plain.params, empty.params) < 1e-6
     assert largest_difference(plain.params, noisy.params) > 1e-4
     one, other = (
-        jax.tree.map(jnp.subtract, m.returned, run(None).messages(c).returned) for c in (0, 1) for m in [noisy.messages(c)]
+        jax.tree.map(jnp.subtract, m.returned, run(None).messages(c).returned)
+        for c in (0, 1)
+        for m in [noisy.messages(c)]
     )
     assert largest_difference(one, other) > 1e-4  # clients draw their own noise
 
@@ -71,11 +78,17 @@ def test_gradients_pass_through_what_is_sent(world, upload):
     slope = jax.grad(loss)(0.1)
     numeric = (loss(0.101) - loss(0.099)) / 0.002
     assert slope == pytest.approx(float(numeric), rel=0.05, abs=1e-3)
-    assert jnp.isfinite(jax.grad(lambda u: protect(u, KEY, upload)["a"].sum())(jax.tree.map(jnp.zeros_like, UPDATE))["a"]).all()
+    assert jnp.isfinite(
+        jax.grad(lambda u: protect(u, KEY, upload)["a"].sum())(
+            jax.tree.map(jnp.zeros_like, UPDATE)
+        )["a"]
+    ).all()
 
 
 def test_the_finest_rounding_stays_within_the_largest():
-    sent = jax.vmap(lambda k: protect({"a": jnp.array([1.0, 0.5, -1.0])}, k, Upload(bits=16))["a"])(jax.random.split(KEY, 5000))
+    sent = jax.vmap(lambda k: protect({"a": jnp.array([1.0, 0.5, -1.0])}, k, Upload(bits=16))["a"])(
+        jax.random.split(KEY, 5000)
+    )
     assert jnp.abs(sent).max() <= 1.0
 
 
@@ -86,7 +99,10 @@ def test_bad_numbers():
     for upload, message in (
         (Upload(clip=0), "clip=0 must be positive"),
         (Upload(noise_multiplier=-1.0), r"noise_multiplier=-1\.0 must be at least 0 and finite"),
-        (Upload(noise_multiplier=float("inf")), "noise_multiplier=inf must be at least 0 and finite"),
+        (
+            Upload(noise_multiplier=float("inf")),
+            "noise_multiplier=inf must be at least 0 and finite",
+        ),
         (Upload(bits=2.5), r"bits=2\.5 must be an integer from 0"),
         (Upload(bits=24), "bits=24 must be an integer from 0"),
     ):
@@ -101,14 +117,23 @@ def batch():
     x = rng.normal(size=(20, 5)).astype(np.float32)
     x[15:] = np.nan
     mask = jnp.arange(20) < 15
-    return model, dataclasses.replace(model, layers=None), model.init(KEY), jnp.asarray(x), jnp.arange(20) % 3, mask
+    return (
+        model,
+        dataclasses.replace(model, layers=None),
+        model.init(KEY),
+        jnp.asarray(x),
+        jnp.arange(20) % 3,
+        mask,
+    )
 
 
 def test_private_gradients_agree_with_optax(batch):
     """Norms by layers, norms by `vmap(grad)`, and optax's own aggregation; differences below 1e-5."""
     model, plain, params, x, y, mask = batch
     for clip in (0.1, 0.7, 100.0):
-        found = [private_gradient(m, params, x, y, mask, KEY, DPSGD(clip, 0.0)) for m in (model, plain)]
+        found = [
+            private_gradient(m, params, x, y, mask, KEY, DPSGD(clip, 0.0)) for m in (model, plain)
+        ]
 
         def one(x, y):
             return jax.grad(lambda p: jaxfl.mean_loss(model, p, x[None], y[None]))(params)
@@ -124,7 +149,9 @@ def test_private_gradients_agree_with_optax(batch):
 def test_private_noise_has_the_size_it_says(batch):
     model, _, params, x, y, mask = batch
     keys = jax.random.split(KEY, 2000)
-    drawn = jax.vmap(lambda k: private_gradient(model, params, x, y, mask, k, DPSGD(0.5, 3.0)))(keys)
+    drawn = jax.vmap(lambda k: private_gradient(model, params, x, y, mask, k, DPSGD(0.5, 3.0)))(
+        keys
+    )
     for leaf in jax.tree.leaves(drawn):
         assert np.allclose(leaf.std(0), 0.5 * 3 / 15, rtol=0.15)
 
@@ -133,7 +160,9 @@ def test_mixup_averages_neighbours_and_has_the_gradient_of_the_average_label(bat
     model, _, params, x, y, mask = batch
     paired, mixed_x, pairs = mixed(model, x, y, mask, KEY)
     clean = np.nan_to_num(np.asarray(x))
-    partners = [int(np.argmin(np.abs(2 * mixed_x[i] - clean[i] - clean[:15]).sum(1))) for i in range(15)]
+    partners = [
+        int(np.argmin(np.abs(2 * mixed_x[i] - clean[i] - clean[:15]).sum(1))) for i in range(15)
+    ]
     assert sorted(partners) == list(range(15))
     assert all(p != i for i, p in enumerate(partners))
     assert (np.asarray(pairs[:15, 1]) == np.asarray(y)[partners]).all()
@@ -146,25 +175,35 @@ def test_mixup_averages_neighbours_and_has_the_gradient_of_the_average_label(bat
 
 
 @pytest.mark.parametrize(
-    "training", [{"privacy": DPSGD(0.3, 0.5)}, {"mixup": True}, {"privacy": DPSGD(0.3, 0.5), "mixup": True}]
+    "training",
+    [{"privacy": DPSGD(0.3, 0.5)}, {"mixup": True}, {"privacy": DPSGD(0.3, 0.5), "mixup": True}],
 )
 def test_defended_training_ignores_padding_and_runs_in_federations(world, training):
     training = jaxfl.LocalTraining(0.1, epochs=2, batch_size=8, **training)
     x, y = world.records[0]
     short = jaxfl.one_client(x, y)
     longer = jaxfl.ClientData(
-        jnp.pad(short.x, ((0, 8), (0, 0)), constant_values=jnp.nan), jnp.pad(short.y, (0, 8)), jnp.arange(32) < 24, short.id
+        jnp.pad(short.x, ((0, 8), (0, 0)), constant_values=jnp.nan),
+        jnp.pad(short.y, (0, 8)),
+        jnp.arange(32) < 24,
+        short.id,
     )
-    one, other = (jaxfl.local_update(world.model, world.params, d, KEY, training) for d in (short, longer))
+    one, other = (
+        jaxfl.local_update(world.model, world.params, d, KEY, training) for d in (short, longer)
+    )
     assert largest_difference(one, other) < 1e-5
     federated = Federated(rounds=2, training=training)
     plain = Federated(rounds=2, training=jaxfl.LocalTraining(0.1, epochs=2, batch_size=8))
-    runs = [simulate(world.model, world.params, world.clients, KEY, f).params for f in (federated, plain)]
+    runs = [
+        simulate(world.model, world.params, world.clients, KEY, f).params
+        for f in (federated, plain)
+    ]
     assert 1e-3 < largest_difference(*runs) < 10
 
 
 def test_epsilon_is_recomputed():
-    """Driouich 2023's (10, 1e-5) over 1,000 rounds of batches of 512, for its clients of 1,646 and of 127 records."""
+    """Driouich 2023's (10, 1e-5) over 1,000 rounds of batches of 512, for its clients of 1,646 and
+    of 127 records."""
     for records, steps in ((1646, 4000), (127, 1000)):
         settings = {"records": records, "batch_size": 512, "steps": steps, "delta": 1e-5}
         noise = accounting.noise_multiplier(10.0, **settings)
@@ -208,7 +247,10 @@ def test_a_batch_without_records_guarantees_nothing(batch_size):
 
 
 def test_bad_private_training(world):
-    for privacy, message in ((DPSGD(0.0), r"clip=0\.0 must be positive"), (DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0")):
+    for privacy, message in (
+        (DPSGD(0.0), r"clip=0\.0 must be positive"),
+        (DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0"),
+    ):
         federated = Federated(rounds=1, training=jaxfl.LocalTraining(0.1, privacy=privacy))
         with pytest.raises(ValueError, match=message):
             simulate(world.model, world.params, world.clients, KEY, federated)

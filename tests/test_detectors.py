@@ -1,4 +1,5 @@
-"""Detectors of properties: affine features add up, three ways to train one agree, and misbehaving clients do what is said."""
+"""Detectors of properties: affine features add up, three ways to train one agree, and misbehaving
+clients do what is said."""
 
 import dataclasses
 
@@ -8,13 +9,11 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from attacks.detector_training import DetectorTraining
-from attacks.detectors import halves, observe, overlap, repeat_correlation, train_detectors
-from attacks.directions import record_gradients
-from attacks.disaggregation import ridge
+from attacks import DetectorTraining, Property, gibbs, observe, ridge, train_detectors
 from attacks.metrics import ranking
-from attacks.property_inference import gibbs
-from attacks.shadows import Property, shadow_updates
+from attacks.properties.detectors import halves, overlap, repeat_correlation
+from attacks.properties.directions import record_gradients
+from attacks.properties.shadows import shadow_updates
 from jaxfl import (
     Behavior,
     Federated,
@@ -96,7 +95,9 @@ def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     assert ranking(found, POSITIVES, 0.5).f1 == 1
     # Messages of honest clients hold no sign of it.
     run = trained(federation, None)
-    honest = observe(run.aggregates(), detectors_of(federation, run, auxiliary, prop, kind, pairs=pairs))
+    honest = observe(
+        run.aggregates(), detectors_of(federation, run, auxiliary, prop, kind, pairs=pairs)
+    )
     assert np.asarray(gibbs(honest, jnp.asarray([ROUNDS]), KEY))[0].max() < 0.5
 
 
@@ -104,7 +105,8 @@ def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
     prop = Property(Behavior(update=-1.0), rate=2 / CLIENTS)
     run = trained(federation, prop.behavior.among(POSITIVES))
     each, shared, mean = (
-        detectors_of(federation, run, auxiliary, prop, **changed) for changed in ({}, {"every": 4}, {"averaged": ROUNDS})
+        detectors_of(federation, run, auxiliary, prop, **changed)
+        for changed in ({}, {"every": 4}, {"averaged": ROUNDS})
     )
     assert shared.direction.shape == each.direction.shape
     assert (np.asarray(shared.direction[4:8]) == np.asarray(shared.direction[4])).all()
@@ -113,7 +115,9 @@ def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
     unit = lambda a: np.asarray(a) / np.linalg.norm(a, axis=-1, keepdims=True)  # noqa: E731
     assert unit(mean.direction[0]) == pytest.approx(unit(each.direction[0]), abs=1e-5)
     cosines = lambda a: (unit(a.direction[1:]) * unit(a.direction[:-1])).sum(1)  # noqa: E731
-    assert (1 - cosines(mean))[20:].max() < 0.1 * np.median(1 - cosines(each))  # the more are averaged, the less one counts
+    assert (1 - cosines(mean))[20:].max() < 0.1 * np.median(
+        1 - cosines(each)
+    )  # the more are averaged, the less one counts
     for detectors in (shared, mean):
         found = np.asarray(gibbs(observe(run.aggregates(), detectors), [ROUNDS], KEY))[0]
         assert ranking(found, POSITIVES, 0.5).f1 == 1
@@ -123,7 +127,9 @@ def test_no_detector_looks_ahead(federation, auxiliary):
     prop = Property(Behavior(update=-1.0))
     received = trained(federation, None).aggregates().received
     other = jax.tree.map(lambda a: a.at[20:].multiply(-2), received)
-    settings = DetectorTraining(pairs=10, gradients=50, repeated=2, every=8, averaged=3, followed=50)
+    settings = DetectorTraining(
+        pairs=10, gradients=50, repeated=2, every=8, averaged=3, followed=50
+    )
     found = [
         train_detectors(
             federation[0],
@@ -157,15 +163,24 @@ TARGET = jnp.full(10, 2.0), jnp.asarray(0)
         (Property(target=TARGET), "logistic", 40),
     ],
 )
-def test_class_means_follow_the_model_between_rounds_of_one_detector(federation, auxiliary, prop, kind, every):
-    """To first order, which is exact for one step: by the difference of the mean gradients of both classes."""
+def test_class_means_follow_the_model_between_rounds_of_one_detector(
+    federation, auxiliary, prop, kind, every
+):
+    """To first order, which is exact for one step: by the difference of the mean gradients of both
+    classes."""
     model, (x, y) = federation[0], map(jnp.asarray, auxiliary)
     received = trained(federation, None).aggregates().received
-    settings = DetectorTraining(kind, 20, gradients=100, repeated=2, every=every, epochs=2, followed=len(x))
-    found = train_detectors(model, received, x, y, prop, KEY, training=PLAIN, records=RECORDS, settings=settings)
+    settings = DetectorTraining(
+        kind, 20, gradients=100, repeated=2, every=every, epochs=2, followed=len(x)
+    )
+    found = train_detectors(
+        model, received, x, y, prop, KEY, training=PLAIN, records=RECORDS, settings=settings
+    )
     rows = halves(jax.random.split(KEY, 5)[0], len(x))[1]
     gradient = jax.grad(lambda p, x, y: mean_loss(model, p, x, y))
-    along = lambda x, y: (jax.vmap(lambda p: ravel_pytree(gradient(p, x, y))[0])(received) * found.direction).sum(1)  # noqa: E731
+    along = lambda x, y: (
+        jax.vmap(lambda p: ravel_pytree(gradient(p, x, y))[0])(received) * found.direction
+    ).sum(1)  # noqa: E731
     mean = with_ = along(x[rows], y[rows])
     if prop.target is not None:
         with_ = (mean * (RECORDS - 1) + along(*(a[None] for a in prop.target))) / RECORDS
@@ -174,13 +189,16 @@ def test_class_means_follow_the_model_between_rounds_of_one_detector(federation,
     means = found.mean - found.offset[:, None]  # of the direction alone
     moved = 0.1 * jnp.stack([mean - mean[trained_for], with_ - with_[trained_for]], 1)
     # The step is estimated, from halves of the shadows.
-    assert means - means[trained_for] == pytest.approx(np.asarray(moved), rel=0.02, abs=0.02 * float(abs(moved).max()))
+    assert means - means[trained_for] == pytest.approx(
+        np.asarray(moved), rel=0.02, abs=0.02 * float(abs(moved).max())
+    )
     assert float(abs(moved).max()) > 0.02 * float((found.mean[:, 1] - found.mean[:, 0]).max())
     assert found.mean.sum(1) == pytest.approx(np.asarray(found.mean.sum(1)[trained_for]), abs=1e-4)
 
 
 def test_means_are_those_of_clients_with_records_of_their_own(federation, auxiliary):
-    """And not of the records that directions are made of: 150 gradients of 158 parameters leave little to chance."""
+    """And not of the records that directions are made of: 150 gradients of 158 parameters leave
+    little to chance."""
     prop = Property(Behavior(gradient=-1.0))
     received = jax.tree.map(lambda a: a[::8], trained(federation, None).aggregates().received)
     found = train_detectors(
@@ -199,9 +217,12 @@ def test_means_are_those_of_clients_with_records_of_their_own(federation, auxili
     for t in range(len(found.offset)):
         params = jax.tree.map(lambda a, t=t: a[t], received)
         nobody, keys = jnp.zeros(len(rows), bool), jax.random.split(KEY, len(rows))
-        updates = shadow_updates(federation[0], params, rows, nobody, keys, Property(), x=x, y=y, training=TRAINING)
+        updates = shadow_updates(
+            federation[0], params, rows, nobody, keys, Property(), x=x, y=y, training=TRAINING
+        )
         away = (updates @ found.direction[t] + found.offset[t]).mean() - found.mean[t, 0]
-        # The means of 150 records' clients vary by a third; those of the directions' own lie 2.6 to 4.3 off.
+        # The means of 150 records' clients vary by a third; those of the directions' own lie 2.6 to
+        # 4.3 off.
         assert abs(away) < jnp.sqrt(found.variance[t, 0])
 
 
@@ -225,7 +246,9 @@ def test_features_of_participants_add_up_to_the_aggregates(federation, auxiliary
     expected = (features * run.participation).sum(1)
     found = observe(run.aggregates(), detectors).features
     assert found == pytest.approx(np.asarray(expected), abs=1e-4 * float(jnp.abs(features).max()))
-    assert found == pytest.approx(np.asarray(observe(trained(federation, None, keep=()).aggregates(), detectors).features))
+    assert found == pytest.approx(
+        np.asarray(observe(trained(federation, None, keep=()).aggregates(), detectors).features)
+    )
 
 
 def test_membership_of_a_record_is_found_and_not_where_nobody_holds_it(federation, auxiliary):
@@ -249,11 +272,18 @@ def test_behaviours_are_what_they_say(federation):
     model, params, own = federation
     data = one_client(*own[0])
     honest = local_update(model, params, data, KEY, TRAINING)
-    done = {b: behave(model, params, data, KEY, TRAINING, Behavior(*b)) for b in ((1, 1), (-1, 1), (1, -0.5), (1, 0))}
+    done = {
+        b: behave(model, params, data, KEY, TRAINING, Behavior(*b))
+        for b in ((1, 1), (-1, 1), (1, -0.5), (1, 0))
+    }
     assert largest_difference(done[1, 1], honest) < 1e-6
-    climbed = local_update(model, params, data, KEY, dataclasses.replace(TRAINING, learning_rate=-0.02))
+    climbed = local_update(
+        model, params, data, KEY, dataclasses.replace(TRAINING, learning_rate=-0.02)
+    )
     assert largest_difference(done[-1, 1], climbed) < 1e-6
-    assert float(mean_loss(model, done[-1, 1], data.x, data.y)) > float(mean_loss(model, params, data.x, data.y))
+    assert float(mean_loss(model, done[-1, 1], data.x, data.y)) > float(
+        mean_loss(model, params, data.x, data.y)
+    )
     expected = jax.tree.map(lambda w, v: w - 0.5 * (v - w), params, honest)
     assert largest_difference(done[1, -0.5], expected) < 1e-6
     assert largest_difference(done[1, 0], params) == 0
@@ -286,7 +316,9 @@ def test_shadows_are_clients(federation, auxiliary):
     who = jnp.ones(1, bool), jax.random.split(KEY, 1)
     found = shadow_updates(model, params, rows, *who, prop, x=x, y=y, training=TRAINING)[0]
     own = jnp.arange(RECORDS).at[0].set(200)
-    returned = local_update(model, params, one_client(x[own], y[own]), jax.random.split(KEY, 1)[0], TRAINING)
+    returned = local_update(
+        model, params, one_client(x[own], y[own]), jax.random.split(KEY, 1)[0], TRAINING
+    )
     expected = -ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
     assert found == pytest.approx(np.asarray(expected), abs=1e-6)
 
@@ -307,7 +339,9 @@ def test_correlation_of_repeated_clients():
     found = repeat_correlation(features)
     assert found[0] == 0  # one round tells nothing
     assert float(found[-1]) == pytest.approx(0.3, abs=0.05)
-    assert np.allclose(repeat_correlation(features[:7]), found[:7], rtol=1e-5)  # nor do rounds to come
+    assert np.allclose(
+        repeat_correlation(features[:7]), found[:7], rtol=1e-5
+    )  # nor do rounds to come
     assert float(repeat_correlation(jnp.asarray(noise))[-1]) < 0.01
 
 

@@ -18,7 +18,9 @@ from benchmarks.suites.lyu2021 import settings
 
 def test_eight_learning_rates_and_five_seeds_are_one_compilation():
     table = next(t for t in SUITES["quick"] if t.name == "learning_rate")
-    groups = group((table, job) for job in expand("quick", table, "small", ("cos",), range(5), None))
+    groups = group(
+        (table, job) for job in expand("quick", table, "small", ("cos",), range(5), None)
+    )
     assert len(groups) == 1
     assert len(groups[0].jobs) == 40
     jobs = [Job(_short(job.cell), job.method, job.seed) for job in groups[0].jobs]
@@ -37,9 +39,27 @@ def _short(cell):
 
 
 def test_members_of_a_group_do_not_depend_on_each_other():
-    cell = Cell("quick", "t", "small", "breast_cancer", settings(records=20, attribute=0, rounds=6, phases="pre2", steps=20))
-    other = Cell("quick", "t", "small", "breast_cancer", settings(records=20, attribute=5, rounds=6, phases="pre2", steps=20))
-    together = next(iter(attribute_experiment.run([Job(c, "cos", s) for c in (cell, other) for s in (0, 1, 2)], None)))
+    cell = Cell(
+        "quick",
+        "t",
+        "small",
+        "breast_cancer",
+        settings(records=20, attribute=0, rounds=6, phases="pre2", steps=20),
+    )
+    other = Cell(
+        "quick",
+        "t",
+        "small",
+        "breast_cancer",
+        settings(records=20, attribute=5, rounds=6, phases="pre2", steps=20),
+    )
+    together = next(
+        iter(
+            attribute_experiment.run(
+                [Job(c, "cos", s) for c in (cell, other) for s in (0, 1, 2)], None
+            )
+        )
+    )
     alone = next(iter(attribute_experiment.run([Job(other, "cos", 1)], None)))
     match = next(o for o in together if o.job == alone[0].job)
     assert match.value == alone[0].value
@@ -101,7 +121,13 @@ assert [found for _, found in local(alone, mixed)] == ["batch", "timed", "seed"]
 
 def test_members_are_shared_by_devices_and_other_groups_run_side_by_side():
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", TWO_DEVICES], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.stdout.split("\n") == ["[5.0, 4.0, 3.0, 2.0, 1.0]", "True", ""], done.stderr
 
 
@@ -109,23 +135,39 @@ def test_cells_of_two_tables_that_differ_only_in_phases_are_measured_once():
     jobs = []
     for table in (t for t in SUITES["lyu2021"] if t.name in ("table7", "table8")):
         found = expand("lyu2021", table, "small", ("closed_form",), (0,), None)
-        jobs += [(table, job) for job in found if job.cell["records"] == 50 and job.cell.dataset == "purchase_like"]
+        jobs += [
+            (table, job)
+            for job in found
+            if job.cell["records"] == 50 and job.cell.dataset == "purchase_like"
+        ]
     groups = group(jobs)
     assert len(groups) == 1
     assert len(jobs) == 12
-    short = [Job(_short(job.cell), job.method, job.seed) for job in groups[0].jobs if "gap10" not in job.cell["phases"]]
+    short = [
+        Job(_short(job.cell), job.method, job.seed)
+        for job in groups[0].jobs
+        if "gap10" not in job.cell["phases"]
+    ]
     outcomes = [o for batch in groups[0].tables[0].run(short, None) for o in batch]
     assert [o.job for o in outcomes] == short
     by_phase = {}
     for o in outcomes:
-        by_phase.setdefault((o.job.cell["attribute"], o.detail["rounds_used"]), set()).add((o.value, o.detail["objective"]))
+        by_phase.setdefault((o.job.cell["attribute"], o.detail["rounds_used"]), set()).add(
+            (o.value, o.detail["objective"])
+        )
     assert all(len(values) == 1 for values in by_phase.values())
     assert len(by_phase) == 8
 
 
 def test_unused_settings_do_not_compile_again():
     cells = [
-        Cell("s", name, "small", "breast_cancer", settings(records=20, attribute=0, rounds=6, phases="pre2", steps=5, **other))
+        Cell(
+            "s",
+            name,
+            "small",
+            "breast_cancer",
+            settings(records=20, attribute=0, rounds=6, phases="pre2", steps=5, **other),
+        )
         for name, other in (("a", {}), ("b", {"batch_size": 5}), ("c", {"participants": 2}))
     ]
     engines._compile.cache_clear()

@@ -26,7 +26,15 @@ TINY = {
     "attacked": 2,
     "optimum_steps": 200,
 }
-TINY |= {"pseudo": 8, "pseudo_steps": 20, "finish": 20, "zest_masks": 250, "zest_records": 4, "cos_steps": 20, "fit_steps": 20}
+TINY |= {
+    "pseudo": 8,
+    "pseudo_steps": 20,
+    "finish": 20,
+    "zest_masks": 250,
+    "zest_records": 4,
+    "cos_steps": 20,
+    "fit_steps": 20,
+}
 TINY |= {
     "search_steps": 5,
     "targets": 0,
@@ -39,8 +47,12 @@ TINY |= {
 
 
 def tiny(table, dataset, **changed):
-    cell = next(c for c in table_of("driouich2023", table).cells("small", None) if c.dataset == dataset)
-    return dataclasses.replace(cell, settings=tuple(sorted((dict(cell.settings) | TINY | changed).items())))
+    cell = next(
+        c for c in table_of("driouich2023", table).cells("small", None) if c.dataset == dataset
+    )
+    return dataclasses.replace(
+        cell, settings=tuple(sorted((dict(cell.settings) | TINY | changed).items()))
+    )
 
 
 def table_of(suite, name):
@@ -54,15 +66,20 @@ def scores(cell, methods, data_dir=None):
 
 
 def test_a_table_of_clients():
-    """The first client holds nearly one class: its records' errors are nearly parallel, which hides the attribute best."""
+    """The first client holds nearly one class: its records' errors are nearly parallel, which hides
+    the attribute best."""
     methods = [m for m in local_model_experiment.METHODS if m != "invert_gradient"]
     cell = tiny("table1", "leaf_milder")
     found, outcomes = scores(cell, methods)
     data = source(cell, None)
-    values = [data.values_of(data.column(data.sensitive).name)[rows] for rows in divide(data, cell, 0)]
+    values = [
+        data.values_of(data.column(data.sensitive).name)[rows] for rows in divide(data, cell, 0)
+    ]
     frequent = np.bincount(np.concatenate(values)).argmax()
     assert found["gls", "attribute_accuracy"] >= 0.85
-    assert found["majority", "attribute_accuracy"] == pytest.approx(np.mean([(v == frequent).mean() for v in values[:2]]))
+    assert found["majority", "attribute_accuracy"] == pytest.approx(
+        np.mean([(v == frequent).mean() for v in values[:2]])
+    )
     assert found["optimum", "zest"] == pytest.approx(1, abs=1e-5)
     assert found["records", "zest"] > found["last", "zest"]
     assert found["optimum", "train_loss"] < found["last", "train_loss"]
@@ -116,43 +133,67 @@ def test_who_holds_what():
 def test_clients_keep_their_distribution_whatever_their_size():
     few, many = (tiny("fig2", "leaf_synthetic", records=records) for records in (50, 200))
     data, more = source(few, None), source(many, None)
-    assert [len(rows) for rows in divide(more, tiny("fig2", "leaf_synthetic", records=0), 0)] == [2000] * 4
+    assert [len(rows) for rows in divide(more, tiny("fig2", "leaf_synthetic", records=0), 0)] == [
+        2000
+    ] * 4
     for small, large in zip(divide(data, few, 0), divide(more, many, 0), strict=True):
         assert len(small) == 50
         assert set(map(tuple, data.x[small])) <= set(map(tuple, more.x[large]))
-    assert [rows.tolist() for rows in divide(data, few, 1)] != [rows.tolist() for rows in divide(data, few, 0)]
+    assert [rows.tolist() for rows in divide(data, few, 1)] != [
+        rows.tolist() for rows in divide(data, few, 0)
+    ]
 
 
 def test_chance_of_naming_a_holder_counts_all_who_hold_a_record():
-    federation = types.SimpleNamespace(parts=[np.arange(4), np.arange(2, 6), np.arange(6, 10)], messages=[None] * 3)
+    federation = types.SimpleNamespace(
+        parts=[np.arange(4), np.arange(2, 6), np.arange(6, 10)], messages=[None] * 3
+    )
     rows, holders = np.concatenate(federation.parts), np.repeat(np.arange(3), 4)
 
     def scored(*answers):
         return dict(source_scores(answers, rows, holders, federation))
 
     draws = [scored(found) for found in np.random.default_rng(0).integers(0, 3, (3000, 12))]
-    for metric, chance in (("source_accuracy", (0.5 + 0.5 + 1 / 3) / 3), ("strict_source_accuracy", 1 / 3)):
+    for metric, chance in (
+        ("source_accuracy", (0.5 + 0.5 + 1 / 3) / 3),
+        ("strict_source_accuracy", 1 / 3),
+    ):
         assert draws[0][metric][2] == pytest.approx(chance)
         assert np.mean([draw[metric][0] for draw in draws]) == pytest.approx(chance, abs=0.01)
-    other = np.where(rows == 2, 1 - holders, holders)  # the record is both the first's and the second's
+    other = np.where(
+        rows == 2, 1 - holders, holders
+    )  # the record is both the first's and the second's
     assert scored(other)["source_accuracy"][0] == 1
     assert scored(other)["strict_source_accuracy"][0] == pytest.approx(1 - 1 / 6)
     assert scored(holders * 0, holders)["source_accuracy"][0] == 1
     assert np.isnan(scored(holders - 1)["source_accuracy"][0])
     assert scored(holders - 1, holders)["source_accuracy"][0] == 1
     alone = types.SimpleNamespace(parts=[np.arange(4), np.arange(4, 8)], messages=[None] * 2)
-    assert [name for name, _ in source_scores([np.zeros(8, int)], np.arange(8), np.repeat([0, 1], 4), alone)] == [
-        "source_accuracy"
-    ]
+    assert [
+        name
+        for name, _ in source_scores([np.zeros(8, int)], np.arange(8), np.repeat([0, 1], 4), alone)
+    ] == ["source_accuracy"]
     assert equivalent_count([100, 100]) == 200
     assert equivalent_count([10, 1000]) == 40
 
 
 def test_linear_clients(data_dir, cache, tmp_path):
-    """Table 1 of Driouich 2022 on Adult: ranks on the exact optimum stay below the majority, the moments do not."""
+    """Table 1 of Driouich 2022 on Adult: ranks on the exact optimum stay below the majority, the
+    moments do not."""
     methods = "majority,last,decoded,decoded_alone,optimum,threshold,moments_box,moments_logistic"
-    where = ["--where", "dataset=adult_bachelors", "client=mean", "--methods", methods, "--seeds", "1"]
-    assert sweep.main(["driouich2022/table1", *where, "--data-dir", data_dir, "--out", str(tmp_path)]) == 0
+    where = [
+        "--where",
+        "dataset=adult_bachelors",
+        "client=mean",
+        "--methods",
+        methods,
+        "--seeds",
+        "1",
+    ]
+    assert (
+        sweep.main(["driouich2022/table1", *where, "--data-dir", data_dir, "--out", str(tmp_path)])
+        == 0
+    )
     with (tmp_path / "results.csv").open() as file:
         rows = {(r["method"], r["metric"]): float(r["value"]) for r in csv.DictReader(file)}
     assert rows["decoded", "optimum_error"] < 1e-9
@@ -160,7 +201,13 @@ def test_linear_clients(data_dir, cache, tmp_path):
     assert rows["decoded", "attribute_accuracy"] == rows["optimum", "attribute_accuracy"]
     assert rows["decoded", "bound"] <= rows["decoded", "attribute_accuracy"]
     assert rows["threshold", "attribute_accuracy"] < rows["majority", "attribute_accuracy"]
-    assert min(rows["moments_box", "attribute_accuracy"], rows["moments_logistic", "attribute_accuracy"]) >= 0.86
+    assert (
+        min(
+            rows["moments_box", "attribute_accuracy"],
+            rows["moments_logistic", "attribute_accuracy"],
+        )
+        >= 0.86
+    )
 
 
 @pytest.mark.parametrize("suite", [driouich2022, driouich2023])
@@ -169,8 +216,23 @@ def test_every_published_number_belongs_to_a_cell(suite):
     for table in suite.TABLES:
         for cell in table.cells("paper", None):
             for method in table.methods:
-                for metric in ("zest", "attribute_accuracy", "source_accuracy", "ssim", "mape", "train_accuracy"):
+                for metric in (
+                    "zest",
+                    "attribute_accuracy",
+                    "source_accuracy",
+                    "ssim",
+                    "mape",
+                    "train_accuracy",
+                ):
                     value = suite.published(cell, method, metric)
                     if value is not None:
-                        used.add((cell.table, cell.dataset, json.dumps(dict(cell.settings), sort_keys=True), method, metric))
+                        used.add(
+                            (
+                                cell.table,
+                                cell.dataset,
+                                json.dumps(dict(cell.settings), sort_keys=True),
+                                method,
+                                metric,
+                            )
+                        )
     assert len(used) == len(published_rows(suite.SUITE))

@@ -1,4 +1,5 @@
-"""mGAN-AI: invisible when passive, leaving the others alone when active, learning identities only where there are any."""
+"""mGAN-AI: invisible when passive, leaving the others alone when active, learning identities only
+where there are any."""
 
 import dataclasses
 
@@ -7,10 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import generative, generators
-from attacks.gan_attack import gan_attack
+from attacks import gan_attack
 from attacks.metrics import classifier_score
-from jaxfl import Federated, LocalTraining, Record, isolating_server, mlp, one_client, simulate, stack_clients, trunk_cnn
+from attacks.users import generative, generators
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Record,
+    isolating_server,
+    mlp,
+    one_client,
+    simulate,
+    stack_clients,
+    trunk_cnn,
+)
 from tests.conftest import compiled_as_by_users, largest_difference
 
 SHAPE, CLASSES = (16, 16, 1), 2
@@ -28,9 +39,18 @@ def federation():
     for client in range(3):
         y = np.arange(20) % 2
         sign = -1 if client == 0 else 1
-        records.append((np.clip(sign * patterns[y] + 0.1 * rng.normal(size=(20, *SHAPE)), -1, 1).astype(np.float32), y))
+        records.append(
+            (
+                np.clip(sign * patterns[y] + 0.1 * rng.normal(size=(20, *SHAPE)), -1, 1).astype(
+                    np.float32
+                ),
+                y,
+            )
+        )
     y = np.arange(60) % 2
-    auxiliary = one_client(np.clip(patterns[y] + 0.1 * rng.normal(size=(60, *SHAPE)), -1, 1).astype(np.float32), y)
+    auxiliary = one_client(
+        np.clip(patterns[y] + 0.1 * rng.normal(size=(60, *SHAPE)), -1, 1).astype(np.float32), y
+    )
     return patterns, stack_clients(records), auxiliary
 
 
@@ -49,12 +69,16 @@ def new_game(auxiliary):
     return game, generative.begin(game, MODEL.init(jax.random.key(0)), jax.random.key(1))
 
 
-@pytest.mark.parametrize(("shape", "width"), [((28, 28, 1), 384), ((64, 64, 1), 512), ((32, 32, 3), 16)])
+@pytest.mark.parametrize(
+    ("shape", "width"), [((28, 28, 1), 384), ((64, 64, 1), 512), ((32, 32, 3), 16)]
+)
 def test_generators_have_the_papers_shapes(shape, width):
     make = generators.generator(shape, 10, width)
     inputs = jnp.zeros((2, generators.NOISE)), jnp.zeros(2, int), jnp.zeros(2, int)
     params = jax.eval_shape(make.init, jax.random.key(0), *inputs)["params"]
-    out, _ = jax.eval_shape(lambda p: make.apply({"params": p}, *inputs, mutable=["batch_stats"]), params)
+    out, _ = jax.eval_shape(
+        lambda p: make.apply({"params": p}, *inputs, mutable=["batch_stats"]), params
+    )
     assert out.shape == (2, *shape)
     side = 3 if shape[0] == 28 else shape[0] // 16
     assert params["Dense_0"]["kernel"].shape == (100, side * side * width)
@@ -71,20 +95,31 @@ def test_both_steps_go_down_their_own_loss(federation):
         return jax.lax.fori_loop(
             0,
             60,
-            lambda i, s: generative.discriminator_step(game, s, jax.random.fold_in(jax.random.key(2), i), (victim, others)),
+            lambda i, s: generative.discriminator_step(
+                game, s, jax.random.fold_in(jax.random.key(2), i), (victim, others)
+            ),
             state,
         )
 
     after = better(state)
-    fakes = generators.generate(game.make, state.networks.generator, auxiliary.y[:20], auxiliary.y[:20], jax.random.key(3))
+    fakes = generators.generate(
+        game.make, state.networks.generator, auxiliary.y[:20], auxiliary.y[:20], jax.random.key(3)
+    )
     assert judged(after, auxiliary.x).real.mean() > judged(after, fakes).real.mean() + 1
     assert judged(after, victim).identity.mean() > judged(after, others).identity.mean() + 1
-    assert largest_difference(after.networks.generator, state.networks.generator) == 0  # the discriminator's step is its own
+    assert (
+        largest_difference(after.networks.generator, state.networks.generator) == 0
+    )  # the discriminator's step is its own
 
     @jax.jit
     def fooled(state):
         return jax.lax.fori_loop(
-            0, 40, lambda i, s: generative.generator_step(game, s, jax.random.fold_in(jax.random.key(4), i), True), state
+            0,
+            40,
+            lambda i, s: generative.generator_step(
+                game, s, jax.random.fold_in(jax.random.key(4), i), True
+            ),
+            state,
         )
 
     made = fooled(after)
@@ -93,7 +128,10 @@ def test_both_steps_go_down_their_own_loss(federation):
 
     def real(s):
         return judged(
-            after, generators.generate(game.make, s.networks.generator, labels, identity, jax.random.key(5))
+            after,
+            generators.generate(
+                game.make, s.networks.generator, labels, identity, jax.random.key(5)
+            ),
         ).real.mean()
 
     assert real(made) > real(after)
@@ -107,20 +145,31 @@ def test_what_is_generated_for_the_victim_can_be_told_from_what_is_the_victims(f
 
     @jax.jit
     def better(weight, identified):
-        doubting = dataclasses.replace(game, settings=dataclasses.replace(SETTINGS, adversarial_identity_weight=weight))
+        doubting = dataclasses.replace(
+            game, settings=dataclasses.replace(SETTINGS, adversarial_identity_weight=weight)
+        )
         keys = jax.random.split(jax.random.key(2), 60)
-        return jax.lax.scan(lambda s, key: (generative.discriminator_step(doubting, s, key, identified), None), state, keys)[0]
+        return jax.lax.scan(
+            lambda s, key: (generative.discriminator_step(doubting, s, key, identified), None),
+            state,
+            keys,
+        )[0]
 
     def identity(state, x):
         return float(judged(state, x).identity.mean())
 
     labels, wanted = jnp.arange(80) % 2, jnp.arange(80) // 40
-    made = generators.generate(game.make, state.networks.generator, labels, wanted, jax.random.key(3))[40:]
+    made = generators.generate(
+        game.make, state.networks.generator, labels, wanted, jax.random.key(3)
+    )[40:]
     believing, doubting, blind = better(0.0, images), better(1.0, images), better(1.0, alike)
     assert identity(doubting, images[0]) > 1
     assert identity(doubting, images[1]) < -1
-    assert identity(doubting, made) < min(identity(believing, made), identity(doubting, images[0])) - 1
-    # Where the victim's images are the others' too there is nothing to say of them, though imitations are known.
+    assert (
+        identity(doubting, made) < min(identity(believing, made), identity(doubting, images[0])) - 1
+    )
+    # Where the victim's images are the others' too there is nothing to say of them, though
+    # imitations are known.
     assert abs(identity(blind, images[0])) < 0.5
     assert identity(blind, made) < -1
 
@@ -140,14 +189,19 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
     before = jax.tree.map(np.array, (run.received, run.returned))
     victim = jnp.broadcast_to(clients.x[0], (60, *clients.x[0].shape))
     others = jnp.broadcast_to(clients.x[1:].reshape(-1, *SHAPE), (60, 40, *SHAPE))
-    found = generative.mgan_passive(MODEL, run.messages(0), victim, others, auxiliary, jax.random.key(2), settings=SETTINGS)
+    found = generative.mgan_passive(
+        MODEL, run.messages(0), victim, others, auxiliary, jax.random.key(2), settings=SETTINGS
+    )
     assert found.realness.shape == found.agreement.shape == (60,)
 
     def brightness(networks, identity):
-        """Correlation of what is generated with the others' patterns: the victim's are their negatives."""
+        """Correlation of what is generated with the others' patterns: the victim's are their
+        negatives."""
         labels = jnp.arange(80) % 2
         mixed = jnp.repeat(jnp.asarray([0, 1]), 40)
-        images = generators.generate(found.make, networks.generator, labels, mixed, jax.random.key(3))
+        images = generators.generate(
+            found.make, networks.generator, labels, mixed, jax.random.key(3)
+        )
         chosen = np.asarray(mixed) == identity
         pairs = zip(np.asarray(images)[chosen], np.asarray(labels)[chosen], strict=True)
         return np.mean([np.corrcoef(x.ravel(), patterns[k].ravel())[0, 1] for x, k in pairs])
@@ -156,14 +210,22 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
     assert told_apart > 0.08
     # Where the victim's representatives are those of the others, there is no identity to learn.
     blind = generative.mgan_passive(
-        MODEL, run.messages(0), others[:, :20], others, auxiliary, jax.random.key(2), settings=SETTINGS
+        MODEL,
+        run.messages(0),
+        others[:, :20],
+        others,
+        auxiliary,
+        jax.random.key(2),
+        settings=SETTINGS,
     )
     assert brightness(blind.networks, 0) - brightness(blind.networks, 1) < told_apart / 2
     # The attack writes to nothing that it reads, and what is recorded for it changes nothing.
     assert largest_difference(before, (run.received, run.returned)) == 0
 
     def train(settings):
-        return compiled_as_by_users(lambda everyone: simulate(MODEL, start, everyone, key, settings))(clients)
+        return compiled_as_by_users(
+            lambda everyone: simulate(MODEL, start, everyone, key, settings)
+        )(clients)
 
     watched, unwatched = train(federated(60)), train(federated(60, clients=()))
     assert largest_difference(watched.params, unwatched.params) == 0
@@ -179,10 +241,13 @@ def test_the_active_attack_leaves_the_others_to_themselves(federation):
     assert largest_difference(run.params, apart.params) < 1e-6
     own = run.private
     assert int(own.t) == 3
-    # The discriminator has taken steps after the victim's own, and what it has become the victim gets next.
+    # The discriminator has taken steps after the victim's own, and what it has become the victim
+    # gets next.
     last = jax.tree.map(lambda a: a[-1], run.messages(0).returned)
     assert largest_difference(own.state.networks.shared, last) > 0
-    early = simulate(MODEL, start, clients, key, federated(1), server=server).private.state.networks.shared
+    early = simulate(
+        MODEL, start, clients, key, federated(1), server=server
+    ).private.state.networks.shared
     assert largest_difference(early, jax.tree.map(lambda a: a[1], run.messages(0).received)) < 1e-6
 
 
@@ -193,7 +258,9 @@ def test_a_client_attacks_through_its_message_alone(federation):
     mine = clients.client(2)
 
     def attacked(rate):
-        server = gan_attack(more, 2, 1, mine, LocalTraining(rate), jax.random.key(2), settings=SETTINGS)
+        server = gan_attack(
+            more, 2, 1, mine, LocalTraining(rate), jax.random.key(2), settings=SETTINGS
+        )
         return simulate(more, start, clients, key, federated(2), server=server)
 
     still = attacked(0.0)  # an attacker whose message says nothing: a third of the others' step
@@ -207,8 +274,12 @@ def test_a_client_attacks_through_its_message_alone(federation):
     rows = jnp.arange(20) < 14
     params = []
     for padding in (0.5, jnp.nan):
-        padded = dataclasses.replace(mine, x=jnp.where(rows[:, None, None, None], mine.x, padding), mask=rows)
-        server = gan_attack(more, 2, 1, padded, LocalTraining(RATE), jax.random.key(2), settings=SETTINGS)
+        padded = dataclasses.replace(
+            mine, x=jnp.where(rows[:, None, None, None], mine.x, padding), mask=rows
+        )
+        server = gan_attack(
+            more, 2, 1, padded, LocalTraining(RATE), jax.random.key(2), settings=SETTINGS
+        )
         params.append(simulate(more, start, clients, key, federated(2), server=server).params)
     assert largest_difference(*params) == 0
     with pytest.raises(ValueError, match="target=2 must be one of the 2 classes"):
@@ -223,19 +294,27 @@ def test_bad_input_is_named(federation):
     run = simulate(MODEL, MODEL.init(key), clients, key, federated(2))
     images = jnp.zeros((2, 5, *SHAPE))
     with pytest.raises(ValueError, match=r"others has shape \(1, 5, 16, 16, 1\)"):
-        generative.mgan_passive(MODEL, run.messages(0), images, images[:1], auxiliary, key, settings=SETTINGS)
+        generative.mgan_passive(
+            MODEL, run.messages(0), images, images[:1], auxiliary, key, settings=SETTINGS
+        )
     with pytest.raises(ValueError, match="others has no images"):
-        generative.mgan_passive(MODEL, run.messages(0), images, images[:, :0], auxiliary, key, settings=SETTINGS)
+        generative.mgan_passive(
+            MODEL, run.messages(0), images, images[:, :0], auxiliary, key, settings=SETTINGS
+        )
     foreign = dataclasses.replace(auxiliary, y=auxiliary.y + 1)
     with pytest.raises(ValueError, match=r"auxiliary\.y holds the label 2"):
-        generative.mgan_passive(MODEL, run.messages(0), images, images, foreign, key, settings=SETTINGS)
+        generative.mgan_passive(
+            MODEL, run.messages(0), images, images, foreign, key, settings=SETTINGS
+        )
     with pytest.raises(ValueError, match="batch_size=100 is larger than the 60 auxiliary"):
         generative.mgan_passive(MODEL, run.messages(0), images, images, auxiliary, key)
     with pytest.raises(ValueError, match="out of the generator's reach"):
         generators.generator((30, 30, 1), 2, 16)
     with pytest.raises(ValueError, match="trunk"):
         generative.mgan_server(mlp(4, (4,), 2), 0, auxiliary, key)
-    with pytest.raises(ValueError, match=r"categories=\[1\.0, 1\.0\] must be non-negative and sum to 1"):
+    with pytest.raises(
+        ValueError, match=r"categories=\[1\.0, 1\.0\] must be non-negative and sum to 1"
+    ):
         generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(2), settings=SETTINGS)
     for changed, message in (
         ({"adversarial_identity_weight": np.nan}, "adversarial_identity_weight holds 1 values"),

@@ -20,7 +20,10 @@ def images(monkeypatch):
 def test_every_generator_is_judged(images):
     cell = tiny("table4", TINY_GAME)
     jobs = [Job(cell, method, 0) for method in generative_experiment.METHODS]
-    jobs += [Job(tiny("fig10", TINY_GAME, round=4), method, 0) for method in ("none", "mgan_passive", "mgan_active")]
+    jobs += [
+        Job(tiny("fig10", TINY_GAME, round=4), method, 0)
+        for method in ("none", "mgan_passive", "mgan_active")
+    ]
     outcomes = [o for some in generative_experiment.run(jobs, None) for o in some]
     found = {(o.job.method, o.metric): o for o in outcomes}
     for method in generative_experiment.METHODS:
@@ -28,7 +31,9 @@ def test_every_generator_is_judged(images):
         assert 0 <= found[method, "victim_like"].value <= 1
     assert found["mgan_passive", "victim_like"].images["for others"].shape == (3 * 28, 8 * 28)
     assert found["mgan_active", "shared_accuracy"].value is not None
-    passive, adversarial = (found[m, "victim_like"].images["for the victim"] for m in generative_experiment.PASSIVE)
+    passive, adversarial = (
+        found[m, "victim_like"].images["for the victim"] for m in generative_experiment.PASSIVE
+    )
     assert not np.array_equal(passive, adversarial)
     assert {m for m, metric in found if metric == "degraded_like"} == {"victim", "others"}
 
@@ -41,27 +46,48 @@ def test_turned_digits_and_worn_glasses_make_the_victim(images):
     assert np.array_equal(world.parts[1][0], plain.parts[1][0])
     assert 0.45 < world.judges[2].mean() < 0.55
     rng = np.random.default_rng(1)
-    people = Dataset("faces", rng.random((400, 64, 64, 1), np.float32), np.repeat(np.arange(40), 10).astype(np.int32), (), 40)
+    people = Dataset(
+        "faces",
+        rng.random((400, 64, 64, 1), np.float32),
+        np.repeat(np.arange(40), 10).astype(np.int32),
+        (),
+        40,
+    )
     faces = generative_worlds.faces(people, tiny("fig8", {}), 0)
     assert sorted(np.bincount(faces.parts[0][1])[[3, 18]].tolist()) == [5, 5]
     assert len(faces.parts[0][1]) == 10
     assert not np.isin(faces.judges[1], [3, 18]).any()
     pixel = people.x[:, 0, 0, 0]
-    worn = [pixel[10 * (person - 1) + n - 1] for person, numbers in generative_worlds.GLASSES.items() for n in numbers]
-    unworn = np.concatenate([x[:, 0, 0, 0] for x in (*(x for x, _ in faces.parts[1:]), faces.auxiliary[0], faces.test[0])])
+    worn = [
+        pixel[10 * (person - 1) + n - 1]
+        for person, numbers in generative_worlds.GLASSES.items()
+        for n in numbers
+    ]
+    unworn = np.concatenate(
+        [
+            x[:, 0, 0, 0]
+            for x in (*(x for x, _ in faces.parts[1:]), faces.auxiliary[0], faces.test[0])
+        ]
+    )
     assert not np.isin(unworn, worn).any()
     assert all(len(set(y)) <= 6 for _, y in faces.parts)
     bare = np.concatenate([x[:, 0, 0, 0] for x, _ in generative_worlds.unworn(faces)])
-    assert sorted(bare) == sorted(set(pixel[[30 + k for k in range(10)] + [180 + k for k in range(10)]]) - set(worn))
+    assert sorted(bare) == sorted(
+        set(pixel[[30 + k for k in range(10)] + [180 + k for k in range(10)]]) - set(worn)
+    )
     # Clients, adversary and judges share no picture; of the wearers the judges have none.
-    held = np.concatenate([x.reshape(len(x), -1)[:, 0] for x, _ in (*faces.parts, faces.auxiliary, faces.judges[:2])])
+    held = np.concatenate(
+        [x.reshape(len(x), -1)[:, 0] for x, _ in (*faces.parts, faces.auxiliary, faces.judges[:2])]
+    )
     assert len(np.unique(held)) == len(held) == 400
 
 
 def test_degraded_copies_blend_only_what_is_alike():
     y, like = np.repeat([0, 1, 1], 40), np.repeat([False, False, True], 40)
     # Of each group one colour, which blending within the group and blurring leave as it is.
-    x = np.broadcast_to(np.repeat([-0.9, 0.0, 0.9], 40)[:, None, None, None], (120, 8, 8, 1)).astype(np.float32)
+    x = np.broadcast_to(
+        np.repeat([-0.9, 0.0, 0.9], 40)[:, None, None, None], (120, 8, 8, 1)
+    ).astype(np.float32)
     before = x.copy()
     copies = judges.degraded(x, y, like, np.random.default_rng(0))
     assert np.array_equal(x, before)
@@ -71,8 +97,11 @@ def test_degraded_copies_blend_only_what_is_alike():
     assert not np.array_equal(copies, judges.degraded(x, y, like, np.random.default_rng(1)))
     bright = copies.mean((1, 2, 3))
     assert bright[80:].min() > bright[40:80].min() > bright[:40].min()
-    assert bright[:40].max() < -0.2  # the darkest group stays dark: it was blended with nothing else
-    # Every image has a partner of its own group: with two colours in a group, some copies lie between them.
+    assert (
+        bright[:40].max() < -0.2
+    )  # the darkest group stays dark: it was blended with nothing else
+    # Every image has a partner of its own group: with two colours in a group, some copies lie
+    # between them.
     mixed = np.where(np.arange(120)[:, None, None, None] % 2, x, -x)
     between = judges.degraded(mixed, y, like, np.random.default_rng(0)).mean((1, 2, 3))
     assert ((between[80:] > -0.2) & (between[80:] < 0.2)).any()

@@ -1,4 +1,5 @@
-"""Decoding of clients that take many steps a round: better than the closed form, blind on another client's messages."""
+"""Decoding of clients that take many steps a round: better than the closed form, blind on another
+client's messages."""
 
 import dataclasses
 import functools
@@ -11,11 +12,11 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from attacks.attribute_reconstruction import Knowledge, binary_column, check_knowledge
-from attacks.candidate_decoding import GLS, ClosedForm, closed_form, gls
-from attacks.candidate_decoding.candidates import candidate_records, mean_gradients
-from attacks.candidate_decoding.gls import KEPT, _one_round, _Round
-from attacks.candidate_decoding.simulated_client import guess_of, simulated_path
+from attacks import GLS, ClosedForm, Knowledge, binary_column, candidate_records, closed_form, gls
+from attacks.attributes.candidate_decoding.candidates import mean_gradients
+from attacks.attributes.candidate_decoding.gls import KEPT, _one_round, _Round
+from attacks.attributes.candidate_decoding.simulated_client import guess_of, simulated_path
+from attacks.attributes.knowledge import check_knowledge
 from attacks.metrics import accuracy_interval, majority_rate
 from jaxfl import (
     DPSGD,
@@ -40,8 +41,12 @@ def test_gls_beats_the_closed_form_on_minibatches():
     for seed in range(3):
         x, y, truth, messages = make_victim(model, seed, rounds=10, training=MINIBATCH)
         known = Knowledge(x, y, (binary_column(6, 0.4),))
-        better.append((np.asarray(gls(model, messages, known, KEY, settings=SMALL).values[0]) == truth).mean())
-        full = closed_form(model, messages, known, settings=ClosedForm(0.2 * MINIBATCH.steps(N))).reconstruction
+        better.append(
+            (np.asarray(gls(model, messages, known, KEY, settings=SMALL).values[0]) == truth).mean()
+        )
+        full = closed_form(
+            model, messages, known, settings=ClosedForm(0.2 * MINIBATCH.steps(N))
+        ).reconstruction
         simple.append((np.asarray(full.values[0]) == truth).mean())
     assert np.mean(better) > 0.9
     assert np.mean(better) > np.mean(simple) + 0.05
@@ -53,7 +58,9 @@ def test_gls_with_several_epochs_and_values_and_any_model():
     x, y, truth, messages = make_victim(model, rounds=10, training=training, column=ONE_HOT)
     settings = GLS(training, orders=48)
     known = Knowledge(x, y, (ONE_HOT,))
-    found, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
+    found, plain = (
+        gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model))
+    )
     assert (np.asarray(found.values[0]) == truth).mean() > 0.8
     assert (np.asarray(found.values[0]) == np.asarray(plain.values[0])).mean() > 0.95
     assert np.allclose(np.asarray(found.scores[0]).sum(1), 1, atol=1e-5)
@@ -64,7 +71,13 @@ def test_gls_with_full_batches_has_no_noise_but_a_path():
     training = LocalTraining(0.3, epochs=10)
     model = mlp(D, (64,), 3)
     x, y, truth, messages = make_victim(model, rounds=5, training=training)
-    found = gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=8))
+    found = gls(
+        model,
+        messages,
+        Knowledge(x, y, (binary_column(6, 0.4),)),
+        KEY,
+        settings=GLS(training, orders=8),
+    )
     assert (np.asarray(found.values[0]) == truth).all()
 
 
@@ -75,13 +88,19 @@ def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess(pri
     x, y, truth, messages = make_victim(model, rounds=1, training=training, column=ONE_HOT)
     known = Knowledge(x, y, (ONE_HOT,))
     candidates, labels = candidate_records(model, check_knowledge(model, messages, known))
-    received, update = (jax.tree.map(lambda a: a[0], tree) for tree in (messages.received, messages.pseudo_gradient))
+    received, update = (
+        jax.tree.map(lambda a: a[0], tree) for tree in (messages.received, messages.pseudo_gradient)
+    )
     exact = jax.nn.one_hot(truth, candidates.shape[1])
     for seed in range(2):
-        guess = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(candidates.shape[1]), N), jnp.float32)
+        guess = jnp.asarray(
+            np.random.default_rng(seed).dirichlet(np.ones(candidates.shape[1]), N), jnp.float32
+        )
         with jax.default_matmul_precision("highest"):
             settings = GLS(training, orders=2, floor=0.1)
-            gram, right = one_round(model, _Round(received, update), guess, candidates, labels, KEY, settings)
+            gram, right = one_round(
+                model, _Round(received, update), guess, candidates, labels, KEY, settings
+            )
         moved = np.asarray(gram @ (exact - guess)[:, 1:].reshape(-1))
         assert np.linalg.norm(right - moved) < 1e-3 * np.linalg.norm(moved)
 
@@ -104,8 +123,20 @@ def test_gls_tells_records_apart_that_are_nearly_the_same():
     x = x[:1] + 0.1 * (x - x[:1])
     filled = x.copy()
     filled[:, 6] = truth
-    run = simulate(model, model.init(KEY), stack_clients([(filled, y)]), KEY, Federated(rounds=5, training=training))
-    found = gls(model, run.messages(0), Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=GLS(training, orders=2))
+    run = simulate(
+        model,
+        model.init(KEY),
+        stack_clients([(filled, y)]),
+        KEY,
+        Federated(rounds=5, training=training),
+    )
+    found = gls(
+        model,
+        run.messages(0),
+        Knowledge(x, y, (binary_column(6, 0.4),)),
+        KEY,
+        settings=GLS(training, orders=2),
+    )
     assert (np.asarray(found.values[0]) == truth).all()
 
 
@@ -114,18 +145,25 @@ def test_gls_averages_gradients_along_the_path_if_asked():
     x, y, truth, messages = make_victim(model, 1, rounds=10, training=MINIBATCH)
     known = Knowledge(x, y, (binary_column(6, 0.4),))
     settings = dataclasses.replace(SMALL, points=3)
-    along, plain = (gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model)))
+    along, plain = (
+        gls(m, messages, known, KEY, settings=settings) for m in (model, explicit(model))
+    )
     assert (np.asarray(along.values[0]) == truth).mean() > 0.9
     assert np.allclose(along.scores[0], plain.scores[0], atol=0.02)
 
 
 @pytest.mark.parametrize(("batch_size", "one_epoch"), [(None, 1), (4, 7), (8, 4)])
 def test_a_simulated_path_is_where_gradients_are_taken(batch_size, one_epoch):
-    """After none of the batches to all but one: where all records are the same, the way tells the number of steps."""
-    model = Model(lambda key: jnp.zeros(1), lambda p, x, **_: p + x[:, 0], lambda outputs, y: outputs, None)
+    """After none of the batches to all but one: where all records are the same, the way tells the
+    number of steps."""
+    model = Model(
+        lambda key: jnp.zeros(1), lambda p, x, **_: p + x[:, 0], lambda outputs, y: outputs, None
+    )
     records, points, training = 28, 9, LocalTraining(1.0, 2, batch_size)
     x, y = np.zeros((records, 1, 1), np.float32), np.zeros((records, 1), int)
-    guess = guess_of(model, training, jnp.ones((records, 1)), jnp.asarray(x), jnp.asarray(y), lambda: None)
+    guess = guess_of(
+        model, training, jnp.ones((records, 1)), jnp.asarray(x), jnp.asarray(y), lambda: None
+    )
     taken = -np.asarray(simulated_path(guess, jnp.zeros(1), KEY, points)).reshape(2, points)
     expected = np.floor((np.arange(points) + 0.5) / points * one_epoch)
     np.testing.assert_allclose(taken, np.stack([expected, expected + one_epoch]), atol=1e-6)
@@ -139,7 +177,9 @@ def test_mean_gradients_are_those_of_every_model_averaged():
     x, y = jax.random.normal(KEY, (5, 2, D)), jnp.asarray([[0, 1], [2, 0], [1, 1], [0, 2], [2, 2]])
 
     def one(params, x, y):
-        return ravel_pytree(jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None])[0])(params))[0]
+        return ravel_pytree(
+            jax.grad(lambda p: model.loss(model.apply(p, x[None]), y[None])[0])(params)
+        )[0]
 
     target = model.init(jax.random.key(1))
     every = jax.jit(jax.vmap(jax.vmap(one, (None, 0, 0)), (0, None, None)))
@@ -162,23 +202,35 @@ def test_gls_knows_to_which_norm_gradients_were_clipped():
     training = LocalTraining(0.3, privacy=DPSGD(0.15, 0.0))
     x, y, truth, messages = make_victim(model, rounds=5, training=training)
     known = Knowledge(x, y, (binary_column(6, 0.4),))
-    aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))
+    aware, unaware = (
+        gls(model, messages, known, KEY, settings=GLS(t, orders=4))
+        for t in (training, LocalTraining(0.3))
+    )
     assert (np.asarray(aware.values[0]) == truth).mean() >= 0.95
-    assert (np.asarray(aware.values[0]) == truth).mean() > (np.asarray(unaware.values[0]) == truth).mean()
+    assert (np.asarray(aware.values[0]) == truth).mean() > (
+        np.asarray(unaware.values[0]) == truth
+    ).mean()
     training = LocalTraining(0.3, privacy=DPSGD(2.0, 0.0))  # half of the records are clipped
     messages = make_victim(model, rounds=5, training=training)[3]
-    aware, unaware = (gls(model, messages, known, KEY, settings=GLS(t, orders=4)) for t in (training, LocalTraining(0.3)))
+    aware, unaware = (
+        gls(model, messages, known, KEY, settings=GLS(t, orders=4))
+        for t in (training, LocalTraining(0.3))
+    )
     assert float(aware.objective) < 1e-3 * float(unaware.objective)
 
 
 def test_gls_knows_that_records_were_mixed():
-    """Mixup hides who was paired; an adversary that knows of it reads more (0.75, else 0.69; majority 0.61) and fits better."""
+    """Mixup hides who was paired; an adversary that knows of it reads more (0.75, else 0.69;
+    majority 0.61) and fits better."""
     model, training = mlp(D, (64,), 3), LocalTraining(0.3, mixup=True)
     read, majorities = [], []
     for seed in range(3):
         x, y, truth, messages = make_victim(model, seed, rounds=20, training=training)
         known = Knowledge(x, y, (binary_column(6, 0.4),))
-        both = [gls(model, messages, known, KEY, settings=GLS(t, orders=32)) for t in (training, LocalTraining(0.3))]
+        both = [
+            gls(model, messages, known, KEY, settings=GLS(t, orders=32))
+            for t in (training, LocalTraining(0.3))
+        ]
         read.append([(np.asarray(found.values[0]) == truth).mean() for found in both])
         majorities.append(float(majority_rate(jnp.asarray(truth), 2)))
         assert float(both[0].objective) < float(both[1].objective)
@@ -201,7 +253,9 @@ def test_labels_in_any_type_mean_the_same():
     model, training = mlp(D, (16,), 3), LocalTraining(0.3, mixup=True)
     x, y, _, messages = make_victim(model, rounds=3, training=training)
     of = [Knowledge(x, labels, (binary_column(6, 0.4),)) for labels in (y, y.astype(np.float32))]
-    found = [gls(model, messages, known, KEY, settings=GLS(training, orders=8)).scores[0] for known in of]
+    found = [
+        gls(model, messages, known, KEY, settings=GLS(training, orders=8)).scores[0] for known in of
+    ]
     assert np.allclose(*found, atol=1e-5)
 
 
@@ -227,7 +281,11 @@ def test_gls_on_another_clients_messages_tells_nothing(drift):
         x, y, truth, _ = make_victim(model, seed, training=MINIBATCH)
         wrong = make_victim(model, seed + 100, training=MINIBATCH)[3]
         found = gls(
-            model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=dataclasses.replace(SMALL, drift=drift)
+            model,
+            wrong,
+            Knowledge(x, y, (binary_column(6, 0.4),)),
+            KEY,
+            settings=dataclasses.replace(SMALL, drift=drift),
         )
         assert found.status == 0
         scores.append(float((np.asarray(found.values[0]) == truth).mean()))
@@ -237,7 +295,12 @@ def test_gls_on_another_clients_messages_tells_nothing(drift):
 
 def test_gls_keeps_the_prior_of_a_column_that_does_not_enter_the_model():
     inner = mlp(D, (64,), 3)
-    blind = Model(inner.init, lambda p, x, **rest: inner.apply(p, x.at[:, 4:12].set(0), **rest), cross_entropy, 3)
+    blind = Model(
+        inner.init,
+        lambda p, x, **rest: inner.apply(p, x.at[:, 4:12].set(0), **rest),
+        cross_entropy,
+        3,
+    )
     x, y, _, messages = make_victim(blind, training=MINIBATCH)
     answer = gls(blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), KEY, settings=SMALL)
     assert (np.asarray(answer.values[0]) == 0).all()

@@ -1,4 +1,5 @@
-"""Driouich 2022 and 2023: the binary attribute of linear least-squares clients, and the bound that needs no truth."""
+"""Driouich 2022 and 2023: the binary attribute of linear least-squares clients, and the bound that
+needs no truth."""
 
 import dataclasses
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacks.local_optimum import (
+from attacks import (
     Moments,
     infer_binary_attribute,
     infer_by_logistic,
@@ -55,15 +56,24 @@ def test_two_messages_of_a_deterministic_run_are_enough_where_public_columns_are
     for rounds in ([0, 1], list(range(0, 300, 10))):
         moments = structured_moments(messages.select(rounds), hidden, y, 0, 0.01)
         assert np.linalg.norm(moments.optimum - truth) <= 1e-9 * np.linalg.norm(truth)
-        assert infer_binary_attribute(hidden, y, 0, moments).prior == pytest.approx(x[:, 0].mean(), abs=1e-8)
+        assert infer_binary_attribute(hidden, y, 0, moments).prior == pytest.approx(
+            x[:, 0].mean(), abs=1e-8
+        )
     with pytest.raises(ValueError, match="learning_rate=0"):
         structured_moments(messages, hidden, y, 0, 0)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.01, 3), st.floats(0.05, 0.95), st.floats(-3, 3), st.floats(0, 1))
+@given(
+    st.integers(0, 10**6),
+    st.floats(0.01, 3),
+    st.floats(0.05, 0.95),
+    st.floats(-3, 3),
+    st.floats(0, 1),
+)
 def test_any_model_keeps_the_threshold_rules_bound(seed, noise, rate, weight, distance):
-    """Proposition 4 (Driouich 2023), for models at any distance from the optimum, from decoded moments alone."""
+    """Proposition 4 (Driouich 2023), for models at any distance from the optimum, from decoded
+    moments alone."""
     rng = np.random.default_rng(seed)
     x = np.c_[rng.random(80) < rate, rng.normal(size=(80, 4))].astype(float)
     coefficients = np.r_[weight, rng.normal(size=5)]
@@ -80,9 +90,16 @@ def test_any_model_keeps_the_threshold_rules_bound(seed, noise, rate, weight, di
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.01, 3), st.floats(0.05, 0.95), st.floats(-3, 3))
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 8),
+    st.floats(0.01, 3),
+    st.floats(0.05, 0.95),
+    st.floats(-3, 3),
+)
 def test_accuracy_is_never_below_the_bound(seed, d, noise, rate, weight):
-    """Proposition 3, on messages that a server could have: any received models, one full-batch step."""
+    """Proposition 3, on messages that a server could have: any received models, one full-batch
+    step."""
     rng = np.random.default_rng(seed)
     m, p = 60, d + 1
     x = np.c_[rng.normal(size=(m, d)), np.ones(m)]
@@ -101,7 +118,8 @@ def test_accuracy_is_never_below_the_bound(seed, d, noise, rate, weight):
 
 
 def test_two_datasets_with_equal_messages():
-    """Proposition 1 (Driouich 2022): X_p = [Z; Z], 1'y1 = 1'y2; the attribute marks the first or the second half."""
+    """Proposition 1 (Driouich 2022): X_p = [Z; Z], 1'y1 = 1'y2; the attribute marks the first or
+    the second half."""
     rng = np.random.default_rng(0)
     z, y1 = rng.normal(size=(20, 4)), rng.normal(size=20)
     y2 = rng.normal(size=20)
@@ -113,15 +131,24 @@ def test_two_datasets_with_equal_messages():
         model, key = linear(5), jax.random.key(0)
         params = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(key))
         federated = Federated(rounds=30, training=LocalTraining(0.05, epochs=2))
-        both = [simulate(model, params, stack_clients([(x, y)]), key, federated).messages(0) for x in features]
-        gaps = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), both[0].returned, both[1].returned)
+        both = [
+            simulate(model, params, stack_clients([(x, y)]), key, federated).messages(0)
+            for x in features
+        ]
+        gaps = jax.tree.map(
+            lambda a, b: float(jnp.abs(a - b).max()), both[0].returned, both[1].returned
+        )
     assert max(jax.tree.leaves(gaps)) < 1e-12
     received = rng.normal(size=(40, 6))
     accuracies = []
     for x, side in zip(features, sides, strict=True):
         full = np.c_[x, np.ones(40)]
-        found = local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / 40))
-        accuracies.append((infer_binary_attribute(x, y, 0, local_moments(found)).values == side).mean())
+        found = local_optimum(
+            as_messages(received, received - 0.02 * (received @ full.T - y) @ full / 40)
+        )
+        accuracies.append(
+            (infer_binary_attribute(x, y, 0, local_moments(found)).values == side).mean()
+        )
     assert sum(accuracies) == pytest.approx(1)
 
 
@@ -133,7 +160,11 @@ def client(seed, m=400, d=6):
     y = x @ rng.normal(size=d) * 0.3 + rng.normal(size=m)
     full = np.c_[x, np.ones(m)]
     received = rng.normal(size=(3 * (d + 1), d + 1))
-    return x, y, local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / m))
+    return (
+        x,
+        y,
+        local_optimum(as_messages(received, received - 0.02 * (received @ full.T - y) @ full / m)),
+    )
 
 
 def test_logistic_from_moments_is_the_regression_on_the_true_attribute():
@@ -168,6 +199,8 @@ def test_another_clients_moments_tell_nothing():
         x, y, _ = client(seed)
         x[:, 0] = rng.random(len(x)) < 0.5  # independent of all else
         _, _, other = client(seed + 100)
-        answers = [attack(x, y, 0, local_moments(other)) for attack in (infer_by_logistic, infer_in_box)]
+        answers = [
+            attack(x, y, 0, local_moments(other)) for attack in (infer_by_logistic, infer_in_box)
+        ]
         gains += [(answer.values == x[:, 0]).mean() - 0.5 for answer in answers]
     assert abs(np.mean(gains)) < 3 * 0.5 / np.sqrt(12 * 400)

@@ -1,11 +1,12 @@
-"""Linkability: the metric, Algorithm 2, pairs and thresholds, and a siamese network that learns only what there is to learn."""
+"""Linkability: the metric, Algorithm 2, pairs and thresholds, and a siamese network that learns
+only what there is to learn."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import linkability as link
+from attacks.users import linkability as link
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 
@@ -33,7 +34,8 @@ def test_steady_clients_are_followed_and_noise_is_not():
 
 
 def test_votes_outweigh_one_bad_round():
-    """One round in which a client sends something unlike itself: its last descriptor misleads, its queue does not."""
+    """One round in which a client sends something unlike itself: its last descriptor misleads, its
+    queue does not."""
     a, b, odd = jnp.asarray([1.0, 0.0]), jnp.asarray([0.0, 1.0]), jnp.asarray([-0.8, -0.6])
     rounds = jnp.stack([jnp.stack(pair) for pair in ((a, b), (a, b), (a, odd), (a, b))])
     assert link.follow(rounds, votes=3)[-1].tolist() == [0, 1]
@@ -142,7 +144,10 @@ def test_no_threshold_is_better_than_the_fitted_one():
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_similarities_are_judged_alike(seed):
     rng = np.random.default_rng(seed)
-    similarities, same = -rng.integers(0, 4, 30).astype(np.float32), rng.random(30) < 0.2 + 0.6 * (seed % 2)
+    similarities, same = (
+        -rng.integers(0, 4, 30).astype(np.float32),
+        rng.random(30) < 0.2 + 0.6 * (seed % 2),
+    )
     threshold = link.fit_threshold(jnp.asarray(similarities), jnp.asarray(same))
     found = link.matching_accuracy(jnp.asarray(similarities), jnp.asarray(same), threshold)
     best = max(((similarities > t) == same).mean() for t in (-np.inf, *similarities))
@@ -150,13 +155,16 @@ def test_equal_similarities_are_judged_alike(seed):
 
 
 def test_a_siamese_network_finds_what_tells_clients_apart():
-    """The client stands in the small entries, noise in the large ones. With names at random there is nothing to learn."""
+    """The client stands in the small entries, noise in the large ones. With names at random there
+    is nothing to learn."""
     rng = np.random.default_rng(5)
     scale = np.concatenate([np.full(4, 0.3), np.full(12, 1.0)])
 
     def federation(clients):
         places = np.concatenate([rng.normal(size=(clients, 4)), np.zeros((clients, 12))], 1)
-        noise = np.concatenate([np.full(4, 0.1), np.full(12, 1.0)]) * rng.normal(size=(20, clients, 16))
+        noise = np.concatenate([np.full(4, 0.1), np.full(12, 1.0)]) * rng.normal(
+            size=(20, clients, 16)
+        )
         return jnp.asarray((places + noise) * scale, jnp.float32)
 
     shadow, real = federation(10), federation(10)
@@ -167,11 +175,17 @@ def test_a_siamese_network_finds_what_tells_clients_apart():
     samples = shadow.reshape(-1, 16)
 
     def precision(identities):
-        found = link.train_siamese(embedding, samples, identities, jax.random.key(0), described=samples, settings=settings)
+        found = link.train_siamese(
+            embedding, samples, identities, jax.random.key(0), described=samples, settings=settings
+        )
         assert found.descriptors.shape == (60, 200, 32)
-        assert np.allclose(found.descriptors[-1, 7], embedding.apply(found.params, samples[7]), atol=1e-5)
+        assert np.allclose(
+            found.descriptors[-1, 7], embedding.apply(found.params, samples[7]), atol=1e-5
+        )
         mine = link.unit(jax.vmap(jax.vmap(lambda s: embedding.apply(found.params, s)))(real))
-        return float(link.link_precision(mine[1:], senders[1:], mine[:-1], senders[:-1])), found.loss
+        return float(
+            link.link_precision(mine[1:], senders[1:], mine[:-1], senders[:-1])
+        ), found.loss
 
     learned, loss = precision(senders.ravel())
     raw = link.unit(real)
@@ -183,17 +197,26 @@ def test_a_siamese_network_finds_what_tells_clients_apart():
 
 
 def test_shift_and_scale_of_descriptors_are_nothing_to_learn():
-    """Neither to the loss before the first step, nor to the layers where the embedding stays as it is."""
+    """Neither to the loss before the first step, nor to the layers where the embedding stays as it
+    is."""
     rng = np.random.default_rng(7)
     samples, identities = jnp.asarray(rng.normal(size=(12, 5)), jnp.float32), jnp.arange(12) % 3
     plain = link.vector_embedding(5, 6)
     moved = plain._replace(apply=lambda params, sample: 0.01 * plain.apply(params, sample) + 3)
     still = link.Siamese(epochs=20, batch_size=4, learning_rate=0.02, embedding_rate=0.0)
-    one, other = (link.train_siamese(e, samples, identities, jax.random.key(0), settings=still) for e in (plain, moved))
+    one, other = (
+        link.train_siamese(e, samples, identities, jax.random.key(0), settings=still)
+        for e in (plain, moved)
+    )
     assert np.allclose(one.loss, other.loss, rtol=1e-3)
     assert one.loss[-1] < one.loss[0]
-    again = link.train_siamese(plain, samples, identities, jax.random.key(0), start=one.params, settings=still)
-    assert all((a == b).all() for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(one.params), strict=True))
+    again = link.train_siamese(
+        plain, samples, identities, jax.random.key(0), start=one.params, settings=still
+    )
+    assert all(
+        (a == b).all()
+        for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(one.params), strict=True)
+    )
 
 
 def test_bad_input_is_named():

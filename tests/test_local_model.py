@@ -1,4 +1,5 @@
-"""Local model reconstruction (Driouich 2023): exact where the theory is, better than the last model where it can be."""
+"""Local model reconstruction (Driouich 2023): exact where the theory is, better than the last model
+where it can be."""
 
 import dataclasses
 
@@ -8,17 +9,28 @@ import numpy as np
 import optax
 import pytest
 
-from attacks.local_model import (
+from attacks import (
     Mapping,
     PseudoRecords,
     affine_optimum,
     extrapolated,
     last_returned,
     mapping_network,
-    path_centres,
     pseudo_records,
 )
-from jaxfl import DPSGD, Federated, LocalTraining, Messages, linear, logistic, mean_loss, mlp, simulate, stack_clients
+from attacks.path import at_path_centres
+from jaxfl import (
+    DPSGD,
+    Federated,
+    LocalTraining,
+    Messages,
+    linear,
+    logistic,
+    mean_loss,
+    mlp,
+    simulate,
+    stack_clients,
+)
 from tests.conftest import largest_difference
 
 KEY = jax.random.key(0)
@@ -34,7 +46,9 @@ def heterogeneous():
         x = rng.normal(size=(60, 6)).astype(np.float32)
         records.append((x, (x @ rng.normal(size=(6, 3))).argmax(1)))
     model = mlp(6, (16,), 3)
-    run = simulate(model, model.init(KEY), stack_clients(records), KEY, Federated(rounds=40, training=TRAINING))
+    run = simulate(
+        model, model.init(KEY), stack_clients(records), KEY, Federated(rounds=40, training=TRAINING)
+    )
     return model, records, [run.messages(c) for c in range(3)]
 
 
@@ -57,15 +71,21 @@ def test_the_affine_map_is_exact_for_least_squares():
 
 def test_extrapolation_goes_where_the_client_pulled(heterogeneous):
     model, records, messages = heterogeneous
-    assert largest_difference(extrapolated(messages[0], factor=0.0), last_returned(messages[0])) == 0
-    assert loss(model, extrapolated(messages[0], factor=3.0), records[0]) < loss(model, last_returned(messages[0]), records[0])
+    assert (
+        largest_difference(extrapolated(messages[0], factor=0.0), last_returned(messages[0])) == 0
+    )
+    assert loss(model, extrapolated(messages[0], factor=3.0), records[0]) < loss(
+        model, last_returned(messages[0]), records[0]
+    )
 
 
 @pytest.mark.parametrize("virtual", ["gradient", "unrolled"])
 def test_pseudo_records_come_nearer_to_the_client_than_its_last_model(heterogeneous, virtual):
     model, records, messages = heterogeneous
     for own, seen in list(zip(records, messages, strict=True))[: 3 if virtual == "gradient" else 1]:
-        settings = PseudoRecords(TRAINING, local_records=60, records=32, steps=300, finish=300, virtual=virtual)
+        settings = PseudoRecords(
+            TRAINING, local_records=60, records=32, steps=300, finish=300, virtual=virtual
+        )
         found = pseudo_records(model, seen, KEY, (6,), settings=settings)
         assert not found.kept_last
         assert found.unexplained < 0.3
@@ -78,7 +98,9 @@ def test_training_on_made_up_records_ends_where_their_gradient_may_be_error(hete
     model, _, messages = heterogeneous
     settings = PseudoRecords(TRAINING, local_records=60, records=32, steps=300)
     few, many, more = (
-        pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, finish=finish)).params
+        pseudo_records(
+            model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, finish=finish)
+        ).params
         for finish in (5, 20_000, 40_000)
     )
     assert largest_difference(many, more) == 0
@@ -86,12 +108,21 @@ def test_training_on_made_up_records_ends_where_their_gradient_may_be_error(hete
     outside = jax.jit(lambda s: pseudo_records(model, messages[0], KEY, (6,), settings=s).params)
     assert largest_difference(outside(dataclasses.replace(settings, finish=5)), few) < 1e-5
     adam = dataclasses.replace(TRAINING, optimizer=optax.adam)
-    with pytest.raises(ValueError, match=r"record_shape=\(7,\) has records of shape \(7,\), which the model does not take"):
+    with pytest.raises(
+        ValueError,
+        match=r"record_shape=\(7,\) has records of shape \(7,\), which the model does not take",
+    ):
         pseudo_records(model, messages[0], KEY, (7,), settings=settings)
-    wrong = {"finish=0": {"finish": 0}, "batch_size=20 is larger": {"local_records": 1}, "is not optax.sgd": {"training": adam}}
+    wrong = {
+        "finish=0": {"finish": 0},
+        "batch_size=20 is larger": {"local_records": 1},
+        "is not optax.sgd": {"training": adam},
+    }
     for message, changed in wrong.items():
         with pytest.raises(ValueError, match=message):
-            pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, **changed))
+            pseudo_records(
+                model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, **changed)
+            )
 
 
 def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous):
@@ -107,17 +138,25 @@ def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous
 @pytest.mark.parametrize("scaling", ["literal", "normalised"])
 def test_the_published_network_runs_and_says_how_little_it_explains(heterogeneous, scaling):
     _, _, messages = heterogeneous
-    found = mapping_network(messages[0], KEY, settings=Mapping((16, 16), 200, 1e-2, 50, scaling=scaling))
-    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, last_returned(messages[0]))
+    found = mapping_network(
+        messages[0], KEY, settings=Mapping((16, 16), 200, 1e-2, 50, scaling=scaling)
+    )
+    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(
+        jnp.shape, last_returned(messages[0])
+    )
     assert np.isfinite(float(found.unexplained))
     if scaling == "normalised":  # the update's mean, at least, is learnt
         assert found.unexplained < 1
 
 
 def test_a_network_without_hidden_layers_is_the_affine_map():
-    """Least squares, where the affine map is exact: the search ends at the optimum that it leads to, from the last model."""
+    """Least squares, where the affine map is exact: the search ends at the optimum that it leads
+    to, from the last model."""
     rng = np.random.default_rng(2)
-    data = [(rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=50).astype(np.float32)) for _ in range(6)]
+    data = [
+        (rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=50).astype(np.float32))
+        for _ in range(6)
+    ]
     model = linear(4)
     federated = Federated(rounds=60, training=LocalTraining(0.1), clients_per_round=3)
     messages = simulate(model, model.init(KEY), stack_clients(data), KEY, federated).messages(0)
@@ -126,7 +165,9 @@ def test_a_network_without_hidden_layers_is_the_affine_map():
     assert not found.kept_last
     truth = np.linalg.lstsq(np.c_[data[0][0], np.ones(50)], data[0][1], rcond=None)[0]
     last, params = last_returned(messages)["Dense_0"], found.params["Dense_0"]
-    error, before = (np.linalg.norm(np.r_[p["kernel"][:, 0], p["bias"]] - truth) for p in (params, last))
+    error, before = (
+        np.linalg.norm(np.r_[p["kernel"][:, 0], p["bias"]] - truth) for p in (params, last)
+    )
     assert error < 0.02 * before
 
 
@@ -135,7 +176,9 @@ def test_defences_of_the_recipe_are_not_those_of_made_up_records(heterogeneous):
     settings = PseudoRecords(TRAINING, local_records=60, records=16, steps=50, finish=50)
     defended = dataclasses.replace(TRAINING, privacy=DPSGD(0.1, 5.0), mixup=True)
     plain = pseudo_records(model, messages[0], KEY, (6,), settings=settings)
-    same = pseudo_records(model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, training=defended))
+    same = pseudo_records(
+        model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, training=defended)
+    )
     assert not plain.kept_last  # else nothing would be compared
     assert largest_difference(plain.params, same.params) == 0
 
@@ -147,18 +190,24 @@ def test_pseudo_records_of_a_model_with_one_logit():
         x = rng.normal(size=(40, 5)).astype(np.float32)
         records.append((x, (x @ rng.normal(size=5) > 0).astype(int)))
     model = logistic(5)
-    run = simulate(model, model.init(KEY), stack_clients(records), KEY, Federated(30, LocalTraining(0.3)))
-    settings = PseudoRecords(LocalTraining(0.3), local_records=40, records=32, steps=400, finish=300)
+    run = simulate(
+        model, model.init(KEY), stack_clients(records), KEY, Federated(30, LocalTraining(0.3))
+    )
+    settings = PseudoRecords(
+        LocalTraining(0.3), local_records=40, records=32, steps=400, finish=300
+    )
     for c in range(2):
         found = pseudo_records(model, run.messages(c), KEY, (5,), settings=settings)
         assert found.unexplained < 0.3
-        assert loss(model, found.params, records[c]) < loss(model, last_returned(run.messages(c)), records[c])
+        assert loss(model, found.params, records[c]) < loss(
+            model, last_returned(run.messages(c)), records[c]
+        )
 
 
 def test_a_client_with_one_step_has_its_centre_where_it_began(heterogeneous):
     _, _, messages = heterogeneous
-    assert largest_difference(path_centres(messages[0], 1).received, messages[0].received) == 0
-    middle = path_centres(messages[0], 10**6)
+    assert largest_difference(at_path_centres(messages[0], 1).received, messages[0].received) == 0
+    middle = at_path_centres(messages[0], 10**6)
     half = jax.tree.map(lambda a, b: (a + b) / 2, messages[0].received, messages[0].returned)
     assert largest_difference(middle.received, half) < 1e-5
     assert largest_difference(middle.pseudo_gradient, messages[0].pseudo_gradient) < 1e-6

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacks.local_optimum import (
-    infer_binary_attribute,
-    local_moments,
-    local_optimum,
-    noisy_local_optimum,
-)
+from attacks import infer_binary_attribute, local_moments, local_optimum, noisy_local_optimum
 from jaxfl import Federated, mlp, simulate, stack_clients
 from tests.linear_clients import as_messages, optimum_of, trained
 
@@ -59,17 +54,32 @@ def excess(x, y, params):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 10**6), st.integers(3, 40), st.integers(1, 40), st.floats(0.02, 0.98), st.sampled_from([1, 1, 1, 2, 5]))
-def test_what_is_not_identified_is_never_worse_than_the_last_returned(seed, rounds, directions, step, epochs):
-    """Any received models, in however few directions, ever nearer to each other; steps of up to half the stable length. In the
-    metric of W, and in the client's loss, which for one step is the same."""
+@given(
+    st.integers(0, 10**6),
+    st.integers(3, 40),
+    st.integers(1, 40),
+    st.floats(0.02, 0.98),
+    st.sampled_from([1, 1, 1, 2, 5]),
+)
+def test_what_is_not_identified_is_never_worse_than_the_last_returned(
+    seed, rounds, directions, step, epochs
+):
+    """Any received models, in however few directions, ever nearer to each other; steps of up to
+    half the stable length. In the metric of W, and in the client's loss, which for one step is the
+    same."""
     rng = np.random.default_rng(seed)
     d = int(rng.integers(2, 31))
     full = np.c_[rng.normal(size=(60, d)) * 10 ** rng.uniform(-1, 0.5, d), np.ones(60)]
     x, y = full[:, :-1], full @ rng.normal(size=d + 1) + rng.normal(size=60)
-    path = rng.normal(size=(rounds, directions)) * 0.5 ** np.arange(rounds)[:, None] @ rng.normal(size=(directions, d + 1))
+    path = (
+        rng.normal(size=(rounds, directions))
+        * 0.5 ** np.arange(rounds)[:, None]
+        @ rng.normal(size=(directions, d + 1))
+    )
     received = rng.normal(size=d + 1) + path
-    kept = np.linalg.matrix_power(np.eye(d + 1) - step * full.T @ full / np.linalg.norm(full, 2) ** 2, epochs)
+    kept = np.linalg.matrix_power(
+        np.eye(d + 1) - step * full.T @ full / np.linalg.norm(full, 2) ** 2, epochs
+    )
     optimum = optimum_of(x, y)
     returned = optimum + (received - optimum) @ kept
     found, last = local_optimum(as_messages(received, returned)).params, returned[-1]
@@ -86,25 +96,34 @@ def test_the_answer_is_the_least_loss_along_what_was_received():
     received = rng.normal(size=9) + rng.normal(size=(12, 3)) @ rng.normal(size=(3, 9))
     returned = received - 2 * 0.01 * (received @ full.T - y) @ full / 60
     along = full @ (received[1:] - received[0]).T
-    truth = returned[-1] + (received[1:] - received[0]).T @ np.linalg.lstsq(along, y - full @ returned[-1], rcond=None)[0]
+    truth = (
+        returned[-1]
+        + (received[1:] - received[0]).T
+        @ np.linalg.lstsq(along, y - full @ returned[-1], rcond=None)[0]
+    )
     assert np.allclose(local_optimum(as_messages(received, returned)).params, truth, atol=1e-8)
 
 
 def test_late_rounds_of_a_deterministic_run_are_refused_or_right():
-    """Their condition number alone would pass, of updates that are small beside what rounding does to models."""
+    """Their condition number alone would pass, of updates that are small beside what rounding does
+    to models."""
     refused = 0
     for seed in range(30):
         rng, d, m, theta, path = np.random.default_rng(seed), 4, 100, np.zeros(5), []
         data = [np.c_[rng.normal(size=(m, d)), np.ones(m)] for _ in range(10)]
         targets = [x @ rng.normal(size=d + 1) + rng.normal(size=m) for x in data]
         for _ in range(300):
-            returned = [theta - 0.1 * x.T @ (x @ theta - y) / m for x, y in zip(data, targets, strict=True)]
+            returned = [
+                theta - 0.1 * x.T @ (x @ theta - y) / m for x, y in zip(data, targets, strict=True)
+            ]
             path.append((theta, returned[0]))
             theta = np.mean(returned, 0)
         truth = np.linalg.lstsq(data[0], targets[0], rcond=None)[0]
         for first in (0, 150):
             found = local_optimum(as_messages(*map(np.array, zip(*path[first:], strict=True))))
-            assert not found.identifiable or np.linalg.norm(found.params - truth) < 1e-3 * np.linalg.norm(truth)
+            assert not found.identifiable or np.linalg.norm(
+                found.params - truth
+            ) < 1e-3 * np.linalg.norm(truth)
             assert first or found.identifiable
             refused += first > 0 and not found.identifiable
     assert refused > 20
@@ -120,17 +139,24 @@ def test_32_bit_messages_stored_in_64_are_found_out():
 @pytest.mark.parametrize("noise", [0, 1e-7])
 @pytest.mark.parametrize("turned", [False, True])
 def test_directions_in_which_nothing_moved_are_not_identified(noise, turned):
-    """Features that tell nothing of each other, two of which the server never moves: all that updates do there is rounding, or
-    little noise."""
+    """Features that tell nothing of each other, two of which the server never moves: all that
+    updates do there is rounding, or little noise."""
     rng = np.random.default_rng(0)
     full = np.stack(np.meshgrid(*[[-1.0, 1.0]] * 5), -1).reshape(-1, 5)
     turn = np.linalg.qr(rng.normal(size=(6, 6)))[0] if turned else np.eye(6)
     full, y = np.c_[full, np.ones(32)] @ turn, rng.normal(size=32)
     received = (rng.normal(size=6) + np.pad(rng.normal(size=(20, 4)), ((0, 0), (0, 2)))) @ turn
-    updates = 2 * 0.13 * (received @ full.T - y) @ full / 32 + noise * rng.normal(size=received.shape)
-    found, optimum = local_optimum(as_messages(received, received - updates)), np.linalg.lstsq(full, y, rcond=None)[0]
+    updates = 2 * 0.13 * (received @ full.T - y) @ full / 32 + noise * rng.normal(
+        size=received.shape
+    )
+    found, optimum = (
+        local_optimum(as_messages(received, received - updates)),
+        np.linalg.lstsq(full, y, rcond=None)[0],
+    )
     assert not found.identifiable
-    losses = [np.mean((full @ (p - optimum)) ** 2) for p in (found.params, received[-1] - updates[-1])]
+    losses = [
+        np.mean((full @ (p - optimum)) ** 2) for p in (found.params, received[-1] - updates[-1])
+    ]
     assert losses[0] < losses[1]
 
 
@@ -165,7 +191,9 @@ def test_rounds_that_fit_any_client_identify_none(batch_size):
     """Through d + 1 rounds goes an affine map, noise or not; one more tells."""
     _, _, messages = trained(9, 60, batch_size=batch_size)
     for rounds, known in ((11, False), (12, batch_size is None)):
-        found = local_optimum(messages.select(messages.rounds[:: len(messages) // rounds][:rounds].tolist()))
+        found = local_optimum(
+            messages.select(messages.rounds[:: len(messages) // rounds][:rounds].tolist())
+        )
         assert found.rank == 10
         assert np.isnan(found.unexplained) == (rounds == 11)
         assert found.identifiable == known
@@ -173,10 +201,14 @@ def test_rounds_that_fit_any_client_identify_none(batch_size):
 
 
 def test_the_hard_instance_needs_as_many_messages_as_parameters():
-    """Proposition 2 (Driouich 2023): on its tridiagonal instance t rounds from zero reach t coordinates, whatever the server
-    does with the others; and a client that lacks the last coordinate sends the same messages until then."""
+    """Proposition 2 (Driouich 2023): on its tridiagonal instance t rounds from zero reach t
+    coordinates, whatever the server does with the others; and a client that lacks the last
+    coordinate sends the same messages until then."""
     d, rate = 8, 1.0
-    hessian, target = np.eye(d) - 0.5 * (np.eye(d, k=1) + np.eye(d, k=-1)), np.r_[0.5, np.zeros(d - 1)]
+    hessian, target = (
+        np.eye(d) - 0.5 * (np.eye(d, k=1) + np.eye(d, k=-1)),
+        np.r_[0.5, np.zeros(d - 1)],
+    )
     assert np.allclose(hard_design(d).T @ hard_design(d), hessian)
     without = hessian.copy()
     without[-1] = without[:, -1] = 0
@@ -192,7 +224,8 @@ def test_the_hard_instance_needs_as_many_messages_as_parameters():
 
 
 def hard_design(d):
-    """Footnote 9 of Driouich 2023, transposed: it prints the factor L of H = L L', where X'X = H asks for X = L'."""
+    """Footnote 9 of Driouich 2023, transposed: it prints the factor L of H = L L', where X'X = H
+    asks for X = L'."""
     return np.linalg.cholesky(np.eye(d) - 0.5 * (np.eye(d, k=1) + np.eye(d, k=-1))).T
 
 
@@ -205,7 +238,9 @@ def test_the_error_bound_of_noisy_updates_holds():
         x = np.c_[rng.normal(size=(60, d)), np.ones(60)]
         y = x @ rng.normal(size=d + 1) + rng.normal(size=60)
         received = rng.normal(size=(rounds, d + 1))
-        updates = 2 * 0.1 * (received @ x.T - y) @ x / 60 + 10 ** rng.uniform(-4, -1) * rng.normal(size=received.shape)
+        updates = 2 * 0.1 * (received @ x.T - y) @ x / 60 + 10 ** rng.uniform(-4, -1) * rng.normal(
+            size=received.shape
+        )
         found = noisy_local_optimum(as_messages(received, received - updates))
         finite += np.isfinite(found.error)
         assert np.linalg.norm(found.params - np.linalg.lstsq(x, y, rcond=None)[0]) <= found.error
@@ -226,7 +261,9 @@ def test_float32_messages_are_warned_about():
 def test_bad_input():
     model, key = mlp(3, (4,), 2), jax.random.key(0)
     x = np.zeros((5, 3), np.float32)
-    run = simulate(model, model.init(key), stack_clients([(x, np.zeros(5, int))]), key, Federated(rounds=3))
+    run = simulate(
+        model, model.init(key), stack_clients([(x, np.zeros(5, int))]), key, Federated(rounds=3)
+    )
     with pytest.raises(ValueError, match="must be of a linear model"):
         local_optimum(run.messages(0))
     rng = np.random.default_rng(0)

@@ -1,13 +1,22 @@
-"""Membership: closed forms, success where a client has fitted its records or sends one gradient, failure where not."""
+"""Membership: closed forms, success where a client has fitted its records or sends one gradient,
+failure where not."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks.attribute_reconstruction import Knowledge, binary_column
-from attacks.candidate_decoding import ClosedForm, candidate_records, closed_form
-from attacks.membership import decode_membership, gradient_variance, split_variances, variance_mixture
+from attacks import (
+    ClosedForm,
+    Knowledge,
+    binary_column,
+    candidate_records,
+    closed_form,
+    decode_membership,
+    gradient_variance,
+    split_variances,
+    variance_mixture,
+)
 from attacks.metrics import detection
 from benchmarks.jobs import Cell, Job
 from benchmarks.suites import SUITES
@@ -26,7 +35,9 @@ def make_world(seed=0, rounds=5, rate=0.1):
     y = rng.integers(0, 3, 2 * N)
     key = jax.random.key(seed)
     federated = Federated(rounds=rounds, training=LocalTraining(rate))
-    messages = simulate(MODEL, MODEL.init(key), stack_clients([(x[:N], y[:N])]), key, federated).messages(0)
+    messages = simulate(
+        MODEL, MODEL.init(key), stack_clients([(x[:N], y[:N])]), key, federated
+    ).messages(0)
     return Knowledge(jnp.asarray(x), jnp.asarray(y), (COLUMN,)), x[:, 6].astype(int), messages
 
 
@@ -86,7 +97,12 @@ def test_decoding_another_clients_messages_tells_nothing():
     for seed in range(8):
         knowledge, _, _ = make_world(seed)
         _, _, wrong = make_world(seed + 50)
-        areas.append(detection(decode_membership(MODEL, wrong, knowledge, N, settings=ClosedForm(0.1))[0].scores, TRUTH).auc)
+        areas.append(
+            detection(
+                decode_membership(MODEL, wrong, knowledge, N, settings=ClosedForm(0.1))[0].scores,
+                TRUTH,
+            ).auc
+        )
     assert abs(np.mean(areas) - 0.5) < 0.1
 
 
@@ -94,21 +110,31 @@ def test_detection_on_known_scores():
     truth = np.array([True] * 100 + [False] * 100)
     assert detection(np.where(truth, 1.0, 0.0), truth) == (1.0, 1.0)
     assert detection(np.zeros(200), truth) == (0.5, 0.0)
-    scores = np.concatenate([np.linspace(1, 2, 100), np.linspace(0, 1.5, 100)])  # half of the members above all others
+    scores = np.concatenate(
+        [np.linspace(1, 2, 100), np.linspace(0, 1.5, 100)]
+    )  # half of the members above all others
     assert detection(scores, truth).tpr == pytest.approx(0.5, abs=0.02)
     assert np.isnan(detection(np.full(200, np.nan), truth).auc)
 
 
 def test_an_unknown_rate_pulls_to_the_same_prior():
-    """Fewer equations than unknowns: the ridge decides, and must not take weights for their product with the rate."""
+    """Fewer equations than unknowns: the ridge decides, and must not take weights for their product
+    with the rate."""
     narrow = mlp(D, (6,), 3)
     rng = np.random.default_rng(0)
     x, y = (rng.random((2 * N, D)) < 0.4).astype(np.float32), rng.integers(0, 3, 2 * N)
     federated = Federated(rounds=1, training=LocalTraining(0.01))
-    run = simulate(narrow, narrow.init(jax.random.key(0)), stack_clients([(x[:N], y[:N])]), jax.random.key(0), federated)
+    run = simulate(
+        narrow,
+        narrow.init(jax.random.key(0)),
+        stack_clients([(x[:N], y[:N])]),
+        jax.random.key(0),
+        federated,
+    )
     known = Knowledge(x, y, (COLUMN,))
     scores = [
-        decode_membership(narrow, run.messages(0), known, N, settings=ClosedForm(rate))[0].scores for rate in (0.01, None)
+        decode_membership(narrow, run.messages(0), known, N, settings=ClosedForm(rate))[0].scores
+        for rate in (0.01, None)
     ]
     areas = [detection(s, TRUTH).auc for s in scores]
     assert areas[1] == pytest.approx(areas[0], abs=0.01)
@@ -126,7 +152,9 @@ def test_one_diverged_member_leaves_the_others_alone():
     table = next(t for t in SUITES["lyu2021"] if t.name == "table11")
 
     def job(rate, method):
-        chosen = settings(attribute=0, records=20, phases="pre2", rounds=3, learning_rate=rate, steps=5)
+        chosen = settings(
+            attribute=0, records=20, phases="pre2", rounds=3, learning_rate=rate, steps=5
+        )
         return Job(Cell("lyu2021", "table11", "small", "breast_cancer", chosen), method, 0)
 
     jobs = [job(rate, method) for method in table.methods for rate in (0.1, 1e30)]
@@ -135,24 +163,40 @@ def test_one_diverged_member_leaves_the_others_alone():
     assert all(o.value is None for o in outcomes if o.job.cell["learning_rate"] == 1e30)
     assert all(o.value is not None for o in outcomes if o.job.cell["learning_rate"] == 0.1)
     assert table.signature(job(0.1, "mixture").cell) != table.signature(
-        Cell("lyu2021", "table11", "small", "breast_cancer", settings(phases="pre5", attribute=0, records=20))
+        Cell(
+            "lyu2021",
+            "table11",
+            "small",
+            "breast_cancer",
+            settings(phases="pre5", attribute=0, records=20),
+        )
     )
 
 
 def test_bad_input():
     knowledge, _, messages = make_world()
-    with pytest.raises(ValueError, match=r"members=81 must lie between 1 and the number of records, 80"):
+    with pytest.raises(
+        ValueError, match=r"members=81 must lie between 1 and the number of records, 80"
+    ):
         decode_membership(MODEL, messages, knowledge, 81)
     with pytest.raises(ValueError, match="x has 1 record"):
-        variance_mixture(MODEL, messages, Knowledge(knowledge.x[:1], knowledge.y[:1], knowledge.columns))
+        variance_mixture(
+            MODEL, messages, Knowledge(knowledge.x[:1], knowledge.y[:1], knowledge.columns)
+        )
     with pytest.raises(ValueError, match="variance_mixture needs known labels"):
         variance_mixture(MODEL, messages, Knowledge(knowledge.x, None, knowledge.columns))
 
 
 def test_the_table_scores_both_methods_on_the_same_victims(data_dir):
     table = next(t for t in SUITES["lyu2021"] if t.name == "table11")
-    chosen = settings(attribute=69, records=30, phases="pre5", rounds=60, learning_rate=1.0, steps=50)
-    jobs = [Job(Cell("lyu2021", "table11", "small", "location30", chosen), m, s) for m in table.methods for s in (0, 1)]
+    chosen = settings(
+        attribute=69, records=30, phases="pre5", rounds=60, learning_rate=1.0, steps=50
+    )
+    jobs = [
+        Job(Cell("lyu2021", "table11", "small", "location30", chosen), m, s)
+        for m in table.methods
+        for s in (0, 1)
+    ]
     outcomes = [o for batch in table.run(jobs, data_dir) for o in batch]
     values = {(o.job.method, o.metric): o.value for o in outcomes if o.job.seed == 0}
     assert values["closed_form", "accuracy"] == 1.0

@@ -1,12 +1,12 @@
-"""Model-based inference: it reads what a model has learnt of the attribute, and nothing from one that does not use it."""
+"""Model-based inference: it reads what a model has learnt of the attribute, and nothing from one
+that does not use it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks.attribute_reconstruction import Knowledge, UnknownColumn, binary_column
-from attacks.model_inference import infer_from_model
+from attacks import Knowledge, UnknownColumn, binary_column, infer_from_model
 from jaxfl import Model, linear, logistic, mlp, squared_error
 
 KEY = jax.random.key(0)
@@ -39,7 +39,9 @@ def test_probabilities_are_what_is_compared():
     x, y = records(), np.random.default_rng(1).integers(0, 2, 200)
     for model in (logistic(5), mlp(5, (8,), 3)):
         params = model.init(KEY)
-        found = np.asarray(infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2),))))
+        found = np.asarray(
+            infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2),)))
+        )
         distances = []
         for value in (0, 1):
             filled = x.copy()
@@ -56,23 +58,32 @@ def test_probabilities_are_what_is_compared():
 
 
 def test_batch_statistics_do_not_cancel_the_candidate():
-    """With batch norm, a value that all records share would be subtracted again: of a model in which the attribute weighs most,
-    labels tell it only if statistics are those of records that differ in it."""
+    """With batch norm, a value that all records share would be subtracted again: of a model in
+    which the attribute weighs most, labels tell it only if statistics are those of records that
+    differ in it."""
     x = records()
     model = mlp(5, (16,), 2, batch_norm=True)
     params = model.init(KEY)
     params["Dense_0"]["kernel"] = params["Dense_0"]["kernel"].at[2].multiply(8)
-    params["Dense_1"]["kernel"] = jnp.stack([jnp.zeros(16), jnp.sign(params["Dense_0"]["kernel"][2])], 1)
+    params["Dense_1"]["kernel"] = jnp.stack(
+        [jnp.zeros(16), jnp.sign(params["Dense_0"]["kernel"][2])], 1
+    )
     params["Dense_1"]["bias"] = jnp.array([0.0, -jnp.quantile(model.apply(params, x)[:, 1], 0.6)])
     y = np.asarray(model.apply(params, x).argmax(1))
-    found = np.asarray(infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2, 0.4),))))
+    found = np.asarray(
+        infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2, 0.4),)))
+    )
     assert (found == x[:, 2]).mean() >= 0.95
     outputs = [model.apply(params, jnp.asarray(x).at[:, 2].set(value)) for value in (0, 1)]
     assert jnp.allclose(*outputs, atol=1e-4)
 
 
 def test_a_model_that_does_not_use_the_attribute_names_the_first_value():
-    blind = Model(linear(5).init, lambda p, x, **rest: linear(5).apply(p, x.at[:, 2].set(0), **rest), squared_error)
+    blind = Model(
+        linear(5).init,
+        lambda p, x, **rest: linear(5).apply(p, x.at[:, 2].set(0), **rest),
+        squared_error,
+    )
     x = records()
     column = UnknownColumn(jnp.array([2]), jnp.array([[0.0], [1.0], [2.0]]))
     found = infer_from_model(blind, blind.init(KEY), Knowledge(jnp.asarray(x), x[:, 0], (column,)))
@@ -82,7 +93,12 @@ def test_a_model_that_does_not_use_the_attribute_names_the_first_value():
 def test_failure_is_data_and_bad_input_is_named():
     x, model = records(), linear(5)
     broken = jax.tree.map(lambda a: a * jnp.nan, model.init(KEY))
-    assert (np.asarray(infer_from_model(model, broken, Knowledge(hidden(x), x[:, 0], (binary_column(2),)))) == -1).all()
+    assert (
+        np.asarray(
+            infer_from_model(model, broken, Knowledge(hidden(x), x[:, 0], (binary_column(2),)))
+        )
+        == -1
+    ).all()
     with pytest.raises(ValueError, match="infer_from_model needs known labels"):
         infer_from_model(model, broken, Knowledge(x, None, (binary_column(2),)))
     with pytest.raises(ValueError, match="x holds"):
@@ -90,7 +106,13 @@ def test_failure_is_data_and_bad_input_is_named():
     with pytest.raises(ValueError, match=r"positions.*9"):
         infer_from_model(model, model.init(KEY), Knowledge(x, x[:, 0], (binary_column(9),)))
     with pytest.raises(ValueError, match="sum to 1"):
-        infer_from_model(model, model.init(KEY), Knowledge(x, x[:, 0], (UnknownColumn([2], [[0.0], [1.0]], [3.0, 4.0]),)))
+        infer_from_model(
+            model,
+            model.init(KEY),
+            Knowledge(x, x[:, 0], (UnknownColumn([2], [[0.0], [1.0]], [3.0, 4.0]),)),
+        )
     classifier = mlp(5, (8,), 3)
     with pytest.raises(ValueError, match="label 7"):
-        infer_from_model(classifier, classifier.init(KEY), Knowledge(x, np.full(len(x), 7), (binary_column(2),)))
+        infer_from_model(
+            classifier, classifier.init(KEY), Knowledge(x, np.full(len(x), 7), (binary_column(2),))
+        )

@@ -14,10 +14,18 @@ from tests.conftest import largest_difference
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
-@pytest.mark.parametrize(("size", "stride", "padding"), [(5, 1, "VALID"), (3, 2, "SAME"), (3, 1, "SAME"), (2, 3, "VALID")])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [(5, 1, "VALID"), (3, 2, "SAME"), (3, 1, "SAME"), (2, 3, "VALID")],
+)
 def test_convolutions_are_jaxs(size, stride, padding):
-    x, kernel = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate(((3, 9, 8, 2), (size, size, 2, 4))))
-    expected = jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=NUMBERS)
+    x, kernel = (
+        jax.random.normal(jax.random.key(i), s)
+        for i, s in enumerate(((3, 9, 8, 2), (size, size, 2, 4)))
+    )
+    expected = jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=NUMBERS
+    )
     assert convolve(x, kernel, stride, padding) == pytest.approx(np.asarray(expected), abs=1e-4)
 
 
@@ -26,9 +34,16 @@ def test_convolutions_are_jaxs(size, stride, padding):
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 def test_transposed_convolutions_are_jaxs(size, stride, padding):
     for height in (2, 4):
-        x, kernel = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate(((3, height, 5, 2), (size, size, 2, 4))))
-        expected = jax.lax.conv_transpose(x, kernel, (stride, stride), padding, dimension_numbers=NUMBERS)
-        assert convolve_transposed(x, kernel, stride, padding) == pytest.approx(np.asarray(expected), abs=1e-4)
+        x, kernel = (
+            jax.random.normal(jax.random.key(i), s)
+            for i, s in enumerate(((3, height, 5, 2), (size, size, 2, 4)))
+        )
+        expected = jax.lax.conv_transpose(
+            x, kernel, (stride, stride), padding, dimension_numbers=NUMBERS
+        )
+        assert convolve_transposed(x, kernel, stride, padding) == pytest.approx(
+            np.asarray(expected), abs=1e-4
+        )
 
 
 def test_the_trunk_of_paper_003():
@@ -36,13 +51,18 @@ def test_the_trunk_of_paper_003():
     params = jax.eval_shape(model.init, jax.random.key(0))
     assert params["head"]["kernel"].shape == (12_544, 10)
     faces = trunk_cnn((64, 64, 1), 40, strides=(2, 2, 2, 1))
-    assert jax.eval_shape(faces.init, jax.random.key(0))["head"]["kernel"].shape == (8 * 8 * 256, 40)
+    assert jax.eval_shape(faces.init, jax.random.key(0))["head"]["kernel"].shape == (
+        8 * 8 * 256,
+        40,
+    )
     small = trunk_cnn((28, 28, 1), 10, widths=(2, 2, 2, 3))
     params, x = small.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (2, 28, 28, 1))
     features = small.trunk.features(params, x)
     assert features.shape == (2, 7, 7, small.trunk.channels)
     head = params[small.trunk.head]
-    assert jnp.allclose(small.apply(params, x), features.reshape(2, -1) @ head["kernel"] + head["bias"], atol=1e-5)
+    assert jnp.allclose(
+        small.apply(params, x), features.reshape(2, -1) @ head["kernel"] + head["bias"], atol=1e-5
+    )
 
 
 class Twice(nn.Module):

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attacks import Prolin, prolin
 from attacks.metrics import ranking
-from attacks.prolin import Prolin, _mtadam, prolin
+from attacks.properties.prolin import _mtadam
 from tests.test_property_inference import KEY, PER_ROUND, ROUNDS, observed
 
 
@@ -21,7 +22,9 @@ def test_prolin_agrees_with_its_constraints(objective):
     unmet = float((observations.features**2).sum())
     assert np.asarray(answer.losses)[:, 1].max() < 0.05 * unmet
     assert (np.asarray(answer.iterations) < 20_000).all()
-    if objective == "paper":  # mixtures of whole clients: p is drawn to 0 or 1 before the features have found their place
+    if (
+        objective == "paper"
+    ):  # mixtures of whole clients: p is drawn to 0 or 1 before the features have found their place
         return
     assert ranking(np.asarray(answer.p)[1], truth, 0.5).f1 >= 0.8
     blind = dataclasses.replace(observations, participation=observations.participation[::-1])
@@ -31,17 +34,31 @@ def test_prolin_agrees_with_its_constraints(objective):
 
 def test_prolin_knows_that_only_participants_count():
     observations, _ = observed()
-    fewer = observations.participation.at[::3].multiply(jnp.arange(observations.participation.shape[1]) % 2)
+    fewer = observations.participation.at[::3].multiply(
+        jnp.arange(observations.participation.shape[1]) % 2
+    )
     observations = dataclasses.replace(observations, participation=fewer)
     known = dataclasses.replace(observations, cohort=PER_ROUND)
     for objective in ("code", "paper"):
         settings = Prolin(objective, learning_rate=1e-2, iterations=200)
-        answers = [prolin(each, [30, ROUNDS], jnp.ones(ROUNDS), KEY, settings) for each in (observations, known)]
+        answers = [
+            prolin(each, [30, ROUNDS], jnp.ones(ROUNDS), KEY, settings)
+            for each in (observations, known)
+        ]
         assert answers[1].losses == pytest.approx(np.asarray(answers[0].losses), rel=1e-3)
         assert answers[1].p == pytest.approx(np.asarray(answers[0].p), abs=1e-3)
-        start = prolin(known, [30, ROUNDS], jnp.ones(ROUNDS), KEY, Prolin(objective, learning_rate=1e-2, iterations=1)).p
+        start = prolin(
+            known,
+            [30, ROUNDS],
+            jnp.ones(ROUNDS),
+            KEY,
+            Prolin(objective, learning_rate=1e-2, iterations=1),
+        ).p
         assert float(abs(answers[1].p - start).max()) > 0.05
-    with pytest.raises(ValueError, match="cohort=4 must lie between the 5 who took part in one round and the 20 clients"):
+    with pytest.raises(
+        ValueError,
+        match="cohort=4 must lie between the 5 who took part in one round and the 20 clients",
+    ):
         prolin(dataclasses.replace(observations, cohort=4), [30], jnp.ones(ROUNDS), KEY)
     few = jax.jit(lambda o: prolin(dataclasses.replace(o, cohort=4), [30], jnp.ones(ROUNDS), KEY).p)
     assert np.isnan(np.asarray(few(observations))).all()
@@ -52,7 +69,9 @@ def test_prolin_knows_that_only_participants_count():
 def test_losses_that_are_never_finite_have_no_answer():
     observations, _ = observed()
     lost = dataclasses.replace(observations, features=observations.features.at[0].set(jnp.nan))
-    assert np.isnan(np.asarray(prolin(lost, [ROUNDS], jnp.ones(ROUNDS), KEY, Prolin(iterations=300)).p)).all()
+    assert np.isnan(
+        np.asarray(prolin(lost, [ROUNDS], jnp.ones(ROUNDS), KEY, Prolin(iterations=300)).p)
+    ).all()
 
 
 def test_mtadam_is_adam_for_one_loss_and_balances_several():

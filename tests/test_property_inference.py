@@ -10,24 +10,36 @@ import pytest
 from scipy.stats import multivariate_normal, norm
 from sklearn.linear_model import Ridge
 
-from attacks.detectors import overlap
-from attacks.disaggregation import (
+from attacks import (
+    Gibbs,
     Observations,
+    Prolin,
+    box,
+    gibbs,
     gradient_votes,
     identifiability,
     least_squares,
+    prolin,
     ridge,
-    until,
 )
 from attacks.metrics import ranking
-from attacks.prolin import Prolin, prolin
-from attacks.property_inference import DRIFTS, Gibbs, _box, box, drift_evidence, gibbs, likelihood
+from attacks.properties.detectors import overlap
+from attacks.properties.gibbs import DRIFTS, _box, drift_evidence, likelihood
+from attacks.properties.observations import until
 
 KEY = jax.random.key(0)
 CLIENTS, PER_ROUND, ROUNDS = 20, 5, 60
 
 
-def observed(separation=4.0, seed=0, clients=CLIENTS, per_round=PER_ROUND, rounds=ROUNDS, positives=3, correlation=0.2):
+def observed(
+    separation=4.0,
+    seed=0,
+    clients=CLIENTS,
+    per_round=PER_ROUND,
+    rounds=ROUNDS,
+    positives=3,
+    correlation=0.2,
+):
     """Sums of normal features with class means -1 and 1, and who has the property."""
     rng = np.random.default_rng(seed)
     a = np.zeros((rounds, clients), np.float32)
@@ -35,13 +47,20 @@ def observed(separation=4.0, seed=0, clients=CLIENTS, per_round=PER_ROUND, round
         row[rng.permutation(clients)[:per_round]] = 1
     truth = np.isin(np.arange(clients), rng.permutation(clients)[:positives])
     deviation = 2 / separation
-    mean, variance = np.tile([-1.0, 1.0], (rounds, 1)), np.tile([deviation**2, 1.5 * deviation**2], (rounds, 1))
-    own = np.sqrt(correlation) * rng.normal(size=clients) + np.sqrt(1 - correlation) * rng.normal(size=(rounds, clients))
+    mean, variance = (
+        np.tile([-1.0, 1.0], (rounds, 1)),
+        np.tile([deviation**2, 1.5 * deviation**2], (rounds, 1)),
+    )
+    own = np.sqrt(correlation) * rng.normal(size=clients) + np.sqrt(1 - correlation) * rng.normal(
+        size=(rounds, clients)
+    )
     x = np.where(truth, 1 + np.sqrt(1.5) * deviation * own, -1 + deviation * own)
     known = mean, variance, np.full(rounds, correlation), 200, np.inf
     numbers = (a * x).sum(1), a, *known, np.zeros((rounds, rounds)), np.zeros(rounds), 0.1
     each = jnp.arange(rounds)
-    return Observations(*(jnp.asarray(n, jnp.float32) for n in numbers), detector_number=each, rounds=each), truth
+    return Observations(
+        *(jnp.asarray(n, jnp.float32) for n in numbers), detector_number=each, rounds=each
+    ), truth
 
 
 def test_least_squares_and_ridge_are_those_of_numpy_and_scikit_learn():
@@ -53,7 +72,9 @@ def test_least_squares_and_ridge_are_those_of_numpy_and_scikit_learn():
     regular = np.asarray(ridge(observations, jnp.asarray(seen), jnp.asarray(weights, jnp.float32)))
     for row, (t, answer) in enumerate(zip(seen, plain, strict=True)):
         assert answer == pytest.approx(np.linalg.lstsq(a[:t], b[:t], rcond=1e-6)[0], abs=2e-3)
-        expected = Ridge(alpha=5.0, fit_intercept=False).fit(a[:t], b[:t], sample_weight=weights[:t]).coef_
+        expected = (
+            Ridge(alpha=5.0, fit_intercept=False).fit(a[:t], b[:t], sample_weight=weights[:t]).coef_
+        )
         assert regular[row] == pytest.approx(expected, abs=1e-4)
 
 
@@ -74,13 +95,17 @@ def test_votes_over_reconstructed_gradients_need_no_gradients():
     gradients = rng.normal(size=(ROUNDS, 7))  # sums over participants
     directions, offset = rng.normal(size=(ROUNDS, 7)), rng.normal(size=ROUNDS)
     observations = dataclasses.replace(
-        observations, cross=jnp.asarray(gradients @ directions.T, jnp.float32), offset=jnp.asarray(offset, jnp.float32)
+        observations,
+        cross=jnp.asarray(gradients @ directions.T, jnp.float32),
+        offset=jnp.asarray(offset, jnp.float32),
     )
     a = np.asarray(observations.participation, float)
     for t in (15, 40):
         clients = np.linalg.pinv(a[:t]) @ gradients[:t]
         expected = (clients @ directions[:t].T + offset[:t] > 0).mean(1)
-        assert np.asarray(gradient_votes(observations, jnp.asarray([t])))[0] == pytest.approx(expected, abs=0.03)
+        assert np.asarray(gradient_votes(observations, jnp.asarray([t])))[0] == pytest.approx(
+            expected, abs=0.03
+        )
 
 
 def test_fixed_cohorts_are_not_identifiable():
@@ -95,12 +120,16 @@ def test_fixed_cohorts_are_not_identifiable():
     assert np.asarray(drawn.resolved)[1].all()
 
 
-@pytest.mark.parametrize("decode", [lambda o, t: box(o, t), lambda o, t: gibbs(o, t, KEY)], ids=["box", "gibbs"])
+@pytest.mark.parametrize(
+    "decode", [lambda o, t: box(o, t), lambda o, t: gibbs(o, t, KEY)], ids=["box", "gibbs"]
+)
 def test_decoders_find_who_has_the_property_and_nothing_where_there_is_no_signal(decode):
     scores, elsewhere = [], []
     for seed in range(5):
         observations, truth = observed(6.0, seed)
-        scores.append(ranking(np.asarray(decode(observations, jnp.asarray([ROUNDS])))[0], truth, 0.5).f1)
+        scores.append(
+            ranking(np.asarray(decode(observations, jnp.asarray([ROUNDS])))[0], truth, 0.5).f1
+        )
         # Classes that do not differ: the assumed rate is all there is to say.
         none = dataclasses.replace(observations, mean=jnp.full((ROUNDS, 2), -1.0))
         blind = np.asarray(decode(none, jnp.asarray([ROUNDS])))[0]
@@ -117,11 +146,17 @@ def test_decoders_find_who_has_the_property_and_nothing_where_there_is_no_signal
 
 def test_posterior_is_that_of_enumeration():
     observations, _ = observed(separation=1.5, clients=8, per_round=3, rounds=12, positives=2)
-    found = np.asarray(gibbs(observations, jnp.asarray([12]), KEY, Gibbs(chains=64, sweeps=1000)))[0]
+    found = np.asarray(gibbs(observations, jnp.asarray([12]), KEY, Gibbs(chains=64, sweeps=1000)))[
+        0
+    ]
     # Gibbs takes the variances from the box estimate, and so must the enumeration.
-    _, (matrix, vector) = jax.tree.map(lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 200))
+    _, (matrix, vector) = jax.tree.map(
+        lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 200)
+    )
     every = np.asarray(list(itertools.product((0, 1), repeat=8)), float)
-    log = -0.5 * ((every @ matrix) * every).sum(1) + every @ vector + every.sum(1) * np.log(0.1 / 0.9)
+    log = (
+        -0.5 * ((every @ matrix) * every).sum(1) + every @ vector + every.sum(1) * np.log(0.1 / 0.9)
+    )
     weight = np.exp(log - log.max())
     assert found == pytest.approx(weight @ every / weight.sum(), abs=0.02)
     assert 0.05 < found.max() < 0.999  # a question that is not trivial
@@ -129,11 +164,18 @@ def test_posterior_is_that_of_enumeration():
 
 def test_likelihood_is_that_of_the_features_sum():
     observations, truth = observed(correlation=0.0)
-    observations = dataclasses.replace(observations, calibrated_on=jnp.asarray(jnp.inf), pool=jnp.asarray(jnp.inf))
+    observations = dataclasses.replace(
+        observations, calibrated_on=jnp.asarray(jnp.inf), pool=jnp.asarray(jnp.inf)
+    )
     p = jnp.asarray(truth, jnp.float32)
-    matrix, vector = likelihood(dataclasses.replace(observations, participation=observations.participation.astype(bool)), p)
+    matrix, vector = likelihood(
+        dataclasses.replace(observations, participation=observations.participation.astype(bool)), p
+    )
     a = np.asarray(observations.participation, float)
-    (m0, m1), (v0, v1) = np.asarray(observations.mean.T, float), np.asarray(observations.variance.T, float)
+    (m0, m1), (v0, v1) = (
+        np.asarray(observations.mean.T, float),
+        np.asarray(observations.variance.T, float),
+    )
     variance = (a * np.where(truth, v1[:, None], v0[:, None])).sum(1)
 
     def log_density(q):
@@ -146,8 +188,8 @@ def test_likelihood_is_that_of_the_features_sum():
 
 
 def irregular():
-    """Every third round kept, ten of them to a detector, laws and numbers of participants that differ; and who has the
-    property."""
+    """Every third round kept, ten of them to a detector, laws and numbers of participants that
+    differ; and who has the property."""
     observations, truth = observed(correlation=0.4)
     rng = np.random.default_rng(1)
     a = np.asarray(observations.participation) * (rng.random((ROUNDS, CLIENTS)) < 0.8)
@@ -168,29 +210,43 @@ def irregular():
 
 
 def moments(observations, seen, spread, drift):
-    """Of the sums, written out in double precision: mean without anyone's property, what p adds, covariance."""
+    """Of the sums, written out in double precision: mean without anyone's property, what p adds,
+    covariance."""
     a = np.asarray(observations.participation, float)[:seen]
-    (m0, m1), (v0, v1) = (np.asarray(x.T, float)[:, :seen] for x in (observations.mean, observations.variance))
-    # Participants share their round's mean variance, a client's features correlate, the error of mu0 counts for everyone in all
-    # rounds of a detector (in others for its records alone), and what all clients' features have drifted by is a random walk.
+    (m0, m1), (v0, v1) = (
+        np.asarray(x.T, float)[:, :seen] for x in (observations.mean, observations.variance)
+    )
+    # Participants share their round's mean variance, a client's features correlate, the error of
+    # mu0 counts for everyone in all rounds of a detector (in others for its records alone), and
+    # what all clients' features have drifted by is a random walk.
     total = (a * (spread * v1[:, None] + (1 - spread) * v0[:, None])).sum(1)
     share, common = np.sqrt(total / a.sum(1)), a.sum(1) * np.sqrt(v0)
     steps = np.arange(1000) < np.asarray(observations.rounds)[:seen, None]
     number = np.asarray(observations.detector_number)[:seen]
     rho, same = float(observations.correlation[seen - 1]), number[:, None] == number
-    shared = same / float(observations.calibrated_on) + np.where(same, 1, rho) / float(observations.pool)
+    shared = same / float(observations.calibrated_on) + np.where(same, 1, rho) / float(
+        observations.pool
+    )
     shared += drift**2 * steps @ steps.T.astype(float)
-    covariance = np.diag((1 - rho) * total) + rho * share[:, None] * (a @ a.T) * share + common[:, None] * shared * common
+    covariance = (
+        np.diag((1 - rho) * total)
+        + rho * share[:, None] * (a @ a.T) * share
+        + common[:, None] * shared * common
+    )
     return a.sum(1) * m0, (m1 - m0)[:, None] * a, covariance
 
 
 def test_likelihood_knows_that_a_clients_features_are_alike_that_calibration_errs_and_features_drift():
     (observations, truth), seen, drift = irregular(), 25, 0.05
-    matrix, vector = likelihood(until(observations, jnp.asarray(seen)), jnp.asarray(truth, jnp.float32), drift)
+    matrix, vector = likelihood(
+        until(observations, jnp.asarray(seen)), jnp.asarray(truth, jnp.float32), drift
+    )
     mean, design, covariance = moments(observations, seen, truth.astype(float), drift)
 
     def log_density(q):
-        return multivariate_normal(mean + design @ q, covariance).logpdf(np.asarray(observations.features)[:seen])
+        return multivariate_normal(mean + design @ q, covariance).logpdf(
+            np.asarray(observations.features)[:seen]
+        )
 
     q = np.random.default_rng(0).random(CLIENTS)
     quadratic = -0.5 * q @ np.asarray(matrix) @ q + np.asarray(vector) @ q
@@ -203,18 +259,25 @@ def test_evidence_of_drift_is_the_density_of_the_sums():
     rate, expected = float(observations.rate), []
     for drift in drifts:
         mean, design, covariance = moments(observations, seen, np.full(CLIENTS, rate), drift)
-        law = multivariate_normal(mean + rate * design.sum(1), covariance + rate * (1 - rate) * design @ design.T)
+        law = multivariate_normal(
+            mean + rate * design.sum(1), covariance + rate * (1 - rate) * design @ design.T
+        )
         expected.append(law.logpdf(np.asarray(observations.features)[:seen]))
     assert found - found[0] == pytest.approx(np.asarray(expected) - expected[0], rel=1e-3, abs=1e-2)
 
 
 def test_drift_is_estimated_and_does_not_hide_who_has_the_property():
-    """All clients' features move from the shadows': the sums say so, and tell clients apart as before."""
+    """All clients' features move from the shadows': the sums say so, and tell clients apart as
+    before."""
     still, drifting = [], []
     for seed in range(4):
         observations, truth = observed(6.0, seed)
-        moved = jnp.asarray(np.linspace(0, 1.5, ROUNDS), jnp.float32)  # of a distance between classes of 2
-        shifted = dataclasses.replace(observations, features=observations.features + PER_ROUND * moved)
+        moved = jnp.asarray(
+            np.linspace(0, 1.5, ROUNDS), jnp.float32
+        )  # of a distance between classes of 2
+        shifted = dataclasses.replace(
+            observations, features=observations.features + PER_ROUND * moved
+        )
         for found, each in ((still, observations), (drifting, shifted)):
             found.append(DRIFTS[int(drift_evidence(each, jnp.asarray(DRIFTS)).argmax())])
         for decode in (lambda o: box(o, [ROUNDS]), lambda o: gibbs(o, [ROUNDS], KEY)):
@@ -226,7 +289,11 @@ def with_votes():
     """Observations whose aggregates every round's detector has looked at."""
     rng = np.random.default_rng(2)
     cross, offset = rng.normal(size=(ROUNDS, ROUNDS)), rng.normal(size=ROUNDS)
-    return dataclasses.replace(observed()[0], cross=jnp.asarray(cross, jnp.float32), offset=jnp.asarray(offset, jnp.float32))
+    return dataclasses.replace(
+        observed()[0],
+        cross=jnp.asarray(cross, jnp.float32),
+        offset=jnp.asarray(offset, jnp.float32),
+    )
 
 
 DECODERS = {
@@ -235,7 +302,9 @@ DECODERS = {
     "baseline": lambda o, seen: gradient_votes(o, seen),
     "box": lambda o, seen: box(o, seen),
     "gibbs": lambda o, seen: gibbs(o, seen, KEY),
-    "prolin": lambda o, seen: prolin(o, seen, jnp.full(len(o.features), 0.7), KEY, Prolin(iterations=100)).p,
+    "prolin": lambda o, seen: (
+        prolin(o, seen, jnp.full(len(o.features), 0.7), KEY, Prolin(iterations=100)).p
+    ),
 }
 
 
@@ -252,12 +321,16 @@ def test_rounds_that_are_not_seen_may_hold_anything(decode):
             for name in ("features", "mean", "variance", "correlation", "cross", "offset")
         }
         lost["cross"] = lost["cross"].at[:, 40:].set(value)
-        assert np.asarray(decode(dataclasses.replace(observations, **lost), seen)) == pytest.approx(expected, abs=1e-5)
+        assert np.asarray(decode(dataclasses.replace(observations, **lost), seen)) == pytest.approx(
+            expected, abs=1e-5
+        )
     told = dataclasses.replace(observations, participation=observations.participation.astype(bool))
     assert np.asarray(decode(told, seen)) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in DECODERS if name != "baseline"])  # whose detectors vote in empty rounds too
+@pytest.mark.parametrize(
+    "name", [name for name in DECODERS if name != "baseline"]
+)  # whose detectors vote in empty rounds too
 def test_rounds_without_participants_say_nothing(name):
     observations, decode = observed()[0], DECODERS[name]
     empty = dataclasses.replace(
@@ -271,7 +344,9 @@ def test_rounds_without_participants_say_nothing(name):
 
 def test_the_assumed_rate_is_the_prior():
     observations, _ = observed()
-    none = dataclasses.replace(observations, mean=jnp.full((ROUNDS, 2), -1.0), rate=jnp.asarray(0.3))
+    none = dataclasses.replace(
+        observations, mean=jnp.full((ROUNDS, 2), -1.0), rate=jnp.asarray(0.3)
+    )
     assert np.abs(np.asarray(gibbs(none, [ROUNDS], KEY)) - 0.3).max() < 0.05
     assert np.abs(np.asarray(box(none, [ROUNDS])) - 0.3).max() < 0.05
 
@@ -279,7 +354,10 @@ def test_the_assumed_rate_is_the_prior():
 def test_overlap_is_the_common_area_of_two_normal_densities():
     grid = np.linspace(-40, 40, 400_001)
     cases = [(0, 1, 1, 1), (0, 1, 0.5, 4), (-1, 1, 2, 2.0001), (0, 3, 1, 9), (1, -1, 1, 2)]
-    found = overlap(jnp.asarray([[m0, m1] for m0, m1, _, _ in cases]), jnp.asarray([[v0, v1] for *_, v0, v1 in cases]))
+    found = overlap(
+        jnp.asarray([[m0, m1] for m0, m1, _, _ in cases]),
+        jnp.asarray([[v0, v1] for *_, v0, v1 in cases]),
+    )
     for (m0, m1, v0, v1), area in zip(cases, found, strict=True):
         common = np.minimum(norm.pdf(grid, m0, v0**0.5), norm.pdf(grid, m1, v1**0.5))
         assert area == pytest.approx(np.trapezoid(common, grid), abs=1e-3)

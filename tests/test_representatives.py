@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from attacks import representatives as rep
-from attacks.gradient_matching import Virtual
+from attacks import Virtual
+from attacks.users import representatives as rep
 from jaxfl import Federated, LocalTraining, Messages, simulate, stack_clients, trunk_cnn
 
 SHAPE, CLASSES, RATE = (8, 8, 1), 3, 0.05
@@ -28,7 +28,11 @@ def federation():
         x = np.clip(patterns[y] + 0.1 * rng.normal(size=(6, *SHAPE)), -1, 1).astype(np.float32)
         records.append((x, y))
     run = simulate(
-        MODEL, MODEL.init(jax.random.key(0)), stack_clients(records), jax.random.key(1), Federated(2, LocalTraining(RATE))
+        MODEL,
+        MODEL.init(jax.random.key(0)),
+        stack_clients(records),
+        jax.random.key(1),
+        Federated(2, LocalTraining(RATE)),
     )
     return records, patterns, run
 
@@ -38,8 +42,14 @@ def test_the_truth_has_no_residual(federation):
     for client, (x, y) in enumerate(records):
         messages = run.messages(client)
         for t in range(2):
-            received, observed = jax.tree.map(lambda a, t=t: a[t], (messages.received, messages.pseudo_gradient))
-            of = jax.jit(lambda x, w=received, u=observed, y=y: rep.objective(MODEL, w, u, x, y, jax.random.key(0), SETTINGS))
+            received, observed = jax.tree.map(
+                lambda a, t=t: a[t], (messages.received, messages.pseudo_gradient)
+            )
+            of = jax.jit(
+                lambda x, w=received, u=observed, y=y: rep.objective(
+                    MODEL, w, u, x, y, jax.random.key(0), SETTINGS
+                )
+            )
             assert of(jnp.asarray(x)) < 1e-4
             assert of(jnp.asarray(-x)) > 0.1
 
@@ -47,14 +57,20 @@ def test_the_truth_has_no_residual(federation):
 def test_a_free_scale_is_the_best_scale():
     a, b = jnp.asarray([1.0, 2.0, -1.0]), jnp.asarray([0.5, 1.0, 1.0])
     free = rep.residual({"w": a}, {"w": b}, "free")
-    assert free == pytest.approx(min(float(rep.residual({"w": s * a}, {"w": b}, "known")) for s in np.linspace(0, 2, 2001)))
+    assert free == pytest.approx(
+        min(float(rep.residual({"w": s * a}, {"w": b}, "known")) for s in np.linspace(0, 2, 2001))
+    )
     assert rep.residual({"w": -b}, {"w": b}, "free") == pytest.approx(1)
 
 
 def test_total_variation_is_the_papers():
     images = np.random.default_rng(0).normal(size=(2, 4, 5, 1))
     expected = sum(
-        ((images[n, i, j + 1] - images[n, i, j]) ** 2 + (images[n, i + 1, j] - images[n, i, j]) ** 2) ** 1.25
+        (
+            (images[n, i, j + 1] - images[n, i, j]) ** 2
+            + (images[n, i + 1, j] - images[n, i, j]) ** 2
+        )
+        ** 1.25
         for n in range(2)
         for i in range(3)
         for j in range(4)
@@ -69,7 +85,8 @@ def test_the_objectives_gradient_is_that_of_finite_differences(federation):
     _, y = records[0]
     with jax.enable_x64(True):
         received, returned = jax.tree.map(
-            lambda a: jnp.asarray(a, jnp.float64), jax.tree.map(lambda a: np.asarray(a)[0], (run.received, run.returned))
+            lambda a: jnp.asarray(a, jnp.float64),
+            jax.tree.map(lambda a: np.asarray(a)[0], (run.received, run.returned)),
         )
         observed = jax.tree.map(lambda w, v: w - v[0], received, returned)
         settings = dataclasses.replace(SETTINGS, tv_weight=0.01, images=2)
@@ -77,7 +94,9 @@ def test_the_objectives_gradient_is_that_of_finite_differences(federation):
         @jax.jit
         def value(flat):
             images = flat.reshape(2, *SHAPE)
-            return rep.objective(MODEL, received, observed, images, jnp.asarray(y[:2]), jax.random.key(0), settings)
+            return rep.objective(
+                MODEL, received, observed, images, jnp.asarray(y[:2]), jax.random.key(0), settings
+            )
 
         start = np.random.default_rng(1).normal(size=2 * 64) * 0.3
         numeric = approx_fprime(start, lambda v: float(value(jnp.asarray(v))), 1e-6)
@@ -90,19 +109,37 @@ def test_one_image_is_recovered(solver):
     x = np.random.default_rng(3).uniform(-0.7, 0.7, (1, *SHAPE)).astype(np.float32)
     wide = trunk_cnn(SHAPE, CLASSES, widths=(12, 12), strides=(2, 1))
     run = simulate(
-        wide, wide.init(jax.random.key(2)), stack_clients([(x, [1])]), jax.random.key(3), Federated(1, LocalTraining(RATE))
+        wide,
+        wide.init(jax.random.key(2)),
+        stack_clients([(x, [1])]),
+        jax.random.key(3),
+        Federated(1, LocalTraining(RATE)),
     )
-    settings = dataclasses.replace(SETTINGS, images=1, evaluations=600, learning_rate=0.05, solver=solver)
-    found = rep.representatives(wide, run.messages(0), jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=settings)
+    settings = dataclasses.replace(
+        SETTINGS, images=1, evaluations=600, learning_rate=0.05, solver=solver
+    )
+    found = rep.representatives(
+        wide, run.messages(0), jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=settings
+    )
     peak_to_noise = 10 * np.log10(4 / np.mean((found.x[0] - x) ** 2))
     assert peak_to_noise > 25
     assert found.value[0] == pytest.approx(np.nanmin(found.trace[0]))
     few = dataclasses.replace(settings, evaluations=7)
-    found = rep.representatives(wide, run.messages(0), jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few)
-    assert np.isfinite(found.trace).all()  # no more evaluations than there is room for, and no fewer
+    found = rep.representatives(
+        wide, run.messages(0), jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few
+    )
+    assert np.isfinite(
+        found.trace
+    ).all()  # no more evaluations than there is room for, and no fewer
     assert found.value[0] == pytest.approx(np.min(found.trace[0]))
-    lost = dataclasses.replace(run, returned=jax.tree.map(lambda a: a * jnp.nan, run.returned)).messages(0)
-    assert np.isnan(rep.representatives(wide, lost, jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few).x).all()
+    lost = dataclasses.replace(
+        run, returned=jax.tree.map(lambda a: a * jnp.nan, run.returned)
+    ).messages(0)
+    assert np.isnan(
+        rep.representatives(
+            wide, lost, jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few
+        ).x
+    ).all()
 
 
 def test_representatives_look_like_the_pictures_behind_an_update(federation):
@@ -115,18 +152,29 @@ def test_representatives_look_like_the_pictures_behind_an_update(federation):
         jnp.zeros(2, int),
     )
     found = rep.representatives(MODEL, first, y, jax.random.key(5), SHAPE, settings=settings)
-    vmapped = rep.representatives(MODEL, first, y, jax.random.key(5), SHAPE, settings=settings, strategy="vmap")
+    vmapped = rep.representatives(
+        MODEL, first, y, jax.random.key(5), SHAPE, settings=settings, strategy="vmap"
+    )
     assert np.allclose(found.trace[:, :20], vmapped.trace[:, :20], atol=1e-3)
 
     def resemblance(images, labels):
-        pairs = [(images[labels == k].mean(0).ravel(), patterns[k].ravel()) for k in np.unique(labels)]
+        pairs = [
+            (images[labels == k].mean(0).ravel(), patterns[k].ravel()) for k in np.unique(labels)
+        ]
         return np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs])
 
     assert resemblance(np.asarray(found.x[0]), records[0][1]) > 0.5
     # An update that has nothing to do with the pictures gives nothing that looks like them.
-    noise = jax.tree.map(lambda w: w - 0.01 * jax.random.normal(jax.random.key(6), w.shape), first.received)
+    noise = jax.tree.map(
+        lambda w: w - 0.01 * jax.random.normal(jax.random.key(6), w.shape), first.received
+    )
     blind = rep.representatives(
-        MODEL, dataclasses.replace(first, returned=noise), y, jax.random.key(5), SHAPE, settings=settings
+        MODEL,
+        dataclasses.replace(first, returned=noise),
+        y,
+        jax.random.key(5),
+        SHAPE,
+        settings=settings,
     )
     assert abs(resemblance(np.asarray(blind.x[0]), records[0][1])) < 0.35
 
@@ -135,7 +183,9 @@ def test_the_bias_tells_the_labels(federation):
     records, _, run = federation
     for client, (x, y) in enumerate(records):
         messages = run.messages(client)
-        received, observed = jax.tree.map(lambda a: a[1], (messages.received, messages.pseudo_gradient))
+        received, observed = jax.tree.map(
+            lambda a: a[1], (messages.received, messages.pseudo_gradient)
+        )
         probabilities = rep.class_probabilities(MODEL, received, jnp.asarray(x), jnp.asarray(y))
         counts = rep.infer_counts(MODEL, observed, probabilities, 6, SETTINGS.virtual)
         assert counts.tolist() == np.bincount(y, minlength=CLASSES).tolist()
@@ -146,12 +196,20 @@ def test_the_scale_follows_from_the_clients_records(federation):
     """A client takes two steps a round whatever the number of images that are to stand for it."""
     records, _, _ = federation
     training = LocalTraining(0.005, batch_size=3)
-    run = simulate(MODEL, MODEL.init(jax.random.key(0)), stack_clients(records), jax.random.key(1), Federated(1, training))
+    run = simulate(
+        MODEL,
+        MODEL.init(jax.random.key(0)),
+        stack_clients(records),
+        jax.random.key(1),
+        Federated(1, training),
+    )
     virtual = Virtual(training=training, records=6)
     assert virtual.scale(3) == pytest.approx(2 * 0.005)
     assert Virtual(training=training).scale(3) == pytest.approx(0.005)
     x, y = records[0]
-    received, observed = jax.tree.map(lambda a: a[0], (run.messages(0).received, run.messages(0).pseudo_gradient))
+    received, observed = jax.tree.map(
+        lambda a: a[0], (run.messages(0).received, run.messages(0).pseudo_gradient)
+    )
     probabilities = rep.class_probabilities(MODEL, received, jnp.asarray(x), jnp.asarray(y))
     assert rep.infer_counts(MODEL, observed, probabilities, 12, virtual).tolist() == [6, 6, 0]
     with pytest.raises(ValueError, match="records=6 needs kind='gradient'"):
@@ -175,11 +233,23 @@ def test_bad_input_is_named(federation):
     key, y = jax.random.key(0), jnp.zeros((2, 6), int)
     with pytest.raises(ValueError, match=r"y has shape \(2, 5\)"):
         rep.representatives(MODEL, run.messages(0), y[:, :5], key, SHAPE, settings=SETTINGS)
-    with pytest.raises(ValueError, match=r"shape=\(9, 9, 1\) has records of shape \(9, 9, 1\), which the model does not take"):
+    with pytest.raises(
+        ValueError,
+        match=r"shape=\(9, 9, 1\) has records of shape \(9, 9, 1\), which the model does not take",
+    ):
         rep.representatives(MODEL, run.messages(0), y, key, (9, 9, 1), settings=SETTINGS)
     with pytest.raises(ValueError, match="solver='sgd'"):
-        rep.representatives(MODEL, run.messages(0), y, key, SHAPE, settings=dataclasses.replace(SETTINGS, solver="sgd"))
+        rep.representatives(
+            MODEL,
+            run.messages(0),
+            y,
+            key,
+            SHAPE,
+            settings=dataclasses.replace(SETTINGS, solver="sgd"),
+        )
     with pytest.raises(ValueError, match=r"low=1\.0 must lie below"):
-        rep.representatives(MODEL, run.messages(0), y, key, SHAPE, settings=dataclasses.replace(SETTINGS, low=1.0))
+        rep.representatives(
+            MODEL, run.messages(0), y, key, SHAPE, settings=dataclasses.replace(SETTINGS, low=1.0)
+        )
     with pytest.raises(ValueError, match="trunk"):
         rep.infer_counts(dataclasses.replace(MODEL, trunk=None), {}, jnp.eye(3), 6, Virtual())

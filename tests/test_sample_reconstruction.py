@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks.gradient_matching import Virtual
+from attacks import GradientInversion, Inversion, Virtual, invert_gradient, invert_model
+from attacks.local_models.inversion import total_variation
 from attacks.metrics import ssim
-from attacks.sample_reconstruction import GradientInversion, Inversion, invert_gradient, invert_model, total_variation
 from benchmarks.local_model_scores import matched_likeness
 from jaxfl import Federated, LocalTraining, linear, logistic, mlp, simulate, stack_clients
 
@@ -15,10 +15,13 @@ KEY = jax.random.key(0)
 
 
 def test_inverting_a_linear_classifier_finds_its_weights():
-    """The surest image of a linear softmax is white where the class's weight exceeds the others' mean, black elsewhere."""
+    """The surest image of a linear softmax is white where the class's weight exceeds the others'
+    mean, black elsewhere."""
     model = mlp(16, (), 3)
     params = {"Dense_0": {"kernel": jax.random.normal(KEY, (16, 3)), "bias": jnp.zeros(3)}}
-    images, sure = invert_model(model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1))
+    images, sure = invert_model(
+        model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1)
+    )
     kernel = np.asarray(params["Dense_0"]["kernel"])
     for k in range(3):
         rivals = np.delete(kernel, k, 1)
@@ -30,21 +33,28 @@ def test_inverting_a_linear_classifier_finds_its_weights():
 
 
 def test_a_model_that_normalises_by_the_batch_is_inverted_from_images_that_differ():
-    """Equal images have no variance to be normalised by: each layer magnifies their first step by 1 / sqrt(1e-5)."""
+    """Equal images have no variance to be normalised by: each layer magnifies their first step by 1
+    / sqrt(1e-5)."""
     rng = np.random.default_rng(0)
     templates = rng.random((3, 4, 4, 1)).astype(np.float32)
     y = np.arange(150) % 3
     x = (templates[y] + 0.1 * rng.normal(size=(150, 4, 4, 1))).clip(0, 1).astype(np.float32)
     model, training = mlp(16, (32, 32, 32), 3, batch_norm=True), LocalTraining(0.1, batch_size=30)
-    params = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(40, training)).params
+    params = simulate(
+        model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(40, training)
+    ).params
 
     def moved(key):
-        images, _ = invert_model(model, params, (4, 4, 1), key, settings=Inversion(steps=1, learning_rate=1e-4))
+        images, _ = invert_model(
+            model, params, (4, 4, 1), key, settings=Inversion(steps=1, learning_rate=1e-4)
+        )
         return float(jnp.abs(images - 0.5).mean())
 
     assert moved(None) > 0.4
     assert moved(KEY) < 0.05
-    images, _ = invert_model(model, params, (4, 4, 1), KEY, settings=Inversion(steps=1000, learning_rate=0.01))
+    images, _ = invert_model(
+        model, params, (4, 4, 1), KEY, settings=Inversion(steps=1000, learning_rate=0.01)
+    )
     likeness = np.corrcoef(np.asarray(images).reshape(3, -1), templates.reshape(3, -1))[:3, 3:]
     assert (likeness.argmax(1) == np.arange(3)).all()
 
@@ -59,7 +69,9 @@ def test_an_image_is_read_out_of_one_gradient_and_not_out_of_anothers():
     settings = GradientInversion(alpha=1e-4, steps=1500, virtual=Virtual(training=training))
 
     def error(client):
-        images, labels = invert_gradient(model, run.messages(client), (8, 8, 1), 1, KEY, settings=settings)
+        images, labels = invert_gradient(
+            model, run.messages(client), (8, 8, 1), 1, KEY, settings=settings
+        )
         assert int(labels.argmax()) == 2
         return float(jnp.abs(images[0] - image[0]).mean())
 
@@ -72,7 +84,9 @@ def test_one_logit_stands_for_two_classes():
     rng = np.random.default_rng(0)
     model, training = logistic(16), LocalTraining(0.1)
     params = {"Dense_0": {"kernel": jax.random.normal(KEY, (16, 1)), "bias": jnp.zeros(1)}}
-    images, sure = invert_model(model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1))
+    images, sure = invert_model(
+        model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1)
+    )
     weights = np.asarray(params["Dense_0"]["kernel"])[:, 0]
     pixels = np.asarray(images).reshape(2, 16)
     assert pixels[1][weights > 0].min() > pixels[1][weights < 0].max()
@@ -80,7 +94,9 @@ def test_one_logit_stands_for_two_classes():
     assert float(sure.min()) > 0.9
     image = rng.random((1, 4, 4, 1)).astype(np.float32)
     for y in (0, 1):
-        run = simulate(model, params, stack_clients([(image, np.asarray([y]))]), KEY, Federated(1, training))
+        run = simulate(
+            model, params, stack_clients([(image, np.asarray([y]))]), KEY, Federated(1, training)
+        )
         settings = GradientInversion(alpha=0.0, steps=800, virtual=Virtual(training=training))
         _, labels = invert_gradient(model, run.messages(0), (4, 4, 1), 1, KEY, settings=settings)
         assert labels.shape == (1, 2)
@@ -93,7 +109,9 @@ def test_images_are_matched_one_to_one():
     found, places = matched_likeness(records[jnp.asarray([2, 0])], records)
     assert found == pytest.approx(1, abs=1e-4)
     assert places.tolist() == [2, 0]
-    twice, places = matched_likeness(records[jnp.asarray([1, 1])], records)  # the second has to take another record
+    twice, places = matched_likeness(
+        records[jnp.asarray([1, 1])], records
+    )  # the second has to take another record
     assert twice < 0.8
     assert len(set(places.tolist())) == 2
     assert np.isnan(matched_likeness(records * jnp.nan, records)[0])
@@ -130,7 +148,10 @@ def test_bad_input():
             invert_gradient(classifier, messages, (4, 1, 1), 1, KEY, settings=wrong)
     with pytest.raises(ValueError, match=r"shape=\(16,\) must be of height, width and channels"):
         invert_gradient(classifier, messages, (16,), 1, KEY)
-    with pytest.raises(ValueError, match=r"shape=\(5, 5, 1\) has records of shape \(5, 5, 1\), which the model does not take"):
+    with pytest.raises(
+        ValueError,
+        match=r"shape=\(5, 5, 1\) has records of shape \(5, 5, 1\), which the model does not take",
+    ):
         invert_gradient(classifier, messages, (5, 5, 1), 1, KEY)
     with pytest.raises(ValueError, match=r"shape=\(5,\) has records"):
         invert_model(classifier, classifier.init(KEY), (5,))

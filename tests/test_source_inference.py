@@ -1,4 +1,5 @@
-"""Source inference: decoded where a client's records can be told apart, at chance on messages of other clients."""
+"""Source inference: decoded where a client's records can be told apart, at chance on messages of
+other clients."""
 
 import dataclasses
 
@@ -8,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from attacks.source_inference import by_discriminants, decode_sources, largest_drop, least_loss, losses, majority_of_rounds
+from attacks import by_discriminants, decode_sources, largest_drop, least_loss, majority_of_rounds
+from attacks.membership.sources import losses
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)
@@ -26,7 +28,9 @@ def federation():
         x = rng.normal(size=(n, 20)).astype(np.float32)
         records.append((x, (x @ rule + rng.normal(size=(n, 3))).argmax(1)))
     model = mlp(20, (64,), 3)
-    run = simulate(model, model.init(KEY), stack_clients(records), KEY, Federated(rounds=10, training=TRAINING))
+    run = simulate(
+        model, model.init(KEY), stack_clients(records), KEY, Federated(rounds=10, training=TRAINING)
+    )
     x, y = (np.concatenate(part) for part in zip(*records, strict=True))
     return model, [run.messages(c) for c in range(3)], x, y, np.repeat(np.arange(3), SIZES), run
 
@@ -37,7 +41,9 @@ def test_sources_are_decoded_where_losses_say_nothing(federation):
     assert (np.asarray(found.sources) == truth).mean() >= 0.98
     own = np.asarray(found.weights)[np.arange(len(truth)), truth]
     assert abs(own.mean() - 1) < 0.1
-    last = jax.tree.map(lambda *leaves: jnp.stack([leaf[-1] for leaf in leaves]), *(m.returned for m in messages))
+    last = jax.tree.map(
+        lambda *leaves: jnp.stack([leaf[-1] for leaf in leaves]), *(m.returned for m in messages)
+    )
     by_loss = np.asarray(least_loss(model, last, x, y)) == truth
     returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in messages))
     by_vote = np.asarray(majority_of_rounds(model, returned, x, y).sources) == truth
@@ -47,8 +53,13 @@ def test_sources_are_decoded_where_losses_say_nothing(federation):
 def test_records_of_nobody_have_no_source(federation):
     model, messages, x, y, truth, _ = federation
     rng = np.random.default_rng(1)
-    found = decode_sources(model, messages, SIZES, rng.normal(size=x.shape).astype(np.float32), y, training=TRAINING)
-    assert abs((np.asarray(found.sources) == truth).mean() - 1 / 3) < 3 * np.sqrt(2 / 9 / len(truth)) + 0.1
+    found = decode_sources(
+        model, messages, SIZES, rng.normal(size=x.shape).astype(np.float32), y, training=TRAINING
+    )
+    assert (
+        abs((np.asarray(found.sources) == truth).mean() - 1 / 3)
+        < 3 * np.sqrt(2 / 9 / len(truth)) + 0.1
+    )
     # A record of a client has weight 1; these have none that differs from zero but by noise.
     weights = np.asarray(found.weights)
     assert np.abs(weights.mean(0)).max() < 0.3
@@ -62,15 +73,23 @@ def test_a_model_that_diverged_names_nobody(federation):
     assert (np.asarray(least_loss(model, last, x, y)) == -1).all()
     assert (np.asarray(largest_drop(model, broken, x, y)) == -1).all()
     assert (np.asarray(majority_of_rounds(model, broken, x, y).sources) == -1).all()
-    once = jax.tree.map(lambda a, b: a.at[0].set(b[0]), returned, broken)  # one lost round has no vote
-    sound = np.asarray(majority_of_rounds(model, jax.tree.map(lambda a: a[1:], returned), x, y).sources)
+    once = jax.tree.map(
+        lambda a, b: a.at[0].set(b[0]), returned, broken
+    )  # one lost round has no vote
+    sound = np.asarray(
+        majority_of_rounds(model, jax.tree.map(lambda a: a[1:], returned), x, y).sources
+    )
     assert (np.asarray(majority_of_rounds(model, once, x, y).sources) == sound).all()
 
 
 def test_the_least_loss_names_the_client(federation):
     model, messages, x, y, _, _ = federation
-    last = jax.tree.map(lambda *leaves: jnp.stack([leaf[-1] for leaf in leaves]), *(m.returned for m in messages))
-    by_hand = np.stack([losses(model, jax.tree.map(lambda a, c=c: a[c], last), x, y) for c in range(3)])
+    last = jax.tree.map(
+        lambda *leaves: jnp.stack([leaf[-1] for leaf in leaves]), *(m.returned for m in messages)
+    )
+    by_hand = np.stack(
+        [losses(model, jax.tree.map(lambda a, c=c: a[c], last), x, y) for c in range(3)]
+    )
     assert (np.asarray(least_loss(model, last, x, y)) == by_hand.argmin(0)).all()
     same = jax.tree.map(lambda a: jnp.stack([a[0]] * 3), last)
     assert (np.asarray(least_loss(model, same, x, y)) == 0).all()
@@ -88,7 +107,13 @@ def test_the_largest_drop_names_who_trained_on_a_record(federation):
     rounds = range(len(messages[0]))
     drops = np.stack(
         [
-            np.mean([losses(model, at(received, t), x, y) - losses(model, at(returned, t, c), x, y) for t in rounds], 0)
+            np.mean(
+                [
+                    losses(model, at(received, t), x, y) - losses(model, at(returned, t, c), x, y)
+                    for t in rounds
+                ],
+                0,
+            )
             for c in range(3)
         ]
     )
@@ -116,7 +141,8 @@ def test_discriminants_know_nothing_that_answers_do_not():
     truth = np.repeat(np.arange(4), 100)
     x = rng.normal(size=(4, 30))[truth] + rng.normal(size=(400, 30))
     found = by_discriminants(rng.integers(0, 4, 400), x)
-    # Whole clusters fall to one name, so that the score scatters as that of four clients, not of 400 records.
+    # Whole clusters fall to one name, so that the score scatters as that of four clients, not of
+    # 400 records.
     scores = [(by_discriminants(rng.integers(0, 4, 400), x) == truth).mean() for _ in range(40)]
     assert abs(np.mean(scores) - 0.25) < 4 * np.std(scores) / np.sqrt(40)
     assert set(found) <= set(range(4))

@@ -1,11 +1,12 @@
-"""A client with binary features and random labels, one column of which is unknown, and its messages."""
+"""A client with binary features and random labels, one column of which is unknown, and its
+messages."""
 
 import dataclasses
 
 import jax
 import numpy as np
 
-from attacks.attribute_reconstruction import UnknownColumn
+from attacks import UnknownColumn
 from jaxfl import Federated, LocalTraining, simulate, stack_clients
 
 N, D = 40, 20
@@ -22,7 +23,11 @@ def make_victim(model, seed=0, rounds=3, column=None, training=None, y=None):
         truth = rng.integers(0, len(column.candidates), N)
         x[:, np.asarray(column.positions)] = np.asarray(column.candidates)[truth]
     if y is None:
-        y = rng.integers(0, model.classes, N) if model.classes else rng.normal(size=N).astype(np.float32)
+        y = (
+            rng.integers(0, model.classes, N)
+            if model.classes
+            else rng.normal(size=N).astype(np.float32)
+        )
     key = jax.random.key(seed)
     federated = Federated(rounds=rounds, training=training or LocalTraining(0.1))
     run = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated)

@@ -1,7 +1,15 @@
 """Suites: one file per paper, its tables as grids. `SUITES[name]` lists a suite's tables in order."""
 
 from benchmarks.jobs import Table
-from benchmarks.suites import driouich2022, driouich2023, frontier, kerkouche2023, lyu2021, quick, song2020
+from benchmarks.suites import (
+    driouich2022,
+    driouich2023,
+    frontier,
+    kerkouche2023,
+    lyu2021,
+    quick,
+    song2020,
+)
 
 SUITES: dict[str, tuple[Table, ...]] = {
     "quick": quick.TABLES,

@@ -16,11 +16,29 @@ from benchmarks.suites.grids import product, published_rows
 
 SUITE = "driouich2023"
 TABULAR, FACES = ("flight_airlines", "adult_bachelors", "leaf_synthetic"), "att_faces"
-MEASURES = {FACES: "zest,source,samples"} | dict.fromkeys((*TABULAR, "leaf_milder"), "zest,attribute,source")
+MEASURES = {FACES: "zest,source,samples"} | dict.fromkeys(
+    (*TABULAR, "leaf_milder"), "zest,attribute,source"
+)
 
 PAPER: dict[str, Value] = {
-    **{"model": "mlp", "hidden": "256,256,256", "batch_norm": 0, "clients": 10, "records": 0, "batch_size": 512, "epochs": 1},
-    **{"learning_rate": 0.01, "rounds": 1000, "every": 10, "defense": "none", "epsilon": 10.0, "attacked": 10, "side": "80,70"},
+    **{
+        "model": "mlp",
+        "hidden": "256,256,256",
+        "batch_norm": 0,
+        "clients": 10,
+        "records": 0,
+        "batch_size": 512,
+        "epochs": 1,
+    },
+    **{
+        "learning_rate": 0.01,
+        "rounds": 1000,
+        "every": 10,
+        "defense": "none",
+        "epsilon": 10.0,
+        "attacked": 10,
+        "side": "80,70",
+    },
     **{"optimum_steps": 4000, "decoded": 10, "orders": 8, "passes": 3, "drift": 0, "layers": 1},
     **{"matched": 5, "cos_steps": 300},
     **{"fit_steps": 200, "search_steps": 1000, "pseudo": 128, "pseudo_steps": 800, "finish": 4000},
@@ -33,7 +51,14 @@ LIKE_RECORDS: dict[str, Value] = {"drift": 3}
 """By LEAF's recipe most clients hold records of one class, which hardly differ: `gls` needs all the noise of their order."""
 
 SMALL: dict[str, Value] = {
-    **{"hidden": "32,32", "side": "20,18", "optimum_steps": 1000, "passes": 2, "cos_steps": 100, "fit_steps": 100},
+    **{
+        "hidden": "32,32",
+        "side": "20,18",
+        "optimum_steps": 1000,
+        "passes": 2,
+        "cos_steps": 100,
+        "fit_steps": 100,
+    },
     **{"search_steps": 200, "pseudo": 32, "pseudo_steps": 200, "finish": 300, "zest_records": 8},
     **{"inversion_steps": 500, "inversion_rate": 1e-2, "gradient_steps": 200},
 }
@@ -54,7 +79,11 @@ SHRUNK: dict[str, dict[Value, Value]] = {
 
 def shrunk(chosen: dict[str, Value]) -> dict[str, Value]:
     """Settings of paper size at small size."""
-    return chosen | SMALL | {name: smaller.get(chosen[name], chosen[name]) for name, smaller in SHRUNK.items()}
+    return (
+        chosen
+        | SMALL
+        | {name: smaller.get(chosen[name], chosen[name]) for name, smaller in SHRUNK.items()}
+    )
 
 
 def _grid(
@@ -88,20 +117,43 @@ def published(cell: Cell, method: str, metric: str) -> float | None:
         "defense": str(cell["defense"]),
     }
     facts |= {"method": method, "metric": metric}
-    return next((float(row["value"]) for row in published_rows(SUITE) if all(row[k] == v for k, v in facts.items())), None)
+    return next(
+        (
+            float(row["value"])
+            for row in published_rows(SUITE)
+            if all(row[k] == v for k, v in facts.items())
+        ),
+        None,
+    )
 
 
 def _table(
-    name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = local_model_experiment.METHODS
+    name: str,
+    title: str,
+    cells: Callable[..., list[Cell]],
+    methods: Sequence[str] = local_model_experiment.METHODS,
 ) -> Table:
     experiment = local_model_experiment
     run, measured = experiment.run, experiment.measured
-    return Table(name, title, cells, tuple(methods), published, experiment.applies, run, measured, cost, batched=False)
+    return Table(
+        name,
+        title,
+        cells,
+        tuple(methods),
+        published,
+        experiment.applies,
+        run,
+        measured,
+        cost,
+        batched=False,
+    )
 
 
 FITTED = ("global", "last", "network_literal", "pseudo_records", "records", "optimum")
 FIGURED = tuple(
-    m for m in local_model_experiment.METHODS if m not in ("extrapolated", "affine", "network", "isolated", "best_round")
+    m
+    for m in local_model_experiment.METHODS
+    if m not in ("extrapolated", "affine", "network", "isolated", "best_round")
 )
 """Figures' methods: all but controls, a variant and another threat model, which Tables 1 and 10 have."""
 DEFENSES = ("none", "dp", "mixup", "dp+mixup")
@@ -133,7 +185,12 @@ TABLES = (
         ],
         FIGURED,
     ),
-    _table("fig4", "Number of clients (Figure 4)", _grid("fig4", ("leaf_synthetic", FACES), clients=(10, 20, 40)), FIGURED),
+    _table(
+        "fig4",
+        "Number of clients (Figure 4)",
+        _grid("fig4", ("leaf_synthetic", FACES), clients=(10, 20, 40)),
+        FIGURED,
+    ),
     _table(
         "fig6",
         "Batch size (Figure 6)",
@@ -143,11 +200,22 @@ TABLES = (
         ],
         FIGURED,
     ),
-    _table("fig7", "Local epochs (Figure 7)", _grid("fig7", (*TABULAR, FACES), epochs=(1, 5, 10)), FIGURED),
+    _table(
+        "fig7",
+        "Local epochs (Figure 7)",
+        _grid("fig7", (*TABULAR, FACES), epochs=(1, 5, 10)),
+        FIGURED,
+    ),
     _table(
         "sources",
         "Whose is a record, all of the clients' records being candidates (beyond the paper)",
-        _grid("sources", ("adult_bachelors", "leaf_synthetic", "leaf_milder"), "source", targets=[0], source_messages=[1]),
+        _grid(
+            "sources",
+            ("adult_bachelors", "leaf_synthetic", "leaf_milder"),
+            "source",
+            targets=[0],
+            source_messages=[1],
+        ),
         ("last", "vote", "best_round", "drop", "drop_lda", "decode_sources", "optimum"),
     ),
     _table(
@@ -157,7 +225,14 @@ TABLES = (
             "local_work",
             ["adult_bachelors"],
             "attribute",
-            **{"records": [800], "attacked": [3], "every": [1], "rounds": [10], "batch_size": (32, 512), "epochs": (1, 10)},
+            **{
+                "records": [800],
+                "attacked": [3],
+                "every": [1],
+                "rounds": [10],
+                "batch_size": (32, 512),
+                "epochs": (1, 10),
+            },
         ),
         ("majority", "last", "cos", "gls"),
     ),
@@ -168,7 +243,13 @@ TABLES = (
             "messages_alone",
             ["leaf_milder"],
             "zest,attribute,source",
-            **{"records": [500], "attacked": [3], "every": [6], "rounds": [600], "batch_size": [128]},
+            **{
+                "records": [500],
+                "attacked": [3],
+                "every": [6],
+                "rounds": [600],
+                "batch_size": [128],
+            },
         ),
         ("global", "last", "extrapolated", "affine", "network", "pseudo_records", "optimum"),
     ),

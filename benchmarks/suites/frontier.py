@@ -20,16 +20,32 @@ SETTINGS = {"minibatch_records": "records"}
 """The setting that varies along an axis of another name."""
 
 
-def _axis(dataset: str, name: str, paper: Sequence[Value], small: Sequence[Value], **fixed: Value) -> Callable[..., list[Cell]]:
+def _axis(
+    dataset: str, name: str, paper: Sequence[Value], small: Sequence[Value], **fixed: Value
+) -> Callable[..., list[Cell]]:
     """Cells along one setting, that of the axis' name or the one in `SETTINGS`. At small size there are 75 records unless
     `fixed` says otherwise, and fewer simulations."""
 
     def cells(size: str, data_dir: str | None) -> list[Cell]:
         reduced = {"records": 75, "gls_orders": 64} if size == "small" else {"records": 300}
         values = paper if size == "paper" else small
-        shared = {"attribute": 69 if dataset == "location30" else 595, "phases": "pre5", "rounds": 50, "steps": 500}
+        shared = {
+            "attribute": 69 if dataset == "location30" else 595,
+            "phases": "pre5",
+            "rounds": 50,
+            "steps": 500,
+        }
         setting = SETTINGS.get(name, name)
-        return [Cell(SUITE, name, size, dataset, settings(**(shared | reduced | fixed | {setting: value}))) for value in values]
+        return [
+            Cell(
+                SUITE,
+                name,
+                size,
+                dataset,
+                settings(**(shared | reduced | fixed | {setting: value})),
+            )
+            for value in values
+        ]
 
     return cells
 
@@ -46,7 +62,15 @@ def _cost(job: Job) -> Cost:
 def _table(name: str, title: str, cells: Callable[..., list[Cell]]) -> Table:
     experiment = attribute_experiment
     return Table(
-        name, title, cells, METHODS, lambda cell, method, metric: None, _applies, experiment.run, experiment.signature, _cost
+        name,
+        title,
+        cells,
+        METHODS,
+        lambda cell, method, metric: None,
+        _applies,
+        experiment.run,
+        experiment.signature,
+        _cost,
     )
 
 
@@ -66,24 +90,51 @@ TABLES = (
     _table(
         "minibatch_records",
         "Records of a client that trains in batches of 8; the first 20 rounds seen",
-        _axis("location30", "minibatch_records", (100, 300, 1000), (25, 75), phases="first20", batch_size=8),
+        _axis(
+            "location30",
+            "minibatch_records",
+            (100, 300, 1000),
+            (25, 75),
+            phases="first20",
+            batch_size=8,
+        ),
     ),
     _table(
         "epochs",
         "Local epochs of batches of 32; 100 records, the first 20 rounds seen",
-        _axis("location30", "epochs", (1, 2, 5), (1, 2), phases="first20", batch_size=32, records=100),
+        _axis(
+            "location30", "epochs", (1, 2, 5), (1, 2), phases="first20", batch_size=32, records=100
+        ),
     ),
     _table(
         "phases",
         "Rounds seen of a client that trains in batches of 8",
-        _axis("location30", "phases", ("pre1", "pre5", "first20", "first50"), ("pre1", "pre5", "first20"), **MINIBATCH),
+        _axis(
+            "location30",
+            "phases",
+            ("pre1", "pre5", "first20", "first50"),
+            ("pre1", "pre5", "first20"),
+            **MINIBATCH,
+        ),
     ),
-    _table("columns", "Unknown columns", _axis("location30", "columns", (1, 5, 20, 100), (1, 5, 20))),
-    _table("hidden", "Hidden units", _axis("location30", "hidden", ("4", "8", "16", "32", "128", "512"), ("4", "16", "128"))),
+    _table(
+        "columns", "Unknown columns", _axis("location30", "columns", (1, 5, 20, 100), (1, 5, 20))
+    ),
+    _table(
+        "hidden",
+        "Hidden units",
+        _axis("location30", "hidden", ("4", "8", "16", "32", "128", "512"), ("4", "16", "128")),
+    ),
     _table(
         "noise_multiplier",
         "Gaussian noise on every number of an update, in units of its norm",
-        _axis("location30", "noise_multiplier", (0.0, 1e-4, 1e-3, 0.01, 0.03, 0.1), (0.0, 0.01, 0.1)),
+        _axis(
+            "location30", "noise_multiplier", (0.0, 1e-4, 1e-3, 0.01, 0.03, 0.1), (0.0, 0.01, 0.1)
+        ),
     ),
-    _table("bits", "Bits per number of an update", _axis("location30", "bits", (0, 16, 8, 4, 2, 1), (0, 8, 1))),
+    _table(
+        "bits",
+        "Bits per number of an update",
+        _axis("location30", "bits", (0, 16, 8, 4, 2, 1), (0, 8, 1)),
+    ),
 )

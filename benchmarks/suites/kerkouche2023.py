@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from attacks.detector_training import DetectorTraining
+from attacks import DetectorTraining
 from benchmarks import property_experiment
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.property_experiment import MEAN_OVER, METHODS, OURS
@@ -30,11 +30,32 @@ PANELS = {
     **{"g": ("cifar10", 25), "h": ("cifar10", 50)},
 }
 PAPER: dict[str, Value] = {
-    **{"clients": 50, "positives": 5, "per_round": 10, "batch_size": 10, "epochs": 2, "learning_rate": 0.01, "clip": 0.0},
-    **{"factor": -0.5, "auxiliary": 6000, "detector": "first_order", "pairs": 60, "gradients": 1000, "rounds": 300},
+    **{
+        "clients": 50,
+        "positives": 5,
+        "per_round": 10,
+        "batch_size": 10,
+        "epochs": 2,
+        "learning_rate": 0.01,
+        "clip": 0.0,
+    },
+    **{
+        "factor": -0.5,
+        "auxiliary": 6000,
+        "detector": "first_order",
+        "pairs": 60,
+        "gradients": 1000,
+        "rounds": 300,
+    },
     **{"every": 5, "averaged": 3},
 }
-COLOURED: dict[str, Value] = {"batch_size": 25, "learning_rate": 0.1, "auxiliary": 5000, "gradients": 500, "averaged": 2}
+COLOURED: dict[str, Value] = {
+    "batch_size": 25,
+    "learning_rate": 0.1,
+    "auxiliary": 5000,
+    "gradients": 500,
+    "averaged": 2,
+}
 MISBEHAVING: dict[str, Value] = {"gradients": 500}
 SMALL_ROUNDS = 40
 SMALL: dict[str, Value] = {"clients": 20, "positives": 3, "per_round": 5, "rounds": SMALL_ROUNDS}
@@ -49,24 +70,40 @@ FEWER_SEEN: tuple[Value, ...] = ("mean", 10, 20, 30, 40, 50, 70, 100, 150, 200, 
 
 
 def _grid(
-    table: str, panels: Sequence[str], prop: str, seen: Sequence[Value] | None = None, **changed: Value
+    table: str,
+    panels: Sequence[str],
+    prop: str,
+    seen: Sequence[Value] | None = None,
+    **changed: Value,
 ) -> Callable[..., list[Cell]]:
     def cells(size: str, data_dir: str | None) -> list[Cell]:
         found = []
         for panel in panels:
             dataset, records = PANELS[panel]
-            chosen = PAPER | (COLOURED if dataset == "cifar10" else {}) | {"property": prop, "records": records}
+            chosen = (
+                PAPER
+                | (COLOURED if dataset == "cifar10" else {})
+                | {"property": prop, "records": records}
+            )
             chosen |= {} if prop == "membership" else MISBEHAVING
             chosen |= {"clip": 2.0} if prop == "ascent" else {}
             if size == "small":
                 chosen |= SMALL | (PLAINER if dataset == "cifar10" or prop != "membership" else {})
                 if dataset == "cifar10":
-                    chosen |= {"records": round(FEWER_RECORDS * records), "batch_size": 10, "auxiliary": 500}
+                    chosen |= {
+                        "records": round(FEWER_RECORDS * records),
+                        "batch_size": 10,
+                        "auxiliary": 500,
+                    }
             chosen |= changed
             if dataset == "cifar10" and not at_hand("cifar10", data_dir):
                 dataset = "cifar10_subset"
             for t in seen or (FEWER_SEEN if size == "small" else ALL_SEEN):
-                at = t if isinstance(t, str) or size == "paper" else round(int(str(t)) * SMALL_ROUNDS / 300)
+                at = (
+                    t
+                    if isinstance(t, str) or size == "paper"
+                    else round(int(str(t)) * SMALL_ROUNDS / 300)
+                )
                 settings = tuple(sorted((chosen | {"panel": panel, "seen": at}).items()))
                 found.append(Cell(SUITE, table, size, dataset, settings))
         return found
@@ -83,8 +120,12 @@ def published(cell: Cell, method: str, metric: str) -> float | None:
     records = cell["records"]
     if cell.size == "small" and cell.dataset.startswith("cifar10"):
         records = round(records / FEWER_RECORDS)
-    rounds = MEAN_OVER if cell["seen"] == "mean" else (round(cell["seen"] * 300 / cell["rounds"], -1),)
-    curve = _curves().get((cell["property"], cell.dataset.removesuffix("_subset"), records, method), {})
+    rounds = (
+        MEAN_OVER if cell["seen"] == "mean" else (round(cell["seen"] * 300 / cell["rounds"], -1),)
+    )
+    curve = _curves().get(
+        (cell["property"], cell.dataset.removesuffix("_subset"), records, method), {}
+    )
     values = [curve[t] for t in rounds if t in curve]
     return sum(values) / len(values) if len(values) == len(rounds) else None
 
@@ -117,15 +158,24 @@ def _cost(job: Job) -> Cost:
     detector += (cell["pairs"] * cell["records"] + cell["every"] * followed) * flops / 2
     if cell["detector"] == "logistic":
         detector += 50 * 2 * cell["pairs"] * 12.0 * parameters
-    shared = cell["rounds"] * cell["per_round"] * update + math.ceil(cell["rounds"] / cell["every"]) * detector
+    shared = (
+        cell["rounds"] * cell["per_round"] * update
+        + math.ceil(cell["rounds"] / cell["every"]) * detector
+    )
     measured = property_experiment.measured(cell)
-    decoding = {"prolin": 1e8, "prolin_paper": 6e6, "gibbs": 8e5}.get(job.method, 3e5) * cell["rounds"] * cell["per_round"]
+    decoding = (
+        {"prolin": 1e8, "prolin_paper": 6e6, "gibbs": 8e5}.get(job.method, 3e5)
+        * cell["rounds"]
+        * cell["per_round"]
+    )
     operations = {(measured, job.seed): shared, (measured, job.seed, job.method): decoding}
     compiling = {(cell.dataset, cell["records"], cell["property"]): 15.0, job.method: 3.0}
     return Cost(operations, compiling, 4.0 * parameters * (3 * cell["rounds"] + 6 * fitted))
 
 
-def _table(name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = METHODS[:-1]) -> Table:
+def _table(
+    name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = METHODS[:-1]
+) -> Table:
     run, measured = property_experiment.run, property_experiment.measured
     return Table(name, title, cells, tuple(methods), published, everywhere, run, measured, _cost)
 
@@ -138,15 +188,29 @@ def _detectors(size: str, data_dir: str | None) -> list[Cell]:
     """The first panel by kind of detector and by what it learns from in each round."""
     paper = size == "paper"
     gradients = (250, 500, 1000, 2000) if paper else (100, 250, 500)
-    varied: list[dict[str, Value]] = [{"detector": "first_order", "gradients": n} for n in gradients]
-    varied += [{"detector": kind, "pairs": n} for kind in ("lda", "logistic") for n in ((100, 300) if paper else (60,))]
-    return [cell for own in varied for cell in _grid("detectors", "a", "membership", ("mean", 290), **own)(size, data_dir)]
+    varied: list[dict[str, Value]] = [
+        {"detector": "first_order", "gradients": n} for n in gradients
+    ]
+    varied += [
+        {"detector": kind, "pairs": n}
+        for kind in ("lda", "logistic")
+        for n in ((100, 300) if paper else (60,))
+    ]
+    return [
+        cell
+        for own in varied
+        for cell in _grid("detectors", "a", "membership", ("mean", 290), **own)(size, data_dir)
+    ]
 
 
 def _numbers_of_clients(size: str, data_dir: str | None) -> list[Cell]:
     counts, positives = ((50, 100, 200), 5) if size == "paper" else ((20, 40, 80), 3)
-    varied: list[dict[str, Value]] = [{"clients": n, "per_round": n // 5, "positives": positives} for n in counts]
-    grids = [_grid("fig8", "g", prop, None, **own) for prop in ("membership", "ascent") for own in varied]
+    varied: list[dict[str, Value]] = [
+        {"clients": n, "per_round": n // 5, "positives": positives} for n in counts
+    ]
+    grids = [
+        _grid("fig8", "g", prop, None, **own) for prop in ("membership", "ascent") for own in varied
+    ]
     return _several(*grids)(size, data_dir)
 
 
@@ -154,7 +218,9 @@ EVERY = tuple(PANELS)
 SOME_SEEN: tuple[Value, ...] = (10, 50, 100, 150, 200, 250, 290)
 TABLES = (
     _table("fig3", "Membership of one record (Figure 3)", _grid("fig3", EVERY, "membership")),
-    _table("fig4", "Clients that invert their updates (Figure 4)", _grid("fig4", EVERY, "inversion")),
+    _table(
+        "fig4", "Clients that invert their updates (Figure 4)", _grid("fig4", EVERY, "inversion")
+    ),
     _table("fig5", "Clients that climb the loss (Figure 5)", _grid("fig5", EVERY, "ascent")),
     _table(
         "fig8",
@@ -180,7 +246,14 @@ TABLES = (
         ("detector",),
     ),
     _table(
-        "detectors", "Detectors, by what they learn from (beyond the paper)", _detectors, (*OURS, "prolin", "ridge", "detector")
+        "detectors",
+        "Detectors, by what they learn from (beyond the paper)",
+        _detectors,
+        (*OURS, "prolin", "ridge", "detector"),
     ),
-    _table("free_riders", "Clients that send nothing (beyond the paper)", _grid("free_riders", "a", "free_rider")),
+    _table(
+        "free_riders",
+        "Clients that send nothing (beyond the paper)",
+        _grid("free_riders", "a", "free_rider"),
+    ),
 )

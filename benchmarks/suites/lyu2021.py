@@ -27,7 +27,9 @@ SHAPES = {
 """Features and classes, for estimates."""
 
 ATTRIBUTES = {"purchase": (130, 595), "genome": (7, 17), "location": (1, 69)}
-RECORDS = {"location": (50, 100, 300)} | dict.fromkeys(("purchase", "purchase2", "genome"), (50, 100, 500, 1000))
+RECORDS = {"location": (50, 100, 300)} | dict.fromkeys(
+    ("purchase", "purchase2", "genome"), (50, 100, 500, 1000)
+)
 ALL_PHASES = "pre1,pre2,pre5,gap10,last5"
 MINIBATCH_METHODS = (*attribute_experiment.METHODS, "cos_unrolled", "gls")
 MOST_SIMULATED = 300
@@ -75,11 +77,19 @@ def _steps(records: int, values: dict[str, Value]) -> int:
 def _sources(data_dir: str | None) -> dict[str, str]:
     """The paper's sources, or what stands in for them here."""
     purchase = "purchase100" if at_hand("purchase100", data_dir) else "purchase_like"
-    return {"purchase": purchase, "genome": "genome_hs3d", "location": "location30", "purchase2": "purchase2_like"}
+    return {
+        "purchase": purchase,
+        "genome": "genome_hs3d",
+        "location": "location30",
+        "purchase2": "purchase2_like",
+    }
 
 
 def _grid(
-    table: str, sources: Sequence[str], records: Sequence[int] | None = None, **varied: Sequence[Value]
+    table: str,
+    sources: Sequence[str],
+    records: Sequence[int] | None = None,
+    **varied: Sequence[Value],
 ) -> Callable[..., list[Cell]]:
     """Cells of a table: sources x records (all of the source's by default) x attributes x codings x what else is varied."""
 
@@ -87,10 +97,15 @@ def _grid(
         names = _sources(data_dir)
         found = []
         for source in sources:
-            for values in product({"encoding": ("scalar", "onehot")} | varied if source == "genome" else varied):
+            for values in product(
+                {"encoding": ("scalar", "onehot")} | varied if source == "genome" else varied
+            ):
                 for n in records or RECORDS[source]:
                     ours = SIZES[size][n]
-                    if isinstance(values.get("batch_size"), int) and int(str(values["batch_size"])) > ours:
+                    if (
+                        isinstance(values.get("batch_size"), int)
+                        and int(str(values["batch_size"])) > ours
+                    ):
                         continue
                     for attribute in ATTRIBUTES[source.rstrip("2")]:
                         chosen = {
@@ -100,9 +115,18 @@ def _grid(
                             "records": ours,
                         }
                         if "phases" not in values and isinstance(values.get("batch_size"), int):
-                            chosen |= {"simulated_phases": "first20", "gls_orders": 64, "gls_points": 1}
+                            chosen |= {
+                                "simulated_phases": "first20",
+                                "gls_orders": 64,
+                                "gls_points": 1,
+                            }
                         if size == "small":  # 200, 300, 2 and 256 at paper size
-                            chosen |= {"evaluations": 100, "unrolled_steps": 100, "unrolled_orders": 1, "gls_orders": 64}
+                            chosen |= {
+                                "evaluations": 100,
+                                "unrolled_steps": 100,
+                                "unrolled_orders": 1,
+                                "gls_orders": 64,
+                            }
                         found.append(Cell(SUITE, table, size, names[source], settings(**chosen)))
         return list(dict.fromkeys(found))
 
@@ -114,10 +138,15 @@ def published(cell: Cell, method: str, metric: str) -> float | None:
     choice, except in Tables 7 and 8; for membership, the accuracy per candidate."""
     known = dict(cell.settings)
     for row in published_rows(SUITE):
-        facts = {key: str(known.get(key)) for key in ("attribute", "batch_size", "participants", "hidden", "phases")}
+        facts = {
+            key: str(known.get(key))
+            for key in ("attribute", "batch_size", "participants", "hidden", "phases")
+        }
         source = cell.dataset.split("_")[0].rstrip("0123456789")
         facts |= {"table": cell.table, "source": source, "method": method, "metric": metric}
-        facts["records"] = str(next((n for n, ours in SIZES[cell.size].items() if ours == known.get("records")), ""))
+        facts["records"] = str(
+            next((n for n, ours in SIZES[cell.size].items() if ours == known.get("records")), "")
+        )
         if all(not row[key] or row[key] == value for key, value in facts.items()):
             return float(row["value"])
     return None
@@ -128,17 +157,36 @@ def _cost(job: Job, *, strangers: bool = False) -> Cost:
 
 
 def _table(
-    name: str, title: str, cells: Callable[..., list[Cell]], methods: tuple[str, ...] = attribute_experiment.METHODS
+    name: str,
+    title: str,
+    cells: Callable[..., list[Cell]],
+    methods: tuple[str, ...] = attribute_experiment.METHODS,
 ) -> Table:
     experiment = attribute_experiment
-    return Table(name, title, cells, methods, published, _applies, experiment.run, experiment.signature, _cost)
+    return Table(
+        name,
+        title,
+        cells,
+        methods,
+        published,
+        _applies,
+        experiment.run,
+        experiment.signature,
+        _cost,
+    )
 
 
 def _table1() -> Table:
     def cells(size: str, data_dir: str | None) -> list[Cell]:
         names = _sources(data_dir)
         return [
-            Cell(SUITE, "table1", size, names[source], (("attribute", attribute), ("encoding", "onehot")))
+            Cell(
+                SUITE,
+                "table1",
+                size,
+                names[source],
+                (("attribute", attribute), ("encoding", "onehot")),
+            )
             for source in EVERYTHING
             for attribute in ATTRIBUTES[source]
         ]
@@ -160,13 +208,23 @@ def _membership(name: str, title: str, source: str, rates: tuple[Value, ...]) ->
     cells = _grid(name, [source], phases=["pre5"], batch_size=BATCHES, learning_rate=rates)
     experiment, cost = membership_experiment, functools.partial(_cost, strangers=True)
     return Table(
-        name, title, cells, experiment.METHODS, published, experiment.applies, experiment.run, experiment.signature, cost
+        name,
+        title,
+        cells,
+        experiment.METHODS,
+        published,
+        experiment.applies,
+        experiment.run,
+        experiment.signature,
+        cost,
     )
 
 
 def _applies(cell: Cell, method: str) -> bool:
     simulated = method in attribute_experiment.SIMULATED
-    return attribute_experiment.applies(cell, method) and not (simulated and cell["records"] > MOST_SIMULATED)
+    return attribute_experiment.applies(cell, method) and not (
+        simulated and cell["records"] > MOST_SIMULATED
+    )
 
 
 EVERYTHING = ("purchase", "genome", "location")
@@ -178,11 +236,28 @@ TABLES = (
     _table("table2", "Purchase-100 (Table 2)", _grid("table2", ["purchase"])),
     _table("table3", "Location-30 (Table 3)", _grid("table3", ["location"])),
     _table("table4", "Genome HS3D, scalar and one-hot (Table 4)", _grid("table4", ["genome"])),
-    _table("table5", "Participants; 1 is isolation (Table 5)", _grid("table5", EVERYTHING, [100], participants=(1, 2, 10))),
-    _table("table6", "Batch size (Table 6)", _grid("table6", EVERYTHING, [100], batch_size=BATCHES), MINIBATCH_METHODS),
-    _table("table7", "Training phases (Table 7)", _grid("table7", EVERYTHING, [100], phases=PHASES)),
-    _table("table8", "Local data size, pre5 (Table 8)", _grid("table8", EVERYTHING, phases=["pre5"])),
-    _table("table9", "Model width, Location (Table 9)", _grid("table9", ["location"], hidden=("128", "1024", "1024,256"))),
+    _table(
+        "table5",
+        "Participants; 1 is isolation (Table 5)",
+        _grid("table5", EVERYTHING, [100], participants=(1, 2, 10)),
+    ),
+    _table(
+        "table6",
+        "Batch size (Table 6)",
+        _grid("table6", EVERYTHING, [100], batch_size=BATCHES),
+        MINIBATCH_METHODS,
+    ),
+    _table(
+        "table7", "Training phases (Table 7)", _grid("table7", EVERYTHING, [100], phases=PHASES)
+    ),
+    _table(
+        "table8", "Local data size, pre5 (Table 8)", _grid("table8", EVERYTHING, phases=["pre5"])
+    ),
+    _table(
+        "table9",
+        "Model width, Location (Table 9)",
+        _grid("table9", ["location"], hidden=("128", "1024", "1024,256")),
+    ),
     _membership("table10", "Membership unknown, Purchase (Table 10)", "purchase", (0.1, 1.0)),
     _membership("table11", "Membership unknown, Location (Table 11)", "location", (0.1, 1.0)),
     _table(
@@ -205,7 +280,9 @@ TABLES = (
     _table(
         "minibatch",
         "Batches of 8: matching a gradient, matching the simulated training, decoding",
-        _grid("minibatch", ["location"], [300], batch_size=[8], phases=["pre5", "first20", "first50"]),
+        _grid(
+            "minibatch", ["location"], [300], batch_size=[8], phases=["pre5", "first20", "first50"]
+        ),
         ("majority", "cos", "cos_unrolled", "gls"),
     ),
 )

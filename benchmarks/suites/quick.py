@@ -12,7 +12,13 @@ SHAPES = {"purchase_like": (600, 100), "breast_cancer": (30, 2), "digits": (64, 
 
 def _attributes(size: str, data_dir: str | None) -> list[Cell]:
     return [
-        Cell(SUITE, "attributes", size, dataset, settings(attribute=attribute, records=records, phases="pre1,pre5,last5"))
+        Cell(
+            SUITE,
+            "attributes",
+            size,
+            dataset,
+            settings(attribute=attribute, records=records, phases="pre1,pre5,last5"),
+        )
         for dataset, attribute, records in (
             ("purchase_like", 595, 100),
             ("digits", 20, 100),
@@ -22,14 +28,30 @@ def _attributes(size: str, data_dir: str | None) -> list[Cell]:
 
 
 def _minibatch(size: str, data_dir: str | None) -> list[Cell]:
-    shared = {"attribute": 20, "records": 100, "batch_size": 5, "unrolled_steps": 200, "unrolled_orders": 1, "gls_orders": 64}
-    return [Cell(SUITE, "minibatch", size, "digits", settings(phases=phases, **shared)) for phases in ("pre5", "first20")]
+    shared = {
+        "attribute": 20,
+        "records": 100,
+        "batch_size": 5,
+        "unrolled_steps": 200,
+        "unrolled_orders": 1,
+        "gls_orders": 64,
+    }
+    return [
+        Cell(SUITE, "minibatch", size, "digits", settings(phases=phases, **shared))
+        for phases in ("pre5", "first20")
+    ]
 
 
 def _learning_rate(size: str, data_dir: str | None) -> list[Cell]:
     rates = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     return [
-        Cell(SUITE, "learning_rate", size, "digits", settings(attribute=20, records=50, phases="last5", learning_rate=rate))
+        Cell(
+            SUITE,
+            "learning_rate",
+            size,
+            "digits",
+            settings(attribute=20, records=50, phases="last5", learning_rate=rate),
+        )
         for rate in rates
     ]
 
@@ -38,7 +60,12 @@ def _cost(job: Job) -> Cost:
     return attribute_cost.cost(job, *SHAPES[job.cell.dataset])
 
 
-def _table(name: str, title: str, cells: Callable[[str, str | None], Sequence[Cell]], methods: tuple[str, ...]) -> Table:
+def _table(
+    name: str,
+    title: str,
+    cells: Callable[[str, str | None], Sequence[Cell]],
+    methods: tuple[str, ...],
+) -> Table:
     experiment = attribute_experiment
     return Table(
         name,
@@ -67,6 +94,9 @@ TABLES = (
         ("majority", "cos", "cos_unrolled", "gls"),
     ),
     _table(
-        "learning_rate", "The clients' learning rate and what their last rounds give away", _learning_rate, ("majority", "cos")
+        "learning_rate",
+        "The clients' learning rate and what their last rounds give away",
+        _learning_rate,
+        ("majority", "cos"),
     ),
 )

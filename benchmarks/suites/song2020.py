@@ -17,20 +17,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import generative_experiment, judges, linkability_experiment, representatives_experiment
+from benchmarks import (
+    generative_experiment,
+    judges,
+    linkability_experiment,
+    representatives_experiment,
+)
 from benchmarks.jobs import Cell, Cost, Job, Table, Value
 from benchmarks.linkability_experiment import METHODS
 from benchmarks.suites.grids import everywhere, product, published_rows
 
 SUITE = "song2020"
 PAPER: dict[str, Value] = {
-    **{"split": "classes", "disjoint": False, "clients": 10, "records": 100, "batch_size": "full", "learning_rate": 0.002},
+    **{
+        "split": "classes",
+        "disjoint": False,
+        "clients": 10,
+        "records": 100,
+        "batch_size": "full",
+        "learning_rate": 0.002,
+    },
     **{"widths": "32,64,128,256", "side": "28,28", "first": 120, "window": 51, "trunk_round": 150},
     **{"shadow_every": 2, "images": 30, "evaluations": 200, "tv_weight": 1e-5, "labels": "bias"},
     **{"siamese_epochs": 100, "siamese_batch": 64, "epoch": 100, "interval": 1},
 }
 SMALL: dict[str, Value] = {
-    **{"widths": "8,16,32,64", "records": 60, "learning_rate": 0.02, "window": 26, "trunk_round": 132},
+    **{
+        "widths": "8,16,32,64",
+        "records": 60,
+        "learning_rate": 0.02,
+        "window": 26,
+        "trunk_round": 132,
+    },
     **{"images": 12, "evaluations": 40, "siamese_epochs": 60, "siamese_batch": 16, "epoch": 60},
 }
 FACES: dict[str, Value] = {"split": "persons", "disjoint": True, "records": 0, "side": "64,64"}
@@ -54,17 +72,58 @@ SOURCES = (DIGITS, Source("att_faces", FACES, {"side": "32,32", "learning_rate":
 picture are inferred wrongly."""
 
 GENERATIVE: dict[str, Value] = {
-    **{"property": "classes", "clients": 10, "records": 100, "classes_held": 3, "batch_size": 32, "epochs": 1},
-    **{"learning_rate": 0.01, "rounds": 300, "widths": "32,64,128,256", "generator_width": 384, "side": "28,28"},
-    **{"auxiliary": 1000, "batch": 100, "growth": 10, "most_epochs": 10, "game_rate": 2e-4, "category_weight": 0.0},
+    **{
+        "property": "classes",
+        "clients": 10,
+        "records": 100,
+        "classes_held": 3,
+        "batch_size": 32,
+        "epochs": 1,
+    },
+    **{
+        "learning_rate": 0.01,
+        "rounds": 300,
+        "widths": "32,64,128,256",
+        "generator_width": 384,
+        "side": "28,28",
+    },
+    **{
+        "auxiliary": 1000,
+        "batch": 100,
+        "growth": 10,
+        "most_epochs": 10,
+        "game_rate": 2e-4,
+        "category_weight": 0.0,
+    },
     **{"images": 30, "evaluations": 100, "tv_weight": 1e-5, "labels": "bias", "round": 0},
 }
 SMALL_GENERATIVE: dict[str, Value] = {
-    **{"clients": 5, "records": 60, "learning_rate": 0.05, "widths": "8,16,32,64", "generator_width": 96, "rounds": 60},
-    **{"auxiliary": 500, "batch": 50, "most_epochs": 3, "game_rate": 1e-3, "images": 12, "evaluations": 40},
+    **{
+        "clients": 5,
+        "records": 60,
+        "learning_rate": 0.05,
+        "widths": "8,16,32,64",
+        "generator_width": 96,
+        "rounds": 60,
+    },
+    **{
+        "auxiliary": 500,
+        "batch": 50,
+        "most_epochs": 3,
+        "game_rate": 1e-3,
+        "images": 12,
+        "evaluations": 40,
+    },
 }
 GLASSES: dict[str, Value] = {
-    **{"property": "glasses", "side": "64,64", "records": 0, "classes_held": 0, "auxiliary": 64, "batch": 8},
+    **{
+        "property": "glasses",
+        "side": "64,64",
+        "records": 0,
+        "classes_held": 0,
+        "auxiliary": 64,
+        "batch": 8,
+    },
     **{"images": 10, "clients": 10, "growth": 1, "most_epochs": 60},
 }
 """The adversary has few faces: smaller batches of them, and more epochs of the discriminator, without which a generator of them
@@ -90,7 +149,11 @@ def _grid(
         return [
             Cell(SUITE, table, size, source.name, tuple(sorted((chosen | change).items())))
             for source in sources
-            for chosen in [paper | source.settings if size == "paper" else paper | small | source.settings | source.small]
+            for chosen in [
+                paper | source.settings
+                if size == "paper"
+                else paper | small | source.settings | source.small
+            ]
             for change in changes(size)
         ]
 
@@ -104,7 +167,9 @@ def _epochs(size: str) -> Sequence[dict[str, Value]]:
 
 
 def _intervals(size: str) -> Sequence[dict[str, Value]]:
-    return [{"interval": k} for k in ((1, 2, 5, 10, 20, 50) if size == "paper" else (1, 2, 5, 10, 20))]
+    return [
+        {"interval": k} for k in ((1, 2, 5, 10, 20, 50) if size == "paper" else (1, 2, 5, 10, 20))
+    ]
 
 
 def _hard(size: str) -> Sequence[dict[str, Value]]:
@@ -117,7 +182,10 @@ def _hard(size: str) -> Sequence[dict[str, Value]]:
 
 def _labels(size: str) -> Sequence[dict[str, Value]]:
     rate = _rate(size)
-    return [{"batch_size": 32, "labels": labels, "learning_rate": rate} for labels in ("bias", "uniform", "known")]
+    return [
+        {"batch_size": 32, "labels": labels, "learning_rate": rate}
+        for labels in ("bias", "uniform", "known")
+    ]
 
 
 def _rate(size: str) -> Value:
@@ -126,10 +194,17 @@ def _rate(size: str) -> Value:
 
 def published(cell: Cell, method: str, metric: str) -> float | None:
     """The paper's value for this cell at its own size, or None."""
-    if "interval" in dict(cell.settings) and (cell["interval"] != 1 or cell["epoch"] != cell["siamese_epochs"]):
+    if "interval" in dict(cell.settings) and (
+        cell["interval"] != 1 or cell["epoch"] != cell["siamese_epochs"]
+    ):
         return None
     for row in published_rows(SUITE):
-        if (row["table"], row["dataset"], row["method"], row["metric"]) == (cell.table, cell.dataset, method, metric):
+        if (row["table"], row["dataset"], row["method"], row["metric"]) == (
+            cell.table,
+            cell.dataset,
+            method,
+            metric,
+        ):
             return float(row["value"])
     return None
 
@@ -139,9 +214,13 @@ def _classifier(cell: Cell, pixels: str) -> tuple[float, float]:
     widths = [1, *map(int, str(cell["widths"]).split(","))]
     side = int(pixels.split(",")[0])
     planes = [(side / shrunk) ** 2 for shrunk in np.cumprod(linkability_experiment.strides(side))]
-    forward = CONVOLVING * sum(2 * 9 * a * b * p for a, b, p in zip(widths[:-1], widths[1:], planes, strict=True))
+    forward = CONVOLVING * sum(
+        2 * 9 * a * b * p for a, b, p in zip(widths[:-1], widths[1:], planes, strict=True)
+    )
     classes = 40 if cell.dataset == "att_faces" else 10
-    return forward, sum(9 * a * b for a, b in itertools.pairwise(widths)) + planes[-1] * widths[-1] * classes
+    return forward, sum(9 * a * b for a, b in itertools.pairwise(widths)) + planes[-1] * widths[
+        -1
+    ] * classes
 
 
 def _cost(job: Job) -> Cost:
@@ -149,13 +228,19 @@ def _cost(job: Job) -> Cost:
     sides = cell["clients"] * cell["window"] * (1 + 1 / cell["shadow_every"])
     rounds = 2 * (cell["first"] + cell["window"])
     measured = linkability_experiment.measured(cell)
-    operations: dict[Any, float] = {(measured, job.seed): rounds * cell["clients"] * max(cell["records"], 40) * 3 * forward}
+    operations: dict[Any, float] = {
+        (measured, job.seed): rounds * cell["clients"] * max(cell["records"], 40) * 3 * forward
+    }
     if "rep" in job.method:
-        operations[measured, job.seed, "representatives"] = sides * cell["evaluations"] * cell["images"] * 9 * forward
+        operations[measured, job.seed, "representatives"] = (
+            sides * cell["evaluations"] * cell["images"] * 9 * forward
+        )
     if job.method == "siamese_rep":
         samples = cell["clients"] * cell["window"] / cell["shadow_every"]
         each = samples * 2 * 3 + sides  # pairs, forward and back; then every sample's descriptor
-        operations[measured, job.seed, job.method] = cell["siamese_epochs"] * each * cell["images"] * forward
+        operations[measured, job.seed, job.method] = (
+            cell["siamese_epochs"] * each * cell["images"] * forward
+        )
     compiling = {measured: 20.0, (measured, job.method): 4.0}
     return Cost(operations, compiling, 4.0 * parameters * sides * 3)
 
@@ -163,13 +248,20 @@ def _cost(job: Job) -> Cost:
 def _generative_cost(job: Job) -> Cost:
     cell, (forward, parameters) = job.cell, _classifier(job.cell, str(job.cell["side"]))
     played, side = cell["rounds"], int(str(cell["side"]).split(",")[0])
-    made = CONVOLVING * 2e7 * (cell["generator_width"] / 96) ** 2 * (side / 28) ** 2  # by the generator
+    made = (
+        CONVOLVING * 2e7 * (cell["generator_width"] / 96) ** 2 * (side / 28) ** 2
+    )  # by the generator
     steps = played * (cell["auxiliary"] // cell["batch"]) * cell["batch"]
-    epochs = min(cell["most_epochs"], 1 + played / cell["growth"] / 2)  # of the discriminator, on average
+    epochs = min(
+        cell["most_epochs"], 1 + played / cell["growth"] / 2
+    )  # of the discriminator, on average
     game = steps * (epochs * (9 * forward + made) + 6 * (forward + made))
     measured = generative_experiment.measured(cell)
     simulation = cell["rounds"] * cell["clients"] * max(cell["records"], 40) * 3 * forward
-    operations: dict[Any, float] = {(measured, job.seed): simulation, (measured, job.seed, job.method): 0.0}
+    operations: dict[Any, float] = {
+        (measured, job.seed): simulation,
+        (measured, job.seed, job.method): 0.0,
+    }
     if job.method in generative_experiment.PASSIVE and not cell["round"]:
         each = cell["clients"] * cell["evaluations"] * cell["images"] * 9 * forward
         operations[measured, job.seed, "representatives"] = played * each
@@ -177,15 +269,38 @@ def _generative_cost(job: Job) -> Cost:
     elif job.method in ("mgan_active", "gan_attack"):
         operations[measured, job.seed, job.method] = simulation + game
     if not cell["round"]:
-        operations[measured, job.seed, "judges"] = 2 * judges.STEPS * judges.BATCH_SIZE * 9 * forward
-    program = generative_experiment.PASSIVE[0] if job.method in generative_experiment.PASSIVE else job.method
-    return Cost(operations, {(measured, program): 15.0}, 12.0 * parameters * cell["rounds"] * cell["clients"])
+        operations[measured, job.seed, "judges"] = (
+            2 * judges.STEPS * judges.BATCH_SIZE * 9 * forward
+        )
+    program = (
+        generative_experiment.PASSIVE[0]
+        if job.method in generative_experiment.PASSIVE
+        else job.method
+    )
+    return Cost(
+        operations,
+        {(measured, program): 15.0},
+        12.0 * parameters * cell["rounds"] * cell["clients"],
+    )
 
 
-def _generative_table(name: str, title: str, sources: Sequence[Source], methods: Sequence[str], changes: Changes) -> Table:
+def _generative_table(
+    name: str, title: str, sources: Sequence[Source], methods: Sequence[str], changes: Changes
+) -> Table:
     cells = _grid(name, sources, changes, GENERATIVE, SMALL_GENERATIVE)
     run, measured = generative_experiment.run, generative_experiment.measured
-    return Table(name, title, cells, tuple(methods), published, everywhere, run, measured, _generative_cost, batched=False)
+    return Table(
+        name,
+        title,
+        cells,
+        tuple(methods),
+        published,
+        everywhere,
+        run,
+        measured,
+        _generative_cost,
+        batched=False,
+    )
 
 
 def _granted(size: str) -> Sequence[dict[str, Value]]:
@@ -198,25 +313,56 @@ def _accuracy_rounds(size: str) -> Sequence[dict[str, Value]]:
     return [{"round": t, "labels": "known"} for t in range(last // 30, last + 1, last // 30)]
 
 
-def _table(name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = METHODS) -> Table:
+def _table(
+    name: str, title: str, cells: Callable[..., list[Cell]], methods: Sequence[str] = METHODS
+) -> Table:
     run, measured = linkability_experiment.run, linkability_experiment.measured
-    return Table(name, title, cells, tuple(methods), published, everywhere, run, measured, _cost, batched=False)
+    return Table(
+        name,
+        title,
+        cells,
+        tuple(methods),
+        published,
+        everywhere,
+        run,
+        measured,
+        _cost,
+        batched=False,
+    )
 
 
 def _solvers() -> Table:
-    base: dict[str, Value] = {"images": 30, "widths": "8,16,32,64", "steps": 150, "batch_size": 100, "learning_rate": 0.05}
+    base: dict[str, Value] = {
+        "images": 30,
+        "widths": "8,16,32,64",
+        "steps": 150,
+        "batch_size": 100,
+        "learning_rate": 0.05,
+    }
 
     def cells(size: str, data_dir: str | None) -> list[Cell]:
-        images, evaluations = (base["images"], (100, 300)) if size == "paper" else (SMALL["images"], (30, 100))
-        varied: dict[str, Sequence[Value]] = {"images": [images], "tv_weight": (1.5e-4, 1e-5), "evaluations": evaluations}
-        return [Cell(SUITE, "solvers", size, "mnist", tuple(sorted((base | own).items()))) for own in product(varied)]
+        images, evaluations = (
+            (base["images"], (100, 300)) if size == "paper" else (SMALL["images"], (30, 100))
+        )
+        varied: dict[str, Sequence[Value]] = {
+            "images": [images],
+            "tv_weight": (1.5e-4, 1e-5),
+            "evaluations": evaluations,
+        }
+        return [
+            Cell(SUITE, "solvers", size, "mnist", tuple(sorted((base | own).items())))
+            for own in product(varied)
+        ]
 
     def cost(job: Job) -> Cost:
         measured = representatives_experiment.measured(job.cell), job.seed
         forward, _ = _classifier(job.cell, "28,28")
         each = 9 * forward * job.cell["images"]
         clients = representatives_experiment.CLIENTS if job.method == "adam_batched" else 1
-        work = {(measured, job.method): 2 * clients * job.cell["evaluations"] * each, measured: 3 * forward * 150 * 100}
+        work = {
+            (measured, job.method): 2 * clients * job.cell["evaluations"] * each,
+            measured: 3 * forward * 150 * 100,
+        }
         return Cost(work, {(job.cell["evaluations"], job.method): 6.0}, 1e8)
 
     run, measured = representatives_experiment.run, representatives_experiment.measured
@@ -236,7 +382,11 @@ def _solvers() -> Table:
 
 TABLES = (
     _solvers(),
-    _table("table3", "Linkability in the paper's split (Table III)", _grid("table3", SOURCES, lambda size: [{}])),
+    _table(
+        "table3",
+        "Linkability in the paper's split (Table III)",
+        _grid("table3", SOURCES, lambda size: [{}]),
+    ),
     _table(
         "fig5",
         "Matching accuracy against the siamese network's epochs (Figure 5)",
@@ -245,7 +395,9 @@ TABLES = (
     ),
     _table("fig6", "Precision against the interval (Figure 6)", _grid("fig6", SOURCES, _intervals)),
     _table(
-        "hard", "Clients that differ less, updates with noise of batches (beyond the paper)", _grid("hard", [DIGITS], _hard)
+        "hard",
+        "Clients that differ less, updates with noise of batches (beyond the paper)",
+        _grid("hard", [DIGITS], _hard),
     ),
     _table(
         "labels",

@@ -16,19 +16,24 @@ from jaxfl.datasets.federations import DERIVED
 from jaxfl.datasets.sources import SOURCES
 
 
-def load(name: str, data_dir: str | Path | None = None, *, encoding: Encoding = "onehot", **options: Any) -> Dataset:
+def load(
+    name: str, data_dir: str | Path | None = None, *, encoding: Encoding = "onehot", **options: Any
+) -> Dataset:
     """Load a data set.
 
     Args:
-      name: an embedded set ("breast_cancer", "diabetes", "digits", "leaf_synthetic", "purchase_like"), a public source
-        ("adult", "att_faces", "cifar10", "fashion_mnist", "flight_price", "genome_hs3d", "location30", "mnist",
-        "purchase100"), a part of one ("cifar10_subset"), one as a paper uses it ("adult_bachelors", "flight_airlines"), or
-        the path of a CSV file (ending in ".csv").
-      data_dir: folder with local copies of public sources; by default the environment's `JAXFL_DATA`. What is not there
-        is downloaded; prepared sets are kept under `JAXFL_CACHE` (`~/.cache/jaxfl`).
-      encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see `encode`).
-      **options: of the generators (`leaf_synthetic`, `purchase_like`), of `flight_airlines`, of `read_csv` (`target`, ...), or
-        `size=(height, width)`, to which images are resized.
+      name: an embedded set ("breast_cancer", "diabetes", "digits", "leaf_synthetic",
+        "purchase_like"), a public source ("adult", "att_faces", "cifar10", "fashion_mnist",
+        "flight_price", "genome_hs3d", "location30", "mnist", "purchase100"), a part of one
+        ("cifar10_subset"), one as a paper uses it ("adult_bachelors", "flight_airlines"), or the
+        path of a CSV file (ending in ".csv").
+      data_dir: folder with local copies of public sources; by default the environment's
+        `JAXFL_DATA`. What is not there is downloaded; prepared sets are kept under `JAXFL_CACHE`
+        (`~/.cache/jaxfl`).
+      encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see
+        `encode`).
+      **options: of the generators (`leaf_synthetic`, `purchase_like`), of `flight_airlines`, of
+        `read_csv` (`target`, ...), or `size=(height, width)`, to which images are resized.
 
     Raises:
       ValueError: on an unknown name, an unusable `data_dir`, or a truncated or altered file.
@@ -46,11 +51,15 @@ def load(name: str, data_dir: str | Path | None = None, *, encoding: Encoding = 
     if name in SOURCES:
         size = options.pop("size", None)
         if options:
-            raise ValueError(f"{next(iter(options))}=... is no option of {name}; public sources take none but size")
+            raise ValueError(
+                f"{next(iter(options))}=... is no option of {name}; public sources take none but size"
+            )
         data = encode(_source(name, data_dir), encoding)
         return data if size is None else resized(data, size)
     known = ", ".join(sorted((*TABLES, *SOURCES, *DERIVED)))
-    raise ValueError(f"name={name!r} is no data set; choose one of {known}, or the path of a .csv file")
+    raise ValueError(
+        f"name={name!r} is no data set; choose one of {known}, or the path of a .csv file"
+    )
 
 
 def _source(name: str, data_dir: str | Path | None) -> Table:

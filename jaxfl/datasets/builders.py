@@ -16,7 +16,8 @@ from jaxfl.datasets.dataset import Table
 from jaxfl.datasets.sources import SOURCES, VERSION, Source, SourceFile, cache_dir, content, find
 
 _PREPARING = threading.Lock()
-"""Standard output and the cache belong to the process; one thread at a time redirects the one and fills the other."""
+"""Standard output and the cache belong to the process; one thread at a time redirects the one and
+fills the other."""
 
 
 def prepared(name: str, data_dir: str | Path | None) -> Table:
@@ -24,8 +25,8 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
 
     Args:
       name: a key of `SOURCES`.
-      data_dir: folder with local copies, `<data_dir>/<name>/<file>` or `<data_dir>/<file>`, gzipped or not; by default
-        `JAXFL_DATA`. Files that are not there are downloaded.
+      data_dir: folder with local copies, `<data_dir>/<name>/<file>` or `<data_dir>/<file>`, gzipped
+        or not; by default `JAXFL_DATA`. Files that are not there are downloaded.
 
     Raises:
       ValueError: if `data_dir` does not exist, or a file is truncated or altered.
@@ -33,14 +34,25 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
     """
     folder = data_dir or os.environ.get("JAXFL_DATA")
     if folder is not None and not Path(folder).is_dir():
-        raise ValueError(f"data_dir={str(folder)!r} is not a folder; give the folder that holds the sources' files")
+        raise ValueError(
+            f"data_dir={str(folder)!r} is not a folder; give the folder that holds the sources' files"
+        )
     source = SOURCES[name]
-    local = {file.name: path for file in source.files if folder and (path := find(Path(folder), name, file))}
-    # A present local copy is always read and checked, so that a bad one is never hidden by what was prepared before.
-    contents = {file.name: content(file, local[file.name]) for file in source.files if file.name in local}
+    local = {
+        file.name: path
+        for file in source.files
+        if folder and (path := find(Path(folder), name, file))
+    }
+    # A present local copy is always read and checked, so that a bad one is never hidden by what was
+    # prepared before.
+    contents = {
+        file.name: content(file, local[file.name]) for file in source.files if file.name in local
+    }
 
     def builder() -> tfds.core.DatasetBuilder:
-        return _builder(name, source)(data_dir=str(cache_dir()), contents=contents, file_format="array_record")
+        return _builder(name, source)(
+            data_dir=str(cache_dir()), contents=contents, file_format="array_record"
+        )
 
     tfds.disable_progress_bar()
     with _PREPARING, contextlib.redirect_stdout(sys.stderr):  # TFDS prints what it prepares
@@ -74,10 +86,14 @@ def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedB
                 values = tfds.features.Tensor(shape=(None,), dtype=np.float32)
                 features = {"values": values, "y": np.float32, "row": np.int64}
                 return tfds.core.DatasetInfo(
-                    builder=self, features=tfds.features.FeaturesDict(features), metadata=tfds.core.MetadataDict()
+                    builder=self,
+                    features=tfds.features.FeaturesDict(features),
+                    metadata=tfds.core.MetadataDict(),
                 )
 
-            def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+            def _split_generators(
+                self, dl_manager: tfds.download.DownloadManager
+            ) -> dict[str, Any]:
                 contents = dict(self._contents)
                 for file in source.files:
                     if file.name not in contents:
@@ -87,7 +103,9 @@ def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedB
                 return {"records": self._generate_examples(table)}
 
             def _generate_examples(self, table: Table) -> Iterator[tuple[int, dict[str, Any]]]:
-                for row, (values, y) in enumerate(zip(table.values.astype(np.float32), table.y, strict=True)):
+                for row, (values, y) in enumerate(
+                    zip(table.values.astype(np.float32), table.y, strict=True)
+                ):
                     yield row, {"values": values, "y": np.float32(y), "row": row}
 
     return Builder
@@ -95,12 +113,15 @@ def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedB
 
 def _download(file: SourceFile, manager: tfds.download.DownloadManager) -> Path:
     try:
-        # TFDS repeats a failed request for minutes; an address that cannot be reached should say so at once.
+        # TFDS repeats a failed request for minutes; an address that cannot be reached should say so
+        # at once.
         urllib.request.urlopen(file.url, timeout=20).close()
         return Path(manager.download(file.url))
     except (OSError, tfds.download.DownloadError) as error:
         mend = f"put {file.name} into a folder and name it with data_dir (--data-dir, JAXFL_DATA)"
-        raise ConnectionError(f"{file.url} could not be downloaded ({type(error).__name__}: {error}); {mend}") from error
+        raise ConnectionError(
+            f"{file.url} could not be downloaded ({type(error).__name__}: {error}); {mend}"
+        ) from error
 
 
 def _read(builder: tfds.core.DatasetBuilder) -> Table:
@@ -110,7 +131,11 @@ def _read(builder: tfds.core.DatasetBuilder) -> Table:
     values = np.stack([record["values"] for record in records])[order]
     y = np.asarray([record["y"] for record in records])[order]
     about = builder.info.metadata
-    codes, shape = (None if about[name] is None else tuple(about[name]) for name in ("codes", "shape"))
+    codes, shape = (
+        None if about[name] is None else tuple(about[name]) for name in ("codes", "shape")
+    )
     categories = tuple(tuple(c) for c in about["categories"])
     names, classes = tuple(about["names"]), about["classes"]
-    return Table(builder.name, values, y, names, categories, classes, codes, note=about["note"], shape=shape)
+    return Table(
+        builder.name, values, y, names, categories, classes, codes, note=about["note"], shape=shape
+    )

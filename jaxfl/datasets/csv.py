@@ -30,25 +30,27 @@ def read_csv(
 ) -> Table:
     """Read a CSV file with a header.
 
-    A column is numeric if all its values are numbers and it has more than two distinct ones, categorical otherwise.
-    Missing values ("", "?", "NA", "NaN", "null", "none") become the mean of a numeric column and a category of their own,
-    `(missing)`, of a categorical one; rows without a target are dropped.
+    A column is numeric if all its values are numbers and it has more than two distinct ones,
+    categorical otherwise. Missing values ("", "?", "NA", "NaN", "null", "none") become the mean of
+    a numeric column and a category of their own, `(missing)`, of a categorical one; rows without a
+    target are dropped.
 
     Args:
       path: the file, UTF-8.
       target: name of the column to predict.
-      task: "classification" or "regression"; by default regression if the target is numeric with more than
-        `max_categories` distinct values.
+      task: "classification" or "regression"; by default regression if the target is numeric with
+        more than `max_categories` distinct values.
       kinds: "numeric" or "categorical" by column name, overriding what is inferred.
       categories: the possible values of a column, by its name. Values outside become `(missing)`.
       drop: columns to leave out.
       max_categories: the most categories an inferred categorical column may have.
-      sensitive: the column that an attack is to infer; a numeric one is cut into bins, as Lyu 2021 does (section 3).
+      sensitive: the column that an attack is to infer; a numeric one is cut into bins, as Lyu 2021
+        does (section 3).
       bins: number of bins of equal width of a numeric sensitive column.
 
     Raises:
-      ValueError: if a named column does not exist, a row has another length than the header, a numeric column holds
-        text, or a column has too many categories.
+      ValueError: if a named column does not exist, a row has another length than the header, a
+        numeric column holds text, or a column has too many categories.
       FileNotFoundError: if there is no such file.
     """
     header, rows = _read(Path(path))
@@ -62,7 +64,9 @@ def read_csv(
     ):
         for name in names:
             if name not in header:
-                raise ValueError(f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}")
+                raise ValueError(
+                    f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}"
+                )
     for name, kind in kinds.items():
         _check.one_of(("numeric", "categorical"), **{f"kinds[{name!r}]": kind})
 
@@ -78,21 +82,37 @@ def read_csv(
         if name == target or name in drop:
             continue
         texts = [row[j] for row in rows]
-        kind = "categorical" if name in categories else kinds.get(name) or ("numeric" if _is_numeric(texts) else "categorical")
+        kind = (
+            "categorical"
+            if name in categories
+            else kinds.get(name) or ("numeric" if _is_numeric(texts) else "categorical")
+        )
         limit = None if name in kinds else max_categories
         numeric = kind == "numeric"
-        column, options = (_numbers(name, texts), ()) if numeric else _codes(name, texts, categories.get(name), limit)
+        column, options = (
+            (_numbers(name, texts), ())
+            if numeric
+            else _codes(name, texts, categories.get(name), limit)
+        )
         if name == sensitive and numeric:
             column, options = _binned(column, bins)
         names.append(name)
         tables.append(options)
         values.append(column)
     if sensitive is not None and sensitive not in names:
-        raise ValueError(f"sensitive={sensitive!r} is the target or dropped; it must be among the features")
+        raise ValueError(
+            f"sensitive={sensitive!r} is the target or dropped; it must be among the features"
+        )
     if not names:
         raise ValueError(f"path={str(path)!r} has no column besides the target {target!r}")
     return Table(
-        Path(path).stem, np.stack(values, 1).astype(np.float32), y, tuple(names), tuple(tables), classes, sensitive=sensitive
+        Path(path).stem,
+        np.stack(values, 1).astype(np.float32),
+        y,
+        tuple(names),
+        tuple(tables),
+        classes,
+        sensitive=sensitive,
     )
 
 
@@ -100,14 +120,20 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
     if len(lines) < 2:
-        raise ValueError(f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines")
+        raise ValueError(
+            f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines"
+        )
     header, rows = lines[0], lines[1:]
     repeated = [name for name in header if header.count(name) > 1]
     if repeated:
-        raise ValueError(f"path={str(path)!r} has two columns named {repeated[0]!r}; names must be distinct")
+        raise ValueError(
+            f"path={str(path)!r} has two columns named {repeated[0]!r}; names must be distinct"
+        )
     for number, row in enumerate(rows, start=2):
         if len(row) != len(header):
-            raise ValueError(f"path={str(path)!r} has {len(row)} cells in row {number}; the header has {len(header)}")
+            raise ValueError(
+                f"path={str(path)!r} has {len(row)} cells in row {number}; the header has {len(header)}"
+            )
     return header, rows
 
 
@@ -127,7 +153,9 @@ def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
     try:
         values = np.asarray([np.nan if (v := _number(t)) is None else v for t in texts])
     except ValueError as error:
-        raise ValueError(f"column {name!r} is numeric but {error}; declare it categorical or clean the file") from None
+        raise ValueError(
+            f"column {name!r} is numeric but {error}; declare it categorical or clean the file"
+        ) from None
     if np.isinf(values).any():
         raise ValueError(f"column {name!r} holds an infinite value; clean the file")
     if np.isnan(values).all():
@@ -138,13 +166,19 @@ def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
 def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]:
     _check.positive_integer(bins=bins)
     edges = np.linspace(values.min(), values.max(), bins + 1)
-    return np.digitize(values, edges[1:-1]), tuple(f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges))
+    return np.digitize(values, edges[1:-1]), tuple(
+        f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)
+    )
 
 
 def _codes(
     name: str, texts: Sequence[str], options: Sequence[str] | None, limit: int | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    known = tuple(options) if options is not None else tuple(sorted({t for t in texts if t.lower() not in MISSING}))
+    known = (
+        tuple(options)
+        if options is not None
+        else tuple(sorted({t for t in texts if t.lower() not in MISSING}))
+    )
     if limit is not None and options is None and len(known) > limit:
         raise ValueError(
             f"column {name!r} has {len(known)} distinct texts, more than max_categories={limit}; "
@@ -154,12 +188,18 @@ def _codes(
     return codes, known if (codes < len(known)).all() else (*known, UNKNOWN)
 
 
-def _target(name: str, texts: Sequence[str], task: str | None, limit: int) -> tuple[np.ndarray, int | None]:
+def _target(
+    name: str, texts: Sequence[str], task: str | None, limit: int
+) -> tuple[np.ndarray, int | None]:
     if task is not None:
         _check.one_of(("classification", "regression"), task=task)
-    regression = task == "regression" or (task is None and _is_numeric(texts) and len(set(texts)) > limit)
+    regression = task == "regression" or (
+        task is None and _is_numeric(texts) and len(set(texts)) > limit
+    )
     if regression:
         y = _numbers(name, texts)
         return (y - y.mean()) / (y.std() or 1), None
-    options = sorted(set(texts), key=lambda t: (0, float(t), t) if t.lstrip("-").isdigit() else (1, 0.0, t))
+    options = sorted(
+        set(texts), key=lambda t: (0, float(t), t) if t.lstrip("-").isdigit() else (1, 0.0, t)
+    )
     return np.asarray([options.index(t) for t in texts]), len(options)

@@ -20,7 +20,8 @@ class Column:
       name: its name in the source.
       positions: where it stands among the features.
       categories: its possible values, as in the source; empty for a numeric attribute.
-      values: `[K, len(positions)]`, what each category looks like at those positions; `[0, 1]` for a numeric attribute.
+      values: `[K, len(positions)]`, what each category looks like at those positions; `[0, 1]` for
+        a numeric attribute.
     """
 
     name: str
@@ -66,14 +67,18 @@ class Dataset:
             return self.columns[name]
         names = [c.name for c in self.columns]
         if name not in names:
-            raise ValueError(f"column={name!r} does not exist in {self.name}; columns: {', '.join(names[:20])}")
+            raise ValueError(
+                f"column={name!r} does not exist in {self.name}; columns: {', '.join(names[:20])}"
+            )
         return self.columns[names.index(name)]
 
     def values_of(self, name: str | int) -> np.ndarray:
         """The category index of every record in a categorical attribute `[records]`."""
         column = self.column(name)
         if not column.categories:
-            raise ValueError(f"column={name!r} of {self.name} is numeric; only categorical attributes have values to infer")
+            raise ValueError(
+                f"column={name!r} of {self.name} is numeric; only categorical attributes have values to infer"
+            )
         distance = np.abs(self.x[:, None, list(column.positions)] - column.values[None]).sum(-1)
         return distance.argmin(1)
 
@@ -95,12 +100,14 @@ class Table:
       names: names of the attributes.
       categories: per attribute its categories, empty for numbers.
       classes: number of classes; None for regression.
-      codes: per attribute the numbers that stand for its categories in a scalar coding; absent: 0, 1, 2, ...
+      codes: per attribute the numbers that stand for its categories in a scalar coding; absent: 0,
+        1, 2, ...
       group: client of each record, or None.
       note: see `Dataset`.
       standardize: whether numbers are brought to mean 0 and deviation 1.
       sensitive: name of the attribute that an attack is to infer, or None.
-      shape: of an image `(height, width, channels)`; the values are then its pixels, and there are no attributes.
+      shape: of an image `(height, width, channels)`; the values are then its pixels, and there are
+        no attributes.
     """
 
     name: str
@@ -120,14 +127,17 @@ class Table:
 def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     """Features of a table.
 
-    Numbers are standardised by the mean and deviation of the whole source, if the table asks for it (constant ones
-    become 0). An attribute of two
-    categories is one column of 0 and 1. More categories become one column each ("onehot"), or one column that holds the
-    category's code ("scalar").
+    Numbers are standardised by the mean and deviation of the whole source, if the table asks for it
+    (constant ones become 0). An attribute of two categories is one column of 0 and 1. More
+    categories become one column each ("onehot"), or one column that holds the category's code
+    ("scalar").
     """
     _check.one_of(("onehot", "scalar"), encoding=encoding)
     if table.shape is not None:
-        pixels, y = table.values.reshape(-1, *table.shape).astype(np.float32), table.y.astype(np.int32)
+        pixels, y = (
+            table.values.reshape(-1, *table.shape).astype(np.float32),
+            table.y.astype(np.int32),
+        )
         return Dataset(table.name, pixels, y, (), table.classes, table.group, table.note)
     parts: list[np.ndarray] = []
     columns: list[Column] = []
@@ -138,13 +148,27 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
         numbers = _standardised(raw) if table.standardize else raw
         part = numbers[:, None] if looks is None else looks[raw.astype(int)]
         positions = tuple(range(width, width + part.shape[1]))
-        columns.append(Column(name, positions, categories, np.zeros((0, 1), np.float32) if looks is None else looks))
+        columns.append(
+            Column(
+                name,
+                positions,
+                categories,
+                np.zeros((0, 1), np.float32) if looks is None else looks,
+            )
+        )
         parts.append(part)
         width += part.shape[1]
     x = np.concatenate(parts, axis=1, dtype=np.float32)
     label_type = np.float32 if table.classes is None else np.int32
     return Dataset(
-        table.name, x, table.y.astype(label_type), tuple(columns), table.classes, table.group, table.note, table.sensitive
+        table.name,
+        x,
+        table.y.astype(label_type),
+        tuple(columns),
+        table.classes,
+        table.group,
+        table.note,
+        table.sensitive,
     )
 
 
@@ -155,7 +179,9 @@ def resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
       ValueError: if the records are no images, or the size is not positive.
     """
     if dataset.x.ndim != 4:
-        raise ValueError(f"size={size} needs images; {dataset.name} has records of shape {dataset.x.shape[1:]}")
+        raise ValueError(
+            f"size={size} needs images; {dataset.name} has records of shape {dataset.x.shape[1:]}"
+        )
     _check.positive_integer(**{"size[0]": size[0], "size[1]": size[1]})
     shape = (len(dataset), *size, dataset.x.shape[3])
     return dataclasses.replace(dataset, x=np.asarray(jax.image.resize(dataset.x, shape, "linear")))
@@ -166,7 +192,9 @@ def _looks(count: int, encoding: Encoding, codes: Sequence[float] | None) -> np.
     if count == 0:
         return None
     if count <= 2 or encoding == "scalar":
-        return np.asarray(codes if codes is not None and count > 2 else range(count), np.float32)[:, None]
+        return np.asarray(codes if codes is not None and count > 2 else range(count), np.float32)[
+            :, None
+        ]
     return np.eye(count, dtype=np.float32)
 
 

@@ -10,20 +10,27 @@ BINARY = ("0", "1")
 
 
 def breast_cancer() -> Table:
-    """Wisconsin diagnostic breast cancer: 569 records, 2 classes. Each of the 30 measurements is cut at its median into
-    low and high, so that there is something categorical to infer."""
+    """Wisconsin diagnostic breast cancer: 569 records, 2 classes. Each of the 30 measurements is
+    cut at its median into low and high, so that there is something categorical to infer."""
     from sklearn.datasets import load_breast_cancer
 
     source = load_breast_cancer()
     values = (source.data > np.median(source.data, axis=0)).astype(np.float32)
     names = tuple(str(n) for n in source.feature_names)
     return Table(
-        "breast_cancer", values, source.target, names, (("low", "high"),) * 30, 2, note="measurements cut at their medians"
+        "breast_cancer",
+        values,
+        source.target,
+        names,
+        (("low", "high"),) * 30,
+        2,
+        note="measurements cut at their medians",
     )
 
 
 def diabetes() -> Table:
-    """Diabetes progression: 442 records, 9 numbers and the sex column as a binary attribute; the target is standardised."""
+    """Diabetes progression: 442 records, 9 numbers and the sex column as a binary attribute; the
+    target is standardised."""
     from sklearn.datasets import load_diabetes
 
     source = load_diabetes(scaled=False)
@@ -36,12 +43,15 @@ def diabetes() -> Table:
 
 
 def digits() -> Table:
-    """Handwritten digits: 1,797 records of 8x8 pixels, cut at half intensity into black and white, 10 classes."""
+    """Handwritten digits: 1,797 records of 8x8 pixels, cut at half intensity into black and white,
+    10 classes."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
     names = tuple(f"pixel_{i // 8}_{i % 8}" for i in range(64))
-    return Table("digits", (source.data > 7.5).astype(np.float32), source.target, names, (BINARY,) * 64, 10)
+    return Table(
+        "digits", (source.data > 7.5).astype(np.float32), source.target, names, (BINARY,) * 64, 10
+    )
 
 
 def leaf_synthetic(
@@ -57,20 +67,23 @@ def leaf_synthetic(
 ) -> Table:
     """LEAF's synthetic generator (Caldas et al. 2018, `data/synthetic`), by its recipe.
 
-    Q ~ N(0, 1) of shape (d+1, C, S); Sigma = diag((i+1)^-1.2); a cluster's mean is N(l, I) with l ~ N(0, 1). A client
-    draws a cluster, B ~ N(0, 1), v ~ N(B, I), x ~ N(v, Sigma), u ~ N(mean, 0.01 I), w = Q u, and labels
-    argmax(softmax([1, x] w + N(0, 0.01))). `seed=931231` is LEAF's own; the order of draws is ours.
+    Q ~ N(0, 1) of shape (d+1, C, S); Sigma = diag((i+1)^-1.2); a cluster's mean is N(l, I) with l ~
+    N(0, 1). A client draws a cluster, B ~ N(0, 1), v ~ N(B, I), x ~ N(v, Sigma), u ~ N(mean, 0.01
+    I), w = Q u, and labels argmax(softmax([1, x] w + N(0, 0.01))). `seed=931231` is LEAF's own; the
+    order of draws is ours.
 
     Args:
       clients: number of clients; each record's client is its `group`.
-      records: records per client, the same for all (Driouich 2023 uses 2,000; LEAF draws sizes from a log-normal).
+      records: records per client, the same for all (Driouich 2023 uses 2,000; LEAF draws sizes from
+        a log-normal).
       features: d.
       classes: C.
       clusters: S, drawn uniformly.
       seed: of the generator.
-      attribute: plant a binary attribute, which Driouich 2023 leaves open: x_0 becomes 1 where it exceeds its client's median,
-        before labels are drawn, so that it matters and is balanced.
-      spread: scales v. By LEAF's recipe (1) many clients hold nearly one class; with 0.1 and `noise=1` none does.
+      attribute: plant a binary attribute, which Driouich 2023 leaves open: x_0 becomes 1 where it
+        exceeds its client's median, before labels are drawn, so that it matters and is balanced.
+      spread: scales v. By LEAF's recipe (1) many clients hold nearly one class; with 0.1 and
+        `noise=1` none does.
       noise: deviation of the noise on the logits, 0.1 in LEAF.
     """
     rng = np.random.default_rng(seed)
@@ -102,14 +115,16 @@ def leaf_synthetic(
 
 
 PURCHASE_MARGINALS = {130: 0.241, 595: 0.326}
-"""Minority rates of columns 130 and 595 of Purchase-100, from the variances printed in Lyu 2021, Table 1."""
+"""Minority rates of columns 130 and 595 of Purchase-100, from the variances printed in Lyu 2021,
+Table 1."""
 
 
 def purchase_like(records: int = 20_000, seed: int = 0) -> Table:
     """A stand-in for Purchase-100: 600 binary columns in 100 latent classes, 13 % ones overall.
 
-    Each class has its own rates: a column's rate is shifted on the logit scale by N(0, 1.5) per class. The marginals of
-    columns 130 and 595 are those of the real file (see `PURCHASE_MARGINALS`), exactly up to rounding.
+    Each class has its own rates: a column's rate is shifted on the logit scale by N(0, 1.5) per
+    class. The marginals of columns 130 and 595 are those of the real file (see
+    `PURCHASE_MARGINALS`), exactly up to rounding.
     """
     rng = np.random.default_rng(seed)
     y = rng.integers(100, size=records)
@@ -127,7 +142,8 @@ def purchase_like(records: int = 20_000, seed: int = 0) -> Table:
 
 
 def purchase2_like(records: int = 20_000, seed: int = 0) -> Table:
-    """`purchase_like` with two classes: 2-means of its 600 columns, seeded, as Purchase-100's own classes are clusters."""
+    """`purchase_like` with two classes: 2-means of its 600 columns, seeded, as Purchase-100's own
+    classes are clusters."""
     from sklearn.cluster import KMeans
 
     table = purchase_like(records, seed)

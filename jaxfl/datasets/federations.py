@@ -1,4 +1,5 @@
-"""Public sources as Driouich 2022 and 2023 use them: which records, which columns, and whose they are."""
+"""Public sources as Driouich 2022 and 2023 use them: which records, which columns, and whose they
+are."""
 
 import dataclasses
 
@@ -13,15 +14,19 @@ YOUNG, OLD = 38, 52
 
 
 def adult_bachelors(table: Table) -> Table:
-    """Adult with at least a bachelor's degree: 12,110 records of 53 columns, the sensitive one being `sex`.
+    """Adult with at least a bachelor's degree: 12,110 records of 53 columns, the sensitive one
+    being `sex`.
 
-    Its groups are Driouich 2023's (Appendix C.1): doctorates younger than 38, from 38 to 52, older; and, as group 3, all other
-    records, which the remaining clients share (`partitions.by_group_and_rest`). The paper prints 12,300 records. Of several
-    codings this one has its 53 columns: one-hot on these records, the country as a flag for the United States and one for
-    any other, "?" a category of its own.
+    Its groups are Driouich 2023's (Appendix C.1): doctorates younger than 38, from 38 to 52, older;
+    and, as group 3, all other records, which the remaining clients share
+    (`partitions.by_group_and_rest`). The paper prints 12,300 records. Of several codings this one
+    has its 53 columns: one-hot on these records, the country as a flag for the United States and
+    one for any other, "?" a category of its own.
     """
     place = {name: j for j, name in enumerate(table.names)}
-    degree = np.asarray(table.categories[place["education"]])[table.values[:, place["education"]].astype(int)]
+    degree = np.asarray(table.categories[place["education"]])[
+        table.values[:, place["education"]].astype(int)
+    ]
     kept = np.isin(degree, DEGREES)
     values, degree = table.values[kept], degree[kept]
     names: list[str] = []
@@ -52,11 +57,15 @@ def adult_bachelors(table: Table) -> Table:
     )
 
 
-def flight_airlines(table: Table, *, records: int = 8_000, clients: int = 10, seed: int = 0) -> Table:
-    """A stand-in for the booking data of Driouich 2022 and 2023, which is not public: seeded rows of Indian fares, by airline.
+def flight_airlines(
+    table: Table, *, records: int = 8_000, clients: int = 10, seed: int = 0
+) -> Table:
+    """A stand-in for the booking data of Driouich 2022 and 2023, which is not public: seeded rows
+    of Indian fares, by airline.
 
-    All fares are one way; whether there are stops takes the place of the journey type, with the cabin class as a second,
-    easier attribute. The largest client is halved until there are enough: the source has six airlines.
+    All fares are one way; whether there are stops takes the place of the journey type, with the
+    cabin class as a second, easier attribute. The largest client is halved until there are enough:
+    the source has six airlines.
 
     Args:
       table: `flight_price`.
@@ -95,5 +104,8 @@ def flight_airlines(table: Table, *, records: int = 8_000, clients: int = 10, se
     )
 
 
-DERIVED = {"adult_bachelors": ("adult", adult_bachelors), "flight_airlines": ("flight_price", flight_airlines)}
+DERIVED = {
+    "adult_bachelors": ("adult", adult_bachelors),
+    "flight_airlines": ("flight_price", flight_airlines),
+}
 """By name: the public source, and what makes a federation of its table."""

@@ -1,4 +1,5 @@
-"""Who holds which records: each partition returns one array of record indices per client, sorted as drawn.
+"""Who holds which records: each partition returns one array of record indices per client, sorted as
+drawn.
 
 All take a NumPy generator where they draw; host code.
 """
@@ -34,26 +35,37 @@ def by_column(dataset: Dataset, column: str | int) -> list[np.ndarray]:
 
 
 def by_group(dataset: Dataset) -> list[np.ndarray]:
-    """The clients that the source itself names, such as the clusters' clients of LEAF's synthetic set."""
+    """The clients that the source itself names, such as the clusters' clients of LEAF's synthetic
+    set."""
     if dataset.group is None:
-        raise ValueError(f"dataset={dataset.name!r} assigns no clients to its records; use another partition")
+        raise ValueError(
+            f"dataset={dataset.name!r} assigns no clients to its records; use another partition"
+        )
     return [np.flatnonzero(dataset.group == g) for g in np.unique(dataset.group)]
 
 
 def by_group_and_rest(rng: np.random.Generator, dataset: Dataset, clients: int) -> list[np.ndarray]:
-    """The clients that the source names, but for its last group, which the remaining clients share evenly (Driouich 2023)."""
+    """The clients that the source names, but for its last group, which the remaining clients share
+    evenly (Driouich 2023)."""
     named = by_group(dataset)
     rest, count = named.pop(), clients - len(named)
     if count < 1 or count > len(rest):
-        raise ValueError(f"clients={clients} leaves {count} clients for the last group's {len(rest)} records")
+        raise ValueError(
+            f"clients={clients} leaves {count} clients for the last group's {len(rest)} records"
+        )
     return [*named, *np.array_split(rng.permutation(rest), count)]
 
 
 def overlapping_classes(
-    rng: np.random.Generator, y: np.ndarray, clients: int, whole: int = 4, few: Sequence[int] = (3, 4)
+    rng: np.random.Generator,
+    y: np.ndarray,
+    clients: int,
+    whole: int = 4,
+    few: Sequence[int] = (3, 4),
 ) -> list[np.ndarray]:
-    """Every client holds all records of `whole` random classes and a few of every other class, drawn anew for each client, so
-    that records are held by several (Driouich 2023, AT&T: "of size 3 or 4").
+    """Every client holds all records of `whole` random classes and a few of every other class,
+    drawn anew for each client, so that records are held by several (Driouich 2023, AT&T: "of size 3
+    or 4").
 
     Args:
       rng: draws classes and records.
@@ -69,26 +81,39 @@ def overlapping_classes(
     parts = []
     for _ in range(clients):
         complete, number = rng.permutation(classes)[:whole], rng.choice(few)
-        chosen = [rng.permutation(np.flatnonzero(y == k))[: None if k in complete else number] for k in classes]
+        chosen = [
+            rng.permutation(np.flatnonzero(y == k))[: None if k in complete else number]
+            for k in classes
+        ]
         parts.append(np.concatenate(chosen))
     return parts
 
 
-def by_classes(rng: np.random.Generator, y: np.ndarray, clients: int, classes_per_client: int) -> list[np.ndarray]:
-    """Each client holds `classes_per_client` classes; a class is shared evenly by the clients that hold it.
+def by_classes(
+    rng: np.random.Generator, y: np.ndarray, clients: int, classes_per_client: int
+) -> list[np.ndarray]:
+    """Each client holds `classes_per_client` classes; a class is shared evenly by the clients that
+    hold it.
 
-    Classes are dealt round after round in random order, so every class is held as evenly often as can be.
+    Classes are dealt round after round in random order, so every class is held as evenly often as
+    can be.
     """
     _check.positive_integer(clients=clients, classes_per_client=classes_per_client)
     classes = np.unique(y)
     if classes_per_client > len(classes):
-        raise ValueError(f"classes_per_client={classes_per_client} exceeds the {len(classes)} classes")
+        raise ValueError(
+            f"classes_per_client={classes_per_client} exceeds the {len(classes)} classes"
+        )
     held = _deal(rng, classes, clients, classes_per_client)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for k in classes:
         holders = [c for c in range(clients) if k in held[c]]
         if holders:
-            for c, part in zip(holders, np.array_split(rng.permutation(np.flatnonzero(y == k)), len(holders)), strict=True):
+            for c, part in zip(
+                holders,
+                np.array_split(rng.permutation(np.flatnonzero(y == k)), len(holders)),
+                strict=True,
+            ):
                 parts[c].append(part)
     return _nonempty([np.concatenate(p) for p in parts], "classes_per_client", classes_per_client)
 
@@ -107,10 +132,14 @@ def _deal(rng: np.random.Generator, classes: np.ndarray, clients: int, each: int
     return held
 
 
-def dirichlet(rng: np.random.Generator, y: np.ndarray, clients: int, alpha: float) -> list[np.ndarray]:
-    """Label skew: each class is divided among clients by proportions from Dirichlet(alpha) (Hsu et al. 2019).
+def dirichlet(
+    rng: np.random.Generator, y: np.ndarray, clients: int, alpha: float
+) -> list[np.ndarray]:
+    """Label skew: each class is divided among clients by proportions from Dirichlet(alpha) (Hsu et
+    al. 2019).
 
-    Small alpha gives few classes per client. A client left without records takes one from the largest.
+    Small alpha gives few classes per client. A client left without records takes one from the
+    largest.
     """
     _check.positive_integer(clients=clients)
     _check.positive(alpha=alpha)
@@ -131,5 +160,7 @@ def dirichlet(rng: np.random.Generator, y: np.ndarray, clients: int, alpha: floa
 def _nonempty(parts: list[np.ndarray], name: str, value: int) -> list[np.ndarray]:
     empty = [c for c, part in enumerate(parts) if len(part) == 0]
     if empty:
-        raise ValueError(f"{name}={value} leaves client {empty[0]} without records; use fewer clients")
+        raise ValueError(
+            f"{name}={value} leaves client {empty[0]} without records; use fewer clients"
+        )
     return parts

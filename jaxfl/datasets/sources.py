@@ -30,8 +30,9 @@ class SourceFile:
     """Attributes:
     name: file name as published; local copies may also be compressed (`name.gz`, `name.xz`).
     url: public home.
-    member: the file inside the archive, or a pattern ("s*/*.pgm") for the contents of several, one after the other, ordered
-      by the numbers in their names; None if it is no archive. Local copies of a member alone are taken as they are.
+    member: the file inside the archive, or a pattern ("s*/*.pgm") for the contents of several, one
+      after the other, ordered by the numbers in their names; None if it is no archive. Local copies
+      of a member alone are taken as they are.
     sha256: of the content, or None where no copy could be had to compute it.
     """
 
@@ -53,7 +54,8 @@ class Source:
 
 
 def content(file: SourceFile, path: Path) -> bytes:
-    """The content of a fetched file, decompressed and checked. Raises `ValueError` if it is truncated or altered."""
+    """The content of a fetched file, decompressed and checked. Raises `ValueError` if it is
+    truncated or altered."""
     mend = "delete it and fetch it again"
     try:
         data = path.read_bytes()
@@ -61,13 +63,28 @@ def content(file: SourceFile, path: Path) -> bytes:
             data = gzip.decompress(data)
         if data[:6] == b"\xfd7zXZ\x00":
             data = lzma.decompress(data)
-        if file.member is not None and path.name.removesuffix(".xz").removesuffix(".gz") != Path(file.member).name:
+        if (
+            file.member is not None
+            and path.name.removesuffix(".xz").removesuffix(".gz") != Path(file.member).name
+        ):
             data = _member(data, file.member)
-    except (OSError, EOFError, KeyError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path.name} is truncated or not the archive expected ({error}); {mend}") from error
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        zlib.error,
+        lzma.LZMAError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise ValueError(
+            f"{path.name} is truncated or not the archive expected ({error}); {mend}"
+        ) from error
     found = hashlib.sha256(data).hexdigest()
     if file.sha256 is not None and found != file.sha256:
-        raise ValueError(f"{path.name} was altered: its content has sha256 {found}, published {file.sha256}; {mend}")
+        raise ValueError(
+            f"{path.name} was altered: its content has sha256 {found}, published {file.sha256}; {mend}"
+        )
     return data
 
 
@@ -78,7 +95,8 @@ def _member(archive: bytes, name: str) -> bytes:
                 return opened.read(name)
             several = [path for path in opened.namelist() if fnmatch.fnmatch(path, f"*{name}")]
             return b"".join(
-                opened.read(path) for path in sorted(several, key=lambda p: [int(n) for n in re.findall(r"\d+", p)])
+                opened.read(path)
+                for path in sorted(several, key=lambda p: [int(n) for n in re.findall(r"\d+", p)])
             )
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         extracted = opened.extractfile(name)
@@ -102,22 +120,39 @@ def _purchase100(contents: Mapping[str, bytes]) -> Table:
     """197,324 records of 600 binary columns, 100 classes; the label comes first and counts from 1."""
     rows = _integers(contents["dataset_purchase.tgz"])
     if rows.shape[1] != 601:
-        raise ValueError(f"dataset_purchase.tgz has {rows.shape[1]} columns; Purchase-100 has 601. Fetch it again")
+        raise ValueError(
+            f"dataset_purchase.tgz has {rows.shape[1]} columns; Purchase-100 has 601. Fetch it again"
+        )
     names = tuple(f"product_{j}" for j in range(600))
     return Table("purchase100", rows[:, 1:], rows[:, 0] - 1, names, (BINARY,) * 600, 100)
 
 
 ADULT_COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
-    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
+    *(
+        "relationship",
+        "race",
+        "sex",
+        "capital-gain",
+        "capital-loss",
+        "hours-per-week",
+        "native-country",
+    ),
 )
-ADULT_NUMBERS = frozenset({"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"})
+ADULT_NUMBERS = frozenset(
+    {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"}
+)
 
 
 def _adult(contents: Mapping[str, bytes]) -> Table:
-    """48,842 records of 14 columns (`adult.data`, then `adult.test`), income above 50K; "?" is a category of its own."""
+    """48,842 records of 14 columns (`adult.data`, then `adult.test`), income above 50K; "?" is a
+    category of its own."""
     text = contents["adult.data"] + contents["adult.test"]
-    rows = [row for row in csv.reader(io.StringIO(text.decode()), skipinitialspace=True) if len(row) == 15]
+    rows = [
+        row
+        for row in csv.reader(io.StringIO(text.decode()), skipinitialspace=True)
+        if len(row) == 15
+    ]
     columns = list(zip(*rows, strict=True))
     values, categories = [], []
     for name, column in zip(ADULT_COLUMNS, columns, strict=False):
@@ -131,17 +166,21 @@ def _adult(contents: Mapping[str, bytes]) -> Table:
 
 BASES = ("A", "C", "G", "T")
 ACCEPTOR, BEFORE, LENGTH = 68, 8, 20
-"""Position of the annotated AG in HS3D's 140-base windows (0-based), bases taken before it, bases in all (61 to 80)."""
+"""Position of the annotated AG in HS3D's 140-base windows (0-based), bases taken before it, bases
+in all (61 to 80)."""
 
 
 def _genome_hs3d(contents: Mapping[str, bytes]) -> Table:
     """Acceptor sites, 20 bases around AG (positions 61 to 80), against decoys.
 
-    HS3D's own negatives could not be had in full, so decoys are cut from the same windows the way HS3D defines them: an
-    AG that is not the annotated site, without repeats and without the bases of any true site.
+    HS3D's own negatives could not be had in full, so decoys are cut from the same windows the way
+    HS3D defines them: an AG that is not the annotated site, without repeats and without the bases
+    of any true site.
     """
     lines = contents["IE_true.zip"].decode("latin-1").splitlines()
-    windows = [s for line in lines if ": " in line and len(s := line.rsplit(": ", 1)[1].strip()) == 140]
+    windows = [
+        s for line in lines if ": " in line and len(s := line.rsplit(": ", 1)[1].strip()) == 140
+    ]
     start = ACCEPTOR - BEFORE
     sites = [w[start : start + LENGTH] for w in windows]
     others = (
@@ -156,7 +195,9 @@ def _genome_hs3d(contents: Mapping[str, bytes]) -> Table:
     y = np.arange(len(values)) < len(sites)
     names = tuple(f"base_{j}" for j in range(LENGTH))
     note = f"HS3D acceptors with {len(decoys)} decoy negatives cut from the same windows"
-    return Table("genome_hs3d", values, y, names, (BASES,) * LENGTH, 2, codes=(1, 2, 3, 4), note=note)
+    return Table(
+        "genome_hs3d", values, y, names, (BASES,) * LENGTH, 2, codes=(1, 2, 3, 4), note=note
+    )
 
 
 FACE_SHAPE, FACE_BYTES = (112, 92, 1), 10_318
@@ -166,7 +207,9 @@ def _att_faces(contents: Mapping[str, bytes]) -> Table:
     """400 grey faces of 40 persons, ten each, in [0, 1] (binary PGM, 8 bit)."""
     data = np.frombuffer(contents["att_faces.zip"], np.uint8)
     if data.size != 400 * FACE_BYTES:
-        raise ValueError(f"att_faces.zip holds {data.size} bytes of images, not {400 * FACE_BYTES}; fetch it again")
+        raise ValueError(
+            f"att_faces.zip holds {data.size} bytes of images, not {400 * FACE_BYTES}; fetch it again"
+        )
     height, width, _ = FACE_SHAPE
     pixels = data.reshape(400, FACE_BYTES)[:, -height * width :] / np.float32(255)
     return Table("att_faces", pixels, np.repeat(np.arange(40), 10), (), (), 40, shape=FACE_SHAPE)
@@ -176,7 +219,8 @@ FLIGHT_NUMBERS = frozenset({"duration", "days_left"})
 
 
 def _flight_price(contents: Mapping[str, bytes]) -> Table:
-    """300,153 one-way fares in India, 10 columns without the flight's number; the target is the price over its mean."""
+    """300,153 one-way fares in India, 10 columns without the flight's number; the target is the
+    price over its mean."""
     rows = list(csv.DictReader(io.StringIO(contents["Clean_Dataset.csv"].decode())))
     names = tuple(name for name in rows[0] if name not in ("", "flight", "price"))
     values, categories = [], []
@@ -187,10 +231,19 @@ def _flight_price(contents: Mapping[str, bytes]) -> Table:
         values.append([place[v] for v in column] if options else [float(v) for v in column])
         categories.append(options)
     price = np.asarray([float(row["price"]) for row in rows], np.float32)
-    return Table("flight_price", np.asarray(values, np.float32).T, price / price.mean(), names, tuple(categories), None)
+    return Table(
+        "flight_price",
+        np.asarray(values, np.float32).T,
+        price / price.mean(),
+        names,
+        tuple(categories),
+        None,
+    )
 
 
-def _images(name: str, pixels: np.ndarray, y: np.ndarray, shape: tuple[int, ...], note: str = "") -> Table:
+def _images(
+    name: str, pixels: np.ndarray, y: np.ndarray, shape: tuple[int, ...], note: str = ""
+) -> Table:
     """Pixels `[records, ...]` of one byte, as numbers in [0, 1]."""
     values = pixels.reshape(len(pixels), -1) / np.float32(255)
     return Table(name, values, y, (), (), 10, shape=shape, note=note)
@@ -214,7 +267,9 @@ def _fashion_mnist(contents: Mapping[str, bytes]) -> Table:
 
 
 def _digits(name: str, contents: Mapping[str, bytes]) -> Table:
-    images, labels = ([_idx(contents[f"{part}-{kind}"]) for part in ("train", "t10k")] for kind in IDX)
+    images, labels = (
+        [_idx(contents[f"{part}-{kind}"]) for part in ("train", "t10k")] for kind in IDX
+    )
     return _images(name, np.concatenate(images), np.concatenate(labels), (28, 28, 1))
 
 
@@ -228,11 +283,15 @@ def _cifar10(contents: Mapping[str, bytes]) -> Table:
 
 def _cifar10_subset(contents: Mapping[str, bytes]) -> Table:
     """The first 20,000 training images of CIFAR-10."""
-    return _cifar("cifar10_subset", contents, "the first 20,000 of CIFAR-10's 50,000 training images")
+    return _cifar(
+        "cifar10_subset", contents, "the first 20,000 of CIFAR-10's 50,000 training images"
+    )
 
 
 def _cifar(name: str, contents: Mapping[str, bytes], note: str = "") -> Table:
-    rows = np.frombuffer(b"".join(contents[file] for file in sorted(contents)), np.uint8).reshape(-1, CIFAR_BYTES)
+    rows = np.frombuffer(b"".join(contents[file] for file in sorted(contents)), np.uint8).reshape(
+        -1, CIFAR_BYTES
+    )
     pixels = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return _images(name, pixels, rows[:, 0], (32, 32, 3), note)
 
@@ -249,11 +308,16 @@ IDX = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def _idx_files(home: str, sums: Mapping[str, str]) -> tuple[SourceFile, ...]:
-    return tuple(SourceFile(name, f"{home}{name}.gz", None, digest) for name, digest in sums.items())
+    return tuple(
+        SourceFile(name, f"{home}{name}.gz", None, digest) for name, digest in sums.items()
+    )
 
 
 def _cifar_files(folder: str, names: tuple[str, ...]) -> tuple[SourceFile, ...]:
-    return tuple(SourceFile(f"{folder}{name}", _CIFAR, f"cifar-10-batches-bin/{name}", CIFAR_SUMS.get(name)) for name in names)
+    return tuple(
+        SourceFile(f"{folder}{name}", _CIFAR, f"cifar-10-batches-bin/{name}", CIFAR_SUMS.get(name))
+        for name in names
+    )
 
 
 CIFAR_SUMS = {
@@ -275,15 +339,22 @@ SOURCES = {
         _location30,
     ),
     "purchase100": Source(
-        (SourceFile("dataset_purchase.tgz", _SHOKRI + "dataset_purchase.tgz", "dataset_purchase"),), _purchase100
+        (SourceFile("dataset_purchase.tgz", _SHOKRI + "dataset_purchase.tgz", "dataset_purchase"),),
+        _purchase100,
     ),
     "adult": Source(
         (
             SourceFile(
-                "adult.data", _UCI + "adult.data", None, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"
+                "adult.data",
+                _UCI + "adult.data",
+                None,
+                "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
             ),
             SourceFile(
-                "adult.test", _UCI + "adult.test", None, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"
+                "adult.test",
+                _UCI + "adult.test",
+                None,
+                "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
             ),
         ),
         _adult,
@@ -349,7 +420,9 @@ SOURCES = {
         _cifar_files("", (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")),
         _cifar10,
     ),
-    "cifar10_subset": Source(_cifar_files("cifar10/", ("data_batch_1.bin", "data_batch_2.bin")), _cifar10_subset),
+    "cifar10_subset": Source(
+        _cifar_files("cifar10/", ("data_batch_1.bin", "data_batch_2.bin")), _cifar10_subset
+    ),
 }
 
 VERSION = "1.1.0"
@@ -362,13 +435,23 @@ def cache_dir() -> Path:
 
 
 def at_hand(name: str, data_dir: str | Path | None = None) -> bool:
-    """True if a public source can be loaded without a download: its files are in `data_dir`, or it was prepared before."""
+    """True if a public source can be loaded without a download: its files are in `data_dir`, or it
+    was prepared before."""
     folder = data_dir or os.environ.get("JAXFL_DATA")
-    local = folder is not None and all(find(Path(folder), name, file) for file in SOURCES[name].files)
-    return local or (cache_dir() / name / VERSION).is_dir()  # an unfinished preparation has another name
+    local = folder is not None and all(
+        find(Path(folder), name, file) for file in SOURCES[name].files
+    )
+    return (
+        local or (cache_dir() / name / VERSION).is_dir()
+    )  # an unfinished preparation has another name
 
 
 def find(folder: Path, name: str, file: SourceFile) -> Path | None:
-    """A local copy of a file: `<folder>/<name>/<file>` or `<folder>/<file>`, compressed or not; None if there is none."""
-    candidates = (parent / (file.name + suffix) for parent in (folder / name, folder) for suffix in ("", ".gz", ".xz"))
+    """A local copy of a file: `<folder>/<name>/<file>` or `<folder>/<file>`, compressed or not;
+    None if there is none."""
+    candidates = (
+        parent / (file.name + suffix)
+        for parent in (folder / name, folder)
+        for suffix in ("", ".gz", ".xz")
+    )
     return next((path for path in candidates if path.is_file()), None)

@@ -33,7 +33,9 @@ MINIBATCH = LocalTraining(0.2, epochs=2, batch_size=8)
 
 def run(world, clients=None, federated=None, **arguments):
     federated = federated or Federated(rounds=4, training=MINIBATCH)
-    return simulate(world.model, world.params, clients or world.clients, world.key, federated, **arguments)
+    return simulate(
+        world.model, world.params, clients or world.clients, world.key, federated, **arguments
+    )
 
 
 def test_order_of_clients_changes_nothing(world):
@@ -47,23 +49,36 @@ def test_order_of_clients_changes_nothing(world):
 @pytest.mark.parametrize("participants", [None, 2])
 def test_order_of_clients_changes_nothing_with_partial_participation(world, participants):
     federated = Federated(rounds=5, training=MINIBATCH, clients_per_round=participants)
-    straight, shuffled = run(world, federated=federated), run(world, world.clients.take(jnp.array([1, 2, 0])), federated)
+    straight, shuffled = (
+        run(world, federated=federated),
+        run(world, world.clients.take(jnp.array([1, 2, 0])), federated),
+    )
     assert largest_difference(shuffled.params, straight.params) < 1e-6
 
 
 @pytest.mark.parametrize(
-    "training", [MINIBATCH, LocalTraining(0.2, epochs=3), LocalTraining(0.01, batch_size=8, optimizer=optax.adam)]
+    "training",
+    [
+        MINIBATCH,
+        LocalTraining(0.2, epochs=3),
+        LocalTraining(0.01, batch_size=8, optimizer=optax.adam),
+    ],
 )
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_padding_changes_nothing_whatever_it_holds(world, training, batch_norm):
     model = mlp(12, (16,), 3, batch_norm=batch_norm)
     world = dataclasses.replace(world, model=model, params=model.init(world.key))
     c = world.clients
-    x = jnp.pad(jnp.where(c.mask[..., None], c.x, jnp.nan), ((0, 0), (0, 11), (0, 0)), constant_values=jnp.nan)
+    x = jnp.pad(
+        jnp.where(c.mask[..., None], c.x, jnp.nan),
+        ((0, 0), (0, 11), (0, 0)),
+        constant_values=jnp.nan,
+    )
     y = jnp.pad(jnp.where(c.mask, c.y, 99), ((0, 0), (0, 11)), constant_values=-7)
     padded = dataclasses.replace(c, x=x, y=y, mask=jnp.pad(c.mask, ((0, 0), (0, 11))))
     federated = Federated(rounds=3, training=training)
-    # A bias that batch normalisation subtracts has a gradient of rounding errors alone, which Adam makes steps of full length.
+    # A bias that batch normalisation subtracts has a gradient of rounding errors alone, which Adam
+    # makes steps of full length.
     train = compiled_as_by_users(lambda clients: run(world, clients, federated).params)
     assert largest_difference(train(padded), train(c)) < 1e-6
 
@@ -92,20 +107,29 @@ def test_one_full_batch_step_is_the_gradient(world):
         received = jax.tree.map(lambda a, t=t: a[t], messages.received)
         gradient = jax.grad(lambda p: mean_loss(world.model, p, x, y))(received)
         expected = jax.tree.map(lambda g: 0.3 * g, gradient)
-        assert largest_difference(jax.tree.map(lambda a, t=t: a[t], messages.pseudo_gradient), expected) < 1e-6
+        assert (
+            largest_difference(
+                jax.tree.map(lambda a, t=t: a[t], messages.pseudo_gradient), expected
+            )
+            < 1e-6
+        )
 
 
 def test_fedavg_is_the_mean_weighted_by_records(world):
     transcript = run(world, federated=Federated(rounds=1, training=MINIBATCH))
     sizes = np.asarray([24, 17, 30])
-    expected = jax.tree.map(lambda a: np.tensordot(sizes / sizes.sum(), a[0], 1), transcript.returned)
+    expected = jax.tree.map(
+        lambda a: np.tensordot(sizes / sizes.sum(), a[0], 1), transcript.returned
+    )
     assert largest_difference(transcript.params, expected) < 1e-6
 
 
 def test_server_optimizer_and_equal_weights(world):
     server = honest_server(optax.sgd, 0.5, by_size=False)
     transcript = run(world, federated=Federated(rounds=1, training=MINIBATCH), server=server)
-    expected = jax.tree.map(lambda w, a: 0.5 * w + 0.5 * a[0].mean(0), world.params, transcript.returned)
+    expected = jax.tree.map(
+        lambda w, a: 0.5 * w + 0.5 * a[0].mean(0), world.params, transcript.returned
+    )
     assert largest_difference(transcript.params, expected) < 1e-6
 
 
@@ -120,7 +144,12 @@ def test_isolated_victim_trains_as_if_alone(world):
 
 def test_sums_equal_the_sum_of_messages_and_nothing_else_is_kept(world):
     training = Federated(rounds=5, training=MINIBATCH, clients_per_round=2)
-    kept = run(world, federated=dataclasses.replace(training, record=Record(clients=(), rounds=(1, 4), sums=True)))
+    kept = run(
+        world,
+        federated=dataclasses.replace(
+            training, record=Record(clients=(), rounds=(1, 4), sums=True)
+        ),
+    )
     everything = run(world, federated=training)
     assert jax.tree.leaves(kept.returned)[0].shape[:2] == (2, 0)
     expected = jax.tree.map(lambda a: a[jnp.array([1, 4])], everything.aggregates().pseudo_gradient)
@@ -139,7 +168,10 @@ def test_anonymous_view_is_a_permutation_of_the_participants(world):
             assert largest_difference(mine, theirs) == 0
     assert len({tuple(np.asarray(s)) for s in transcript.anonymous(jax.random.key(6))[1]}) > 1
     # The order in which messages are kept changes neither who is in the view nor the truth.
-    turned = run(world, federated=Federated(5, MINIBATCH, clients_per_round=2, record=Record(clients=(2, 0, 1))))
+    turned = run(
+        world,
+        federated=Federated(5, MINIBATCH, clients_per_round=2, record=Record(clients=(2, 0, 1))),
+    )
     view, truth = turned.anonymous(jax.random.key(5))
     for t in range(5):
         assert set(np.asarray(truth[t])) == set(np.flatnonzero(transcript.participation[t]))
@@ -154,8 +186,17 @@ def test_a_model_of_plain_functions_works(world):
         return {"w": 0.1 * jax.random.normal(key, (12, 3))}
 
     plain = Model(init, lambda params, x, *, key=None, mask=None: x @ params["w"], cross_entropy, 3)
-    transcript = simulate(plain, plain.init(world.key), world.clients, world.key, Federated(rounds=30, training=MINIBATCH))
-    start, end = (mean_loss(plain, p, *map(jnp.asarray, world.records[0])) for p in (plain.init(world.key), transcript.params))
+    transcript = simulate(
+        plain,
+        plain.init(world.key),
+        world.clients,
+        world.key,
+        Federated(rounds=30, training=MINIBATCH),
+    )
+    start, end = (
+        mean_loss(plain, p, *map(jnp.asarray, world.records[0]))
+        for p in (plain.init(world.key), transcript.params)
+    )
     assert end < 0.8 * start
 
 
@@ -170,13 +211,17 @@ def test_gradient_through_the_simulation_matches_finite_differences(world):
 
     with jax.enable_x64(True):
         x = world.clients.x.astype(jnp.float64)
-        wide = dataclasses.replace(world, params=jax.tree.map(lambda a: a.astype(jnp.float64), world.params))
+        wide = dataclasses.replace(
+            world, params=jax.tree.map(lambda a: a.astype(jnp.float64), world.params)
+        )
         function = functools.partial(objective)
         world = wide
         direction = jax.random.normal(jax.random.key(3), x.shape, jnp.float64)
         tangent = jnp.vdot(jax.grad(function)(x, 0.1), direction)
         step = 1e-6
-        difference = (function(x + step * direction, 0.1) - function(x - step * direction, 0.1)) / (2 * step)
+        difference = (function(x + step * direction, 0.1) - function(x - step * direction, 0.1)) / (
+            2 * step
+        )
         assert abs(tangent - difference) < 1e-5 * max(1, abs(difference))
         rate = jax.grad(function, argnums=1)(x, 0.1)
         difference = (function(x, 0.1 + step) - function(x, 0.1 - step)) / (2 * step)
@@ -185,7 +230,9 @@ def test_gradient_through_the_simulation_matches_finite_differences(world):
 
 def test_sweeping_numbers_over_vmap_equals_single_runs(world):
     def end(rate):
-        return run(world, federated=Federated(rounds=2, training=LocalTraining(rate, batch_size=8))).params
+        return run(
+            world, federated=Federated(rounds=2, training=LocalTraining(rate, batch_size=8))
+        ).params
 
     together = jax.vmap(end)(jnp.array([0.1, 0.3]))
     for i, rate in enumerate((0.1, 0.3)):
@@ -193,12 +240,17 @@ def test_sweeping_numbers_over_vmap_equals_single_runs(world):
 
 
 def test_memory_of_a_gradient_through_twenty_rounds_is_bounded():
-    """Setting: 4 clients, MLP 100-256-256-256-10, 64 records, 20 rounds of 10 full-batch steps. Without checkpoints the
-    gradient with respect to the clients' data holds 920 MiB."""
+    """Setting: 4 clients, MLP 100-256-256-256-10, 64 records, 20 rounds of 10 full-batch steps.
+    Without checkpoints the gradient with respect to the clients' data holds 920 MiB."""
     model = mlp(100, (256, 256, 256), 10)
     key = jax.random.key(0)
     clients = stack_clients([(np.zeros((64, 100)), np.zeros(64, int))] * 4)
-    federated = Federated(rounds=20, training=LocalTraining(0.1, epochs=10), strategy="vmap", record=Record(clients=()))
+    federated = Federated(
+        rounds=20,
+        training=LocalTraining(0.1, epochs=10),
+        strategy="vmap",
+        record=Record(clients=()),
+    )
 
     def objective(x, params):
         end = simulate(model, params, dataclasses.replace(clients, x=x), key, federated).params
@@ -230,6 +282,12 @@ print(max(float(jnp.abs(a - np.asarray(b)).max()) for a, b in zip(jax.tree.leave
 
 def test_four_devices_equal_one():
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-6

@@ -1,0 +1,24 @@
+"""Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
+
+`closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it
+to several unknown columns at once, and `gls` is to first order right for any other client that
+takes plain steps of SGD.
+"""
+
+from attacks.attributes.candidate_decoding.candidates import candidate_records
+from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
+from attacks.attributes.candidate_decoding.gauss_newton import GaussNewton, gauss_newton
+from attacks.attributes.candidate_decoding.gls import GLS, gls
+from attacks.attributes.candidate_decoding.normal_equations import normal_equations
+
+__all__ = [
+    "GLS",
+    "ClosedForm",
+    "Decoding",
+    "GaussNewton",
+    "candidate_records",
+    "closed_form",
+    "gauss_newton",
+    "gls",
+    "normal_equations",
+]

@@ -1,0 +1,268 @@
+"""Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
+
+The gradient of a client's mean loss is a sum over its records, and each term depends on that
+record's own unknown alone. Instead of the gradient *at the expected value* (Lyu 2021, Eq. 2 and 3)
+take the *expected gradient* over the K candidate values, with weights s_nk, sum_k s_nk = 1:
+
+    u / (rate N^-1)  =  sum_n sum_k s_nk g_n(v_k)  =  sum_n g_n(v_0) + sum_n sum_{k>0} s_nk
+    [g_n(v_k) - g_n(v_0)].
+
+This is linear in s and exact where it matters, at the vertices (each record has one value). Over
+all rounds it is one least-squares problem in (K-1)N unknowns: no temperature, step size, start,
+prior or iterations; any K and any coding. It needs at least as many independent equations (rounds x
+parameters) as unknowns, and a client that takes one full-batch step per round.
+
+The normal equations need inner products of gradient differences only. Where all parameters belong
+to dense layers, a record's gradient is a sum of outer products, input a times error d, and with
+Delta for differences between candidates
+
+    <a1 d1' - a0 d0', b1 e1' - b0 e0'> = (a0.b0 + 1)(Dd.De) + (a0.Db)(Dd.e1) + (Da.b0)(d1.De) +
+    (Da.Db)(d1.e1)
+
+per layer (+ 1 for the bias), so no gradient is ever formed. Other models go through `vmap(grad)`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
+
+from attacks.attributes.candidate_decoding.candidates import (
+    candidate_records,
+    prior_weights,
+    with_absence,
+    with_first,
+)
+from attacks.attributes.candidate_decoding.linear_problem import linear_problem, solve_iteratively
+from attacks.attributes.candidate_decoding.normal_equations import misfit, normal_equations, solve
+from attacks.attributes.candidate_decoding.precision import arithmetic, cast, floating
+from attacks.attributes.knowledge import (
+    Knowledge,
+    Reconstruction,
+    answered,
+    check_knowledge,
+    check_one_column,
+)
+from jaxfl import Messages, Model, _check
+
+Array = jax.Array
+
+MOST_DIRECT = 8_000
+"""Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64,
+and several are held."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClosedForm:
+    """Settings of `closed_form`.
+
+    Attributes:
+      learning_rate: the client's step size, or None if unknown: then it is one more unknown of the
+        least squares.
+      ridge: added to the normal equations, relative to their diagonal ("direct") or to their size
+        along the right-hand side ("cg"); pulls towards the prior.
+      solver: "direct" (Cholesky), or "cg" (conjugate gradients on products with the gradients'
+        Jacobian, which is never formed, for many unknowns); None: "direct" up to 8,000 unknowns
+        (static).
+      iterations: at most, of "cg" (static).
+    """
+
+    learning_rate: float | Array | None = None
+    ridge: float | Array = 1e-12
+    solver: Literal["direct", "cg"] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+    iterations: int = dataclasses.field(default=500, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """A `Reconstruction` with what least squares says about itself.
+
+    Attributes:
+      reconstruction: the answer; `scores` are the weights s, which a good answer has near 0 and 1.
+      condition: condition number of the normal equations (squared: that of the problem); NaN with
+        "cg".
+      residual: squared residual of the real-valued solution, relative to the right-hand side.
+      learning_rate: the given rate, or the one found.
+      presence: sum of each record's weights `[records]`, near 1 for those that are the client's, or
+        None if all are.
+    """
+
+    reconstruction: Reconstruction
+    condition: Array
+    residual: Array
+    learning_rate: Array
+    presence: Array | None = None
+
+
+def closed_form(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    *,
+    members: int | None = None,
+    settings: ClosedForm | None = None,
+    dtype: Any = jnp.float64,
+) -> Decoding:
+    """Reconstruct one unknown column, and labels if they are unknown too, from a full-batch
+    client's messages.
+
+    Args:
+      model: the model that was trained (static). Gram identities are used where `model.layers` is
+        there.
+      messages: the client's messages in the rounds to be used; one full-batch SGD step per round.
+      knowledge: what is known; exactly one unknown column. Unknown labels make every (value, label)
+        pair a candidate.
+      members: how many of the records are the client's (static), or None if all are. If given,
+        being absent is one more candidate of every record, with a gradient of zero.
+      settings: see `ClosedForm`.
+      dtype: of the arithmetic (static). Normal equations square the condition number, so messages
+        recorded in float32 are decoded in float64, which is switched on for the call. Inside an
+        outer `jit` that runs without 64-bit types, float32 is used.
+
+    Returns:
+      A `Decoding`. Memory of the direct solver grows with ((K-1) records)^2, and without dense
+      layers also with (K-1) records x parameters; that of "cg" with records x K x features.
+
+    Raises:
+      ValueError: as `cos_matching`; if there is more than one unknown column; if `members` is not
+        in [1, records]; if a setting is out of range.
+    """
+    knowledge = check_knowledge(model, messages, knowledge)
+    check_one_column("closed_form", knowledge, labels=False)
+    if members is not None:
+        _check.positive_integer(members=members)
+        if members > len(knowledge.x):
+            raise ValueError(
+                f"members={members!r} must lie between 1 and the number of records, {len(knowledge.x)}"
+            )
+    settings, dtype = settings or ClosedForm(), floating(dtype)
+    _check.not_negative(ridge=settings.ridge)
+    _check.positive_integer(iterations=settings.iterations)
+    if settings.solver is not None:
+        _check.one_of(("direct", "cg"), solver=settings.solver)
+    if settings.learning_rate is not None:
+        _check.positive(learning_rate=settings.learning_rate)
+    with arithmetic(dtype, messages, knowledge, settings):
+        return _closed_form(
+            model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
+        )
+
+
+@functools.partial(jax.jit, static_argnames=("model", "members", "dtype"))
+def _closed_form(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    settings: ClosedForm,
+    members: int | None,
+    dtype: Any,
+) -> Decoding:
+    messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
+    x, y = candidate_records(model, knowledge)
+    start = prior_weights(model, knowledge, x.shape[1])
+    if members is not None:
+        x, y = (jnp.concatenate([a[:, :1], a], 1) for a in (x, y))
+        start = with_absence(start, members / len(x), len(x))
+    records, count = x.shape[:2]
+    rate = settings.learning_rate
+    if rate is None and members is None:
+        start = jnp.append(start, 0)
+    with jax.default_matmul_precision("highest"):
+        if rate is None and members is not None:
+            # Weights and rate enter as their product: its sum over records tells the rate, since
+            # members are counted.
+            product, _, _ = _least_squares(
+                model, messages, x, y, jnp.ones((), dtype), members, start, settings
+            )
+            rate = product.sum() / members
+        solution, condition, misfit = _least_squares(
+            model, messages, x, y, rate, members, start, settings
+        )
+        residual = misfit(solution)
+        if rate is None:
+            rate = 1 / solution[-1]
+        weights = solution[: records * (count - 1)]
+        decoded = _decoded(knowledge, weights.reshape(records, -1), members)
+        objective = misfit(jnp.concatenate([decoded.rounded, solution[len(weights) :]]))
+    # No client has a rate that is not positive: found, it tells that the messages are not of these
+    # records.
+    failed = ~(
+        jnp.isfinite(solution).all()
+        & jnp.isfinite(objective)
+        & jnp.isfinite(rate)
+        & (jnp.asarray(rate) > 0)
+    )
+    reconstruction = answered(
+        failed,
+        (decoded.values,),
+        (decoded.scores,),
+        decoded.labels,
+        objective=objective,
+        trace=jnp.zeros(0),
+    )
+    decoding = Decoding(reconstruction, condition, residual, jnp.asarray(rate), decoded.presence)
+    # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
+    return cast(decoding, jnp.float32, jnp.int32)
+
+
+def _least_squares(
+    model: Model,
+    messages: Messages,
+    x: Array,
+    y: Array,
+    rate: float | Array | None,
+    members: int | None,
+    start: Array,
+    settings: ClosedForm,
+) -> tuple[Array, Array, Callable[[Array], Array]]:
+    """Solution, condition number, and the relative squared residual as a function of the unknowns."""
+    if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
+        system = normal_equations(model, messages, x, y, rate, members)
+        return *solve(system, start, settings.ridge), functools.partial(misfit, system)
+    problem = linear_problem(model, messages, x, y, rate, members)
+    return (
+        solve_iteratively(problem, start, settings.ridge, settings.iterations),
+        jnp.asarray(jnp.nan),
+        problem.misfit,
+    )
+
+
+class _Decoded(NamedTuple):
+    """Attributes:
+    rounded: weights of the chosen candidates, 0 or 1, but the first `[unknowns]`.
+    values: per record.
+    labels: per record, if they were unknown.
+    scores: weights of the values `[records, K]`.
+    presence: sum of a record's weights, if not all are the client's.
+    """
+
+    rounded: Array
+    values: Array
+    labels: Array | None
+    scores: Array
+    presence: Array | None
+
+
+def _decoded(knowledge: Knowledge, weights: Array, members: int | None) -> _Decoded:
+    """One candidate per record, from the weights `[records, K - 1]` of all but the first."""
+    scores = with_first(weights)
+    rounded = jax.nn.one_hot(scores.argmax(1), scores.shape[1], dtype=scores.dtype)[:, 1:].reshape(
+        -1
+    )
+    presence = None
+    if members is not None:
+        presence, scores = 1 - scores[:, 0], scores[:, 1:]
+    values, labels = scores.argmax(1), None
+    if knowledge.y is None:
+        classes = scores.shape[1] // len(knowledge.columns[0].candidates)
+        values, labels = values // classes, values % classes
+        scores = scores.reshape(len(scores), -1, classes).sum(2)
+    return _Decoded(rounded, values, labels, scores, presence)

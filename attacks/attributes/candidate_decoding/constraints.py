@@ -1,0 +1,67 @@
+"""Quadratics over weights of candidates: of every record, non-negative and with a sum of at most 1."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Array = jax.Array
+
+
+def onto_simplex(weights: Array) -> Array:
+    """Nearest weights `[records, K - 1]` that are non-negative and sum to at most 1 per record."""
+    clipped = jnp.maximum(weights, 0)
+    onto = jax.vmap(optax.projections.projection_simplex)(weights)
+    return jnp.where(clipped.sum(1, keepdims=True) > 1, onto, clipped)
+
+
+def minimize_quadratic(
+    slope: Callable[[Any], Any],
+    start: Any,
+    project: Callable[[Any], Any],
+    largest: Array,
+    iterations: int,
+) -> Any:
+    """Minimise a convex quadratic under constraints, by accelerated projected gradient with
+    restarts.
+
+    Args:
+      slope: its gradient.
+      start: where to begin, a pytree that satisfies the constraints.
+      project: onto the constraints.
+      largest: a bound on the largest eigenvalue of its matrix.
+      iterations: how many (static).
+
+    Source: Beck, Teboulle (2009), FISTA; restarts by O'Donoghue, Candes (2015), gradient scheme.
+    """
+
+    def step(carry: tuple[Any, Any, Array], _: None) -> tuple[tuple[Any, Any, Array], None]:
+        now, ahead, t = carry
+        moved = project(jax.tree.map(lambda a, g: a - g / largest, ahead, slope(ahead)))
+        leaves = (jax.tree.leaves(tree) for tree in (ahead, moved, now))
+        uphill = sum(jnp.vdot(a - m, m - n) for a, m, n in zip(*leaves, strict=True)) > 0
+        later = jnp.where(uphill, 1, (1 + jnp.sqrt(1 + 4 * t**2)) / 2)
+        momentum = jnp.where(uphill, 0, (t - 1) / later)
+        return (moved, jax.tree.map(lambda m, n: m + momentum * (m - n), moved, now), later), None
+
+    return jax.lax.scan(step, (start, start, jnp.ones_like(largest)), length=iterations)[0][0]
+
+
+def largest_eigenvalue(apply: Callable[[Any], Any], like: Any, iterations: int = 20) -> Array:
+    """Of a symmetric, positive operator on pytrees like `like`, from below, by power iteration
+    (static `iterations`). Its start is tilted, since equal entries may be what the operator takes
+    to zero."""
+
+    def unit(tree: Any) -> tuple[Any, Array]:
+        norm = optax.tree.norm(tree)
+        return jax.tree.map(lambda a: a / jnp.maximum(norm, jnp.finfo(a.dtype).tiny), tree), norm
+
+    def iterate(_: int, found: tuple[Any, Array]) -> tuple[Any, Array]:
+        return unit(apply(found[0]))
+
+    tilted = jax.tree.map(
+        lambda a: 1 + jnp.linspace(0, 1, a.size, dtype=a.dtype).reshape(a.shape), like
+    )
+    return jax.lax.fori_loop(0, iterations, iterate, unit(tilted))[1]

@@ -1,0 +1,118 @@
+"""The least-squares problem of `closed_form` as products with a Jacobian that is never formed, for
+many unknowns."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import Messages, Model
+
+Array = jax.Array
+
+
+def dot(a: Any, b: Any) -> Array:
+    """Inner product of two pytrees."""
+    return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, a, b))
+
+
+def relative_weights(updates: Any) -> Array:
+    """1 / |u|^2 of every round `[rounds]`, of updates with leaves `[rounds, ...]`; 0 where the
+    model was returned as received, which no client that trains does."""
+    squares = jax.vmap(dot)(updates, updates)
+    return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProblem:
+    """The least-squares problem of `normal_equations` as products, every round divided by its
+    update's length.
+
+    Attributes:
+      forward: from the unknowns to a pytree like the messages' updates.
+      backward: its transpose.
+      target: right-hand side.
+    """
+
+    forward: Callable[[Array], Any]
+    backward: Callable[[Any], Array]
+    target: Any
+
+    def misfit(self, solution: Array) -> Array:
+        """Squared residual relative to the right-hand side."""
+        residual = jax.tree.map(jnp.subtract, self.forward(solution), self.target)
+        return dot(residual, residual) / dot(self.target, self.target)
+
+
+def linear_problem(
+    model: Model,
+    messages: Messages,
+    x: Array,
+    y: Array,
+    learning_rate: float | Array | None,
+    members: int | None = None,
+) -> LinearProblem:
+    """As `normal_equations`, for any model: a weighted sum of gradients is the gradient of a
+    weighted loss."""
+    averaged, count = (len(x) if members is None else members), x.shape[1]
+    updates = messages.pseudo_gradient
+    scales = jnp.sqrt(relative_weights(updates))
+    present = jnp.ones(count, x.dtype).at[0].set(0.0 if members is not None else 1.0)
+    flat_x, flat_y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
+
+    def losses(params: Any) -> Array:
+        return model.loss(model.apply(params, flat_x), flat_y).reshape(y.shape) * present
+
+    def gradients(weights: Array) -> Any:
+        def one_round(received_scale: tuple[Any, Array]) -> Any:
+            received, scale = received_scale
+            gradient = jax.grad(lambda p: jnp.vdot(losses(p), weights))(received)
+            return jax.tree.map(lambda g: scale * g, gradient)
+
+        return jax.lax.map(one_round, (messages.received, scales))
+
+    base = gradients(jnp.zeros(y.shape, x.dtype).at[:, 0].set(1))
+    whole = jax.tree.map(lambda u: averaged * jax.vmap(jnp.multiply)(u, scales), updates)
+
+    def forward(unknowns: Array) -> Any:
+        weights = unknowns[: len(x) * (count - 1)].reshape(len(x), -1)
+        found = gradients(jnp.concatenate([-weights.sum(1, keepdims=True), weights], 1))
+        if learning_rate is not None:
+            return found
+        return jax.tree.map(lambda g, u: g - unknowns[-1] * u, found, whole)
+
+    def backward(residual: Any) -> Array:
+        def one_round(received_residual: tuple[Any, Any, Array]) -> Array:
+            received, direction, scale = received_residual
+            slopes = scale * jax.jvp(losses, (received,), (direction,))[1]
+            return (slopes[:, 1:] - slopes[:, :1]).reshape(-1)
+
+        slopes = jax.lax.map(one_round, (messages.received, residual, scales)).sum(0)
+        return slopes if learning_rate is not None else jnp.append(slopes, -dot(whole, residual))
+
+    known = 0.0 if learning_rate is None else 1 / learning_rate
+    return LinearProblem(forward, backward, jax.tree.map(lambda u, b: known * u - b, whole, base))
+
+
+def solve_iteratively(
+    problem: LinearProblem, start: Array, ridge: float | Array, iterations: int
+) -> Array:
+    """The ridge solution around `start`, by conjugate gradients on the normal equations."""
+    residual = jax.tree.map(jnp.subtract, problem.target, problem.forward(start))
+    right = problem.backward(residual)
+
+    def apply(v: Array) -> Array:
+        return problem.backward(problem.forward(v))
+
+    level = (
+        ridge
+        * jnp.vdot(right, apply(right))
+        / jnp.maximum(jnp.vdot(right, right), jnp.finfo(right.dtype).tiny)
+    )
+    tolerance = 1e-8 if right.dtype == jnp.float64 else 1e-5
+    step, _ = jax.scipy.sparse.linalg.cg(
+        lambda v: apply(v) + level * v, right, tol=tolerance, maxiter=iterations
+    )
+    return start + step

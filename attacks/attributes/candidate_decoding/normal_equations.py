@@ -1,0 +1,173 @@
+"""The least-squares problem of `closed_form` as normal equations, from inner products alone, and
+their direct solution."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from attacks.attributes.candidate_decoding.candidates import (
+    difference_jacobian,
+    first_inputs,
+    input_products,
+    split,
+)
+from attacks.attributes.candidate_decoding.constraints import largest_eigenvalue
+from attacks.attributes.candidate_decoding.linear_problem import dot, relative_weights
+from jaxfl import Messages, Model
+from jaxfl.models import inputs_and_errors
+
+Array = jax.Array
+_Products = tuple[Array, Callable[[Any], Array], Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NormalEquations:
+    """Least squares over all rounds, each weighted by 1 / |u|^2. With D the gradient differences
+    (and, for an unknown rate, the negative update as one more row):
+
+    Attributes:
+      gram: D D' `[unknowns, unknowns]`.
+      right: D r `[unknowns]`.
+      square: r.r, of the right-hand side.
+    """
+
+    gram: Array
+    right: Array
+    square: Array
+
+
+def normal_equations(
+    model: Model,
+    messages: Messages,
+    x: Array,
+    y: Array,
+    learning_rate: float | Array | None,
+    members: int | None = None,
+) -> NormalEquations:
+    """The normal equations for the weights of candidates `x [records, K, features]`, `y [records,
+    K]`.
+
+    The first candidate is the base; unknowns are the weights of the others, record by record, and
+    last the inverse learning rate if that is None. If only `members` of the records are the
+    client's, the first candidate stands for absence: its gradient is zero.
+    """
+    averaged = len(x) if members is None else members
+    updates = messages.pseudo_gradient
+    products = _layer_products if model.layers is not None else _jacobian_products
+    inputs = first_inputs(model, x, y, jax.tree.map(lambda a: a[0], messages.received))
+
+    def one_round(received_update: tuple[Any, Any, Array]) -> NormalEquations:
+        received, update, weight = received_update
+        gram, project, base = products(model, received, x, y, inputs, members is not None)
+        if learning_rate is not None:
+            target = jax.tree.map(lambda u, b: u * averaged / learning_rate - b, update, base)
+            return NormalEquations(
+                weight * gram, weight * project(target), weight * dot(target, target)
+            )
+        scaled = jax.tree.map(lambda u: -averaged * u, update)
+        target = jax.tree.map(jnp.negative, base)
+        cross = project(scaled)
+        whole = jnp.block([[gram, cross[:, None]], [cross[None], dot(scaled, scaled)[None, None]]])
+        right = jnp.append(project(target), dot(scaled, target))
+        return NormalEquations(weight * whole, weight * right, weight * dot(target, target))
+
+    def add(total: NormalEquations, one: Any) -> tuple[NormalEquations, None]:
+        return jax.tree.map(jnp.add, total, one_round(one)), None
+
+    size = len(x) * (x.shape[1] - 1) + (learning_rate is None)
+    zero = NormalEquations(
+        jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype), jnp.zeros((), x.dtype)
+    )
+    return jax.lax.scan(add, zero, (messages.received, updates, relative_weights(updates)))[0]
+
+
+def _layer_products(
+    model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool
+) -> _Products:
+    """Gram matrix of the gradient differences, their products with a target, and the base's
+    gradient, by layers; `entering`: of the first layer's inputs, as by `first_inputs`."""
+    layers = model.layers
+    assert layers is not None
+    records, count = x.shape[:2]
+    inputs, errors = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    if absence:
+        errors = jax.tree.map(
+            lambda e: e.reshape(records, count, -1).at[:, 0].set(0).reshape(e.shape), errors
+        )
+    gram = jnp.zeros((records * (count - 1),) * 2, x.dtype)
+    parts: dict[str, Any] = {}
+    flat: dict[str, dict[str, Array]] = {}
+    for name in layers.names:
+        bias = "bias" in layers.parameters(params, name)
+        if name == layers.names[0]:
+            base, difference, products = entering
+        else:
+            base, _, difference = split(inputs[name], records)
+            products = input_products(base, difference, count - 1)
+        error0, error1, error_difference = split(errors[name], records)
+        same, across, both = products
+        mixed = across * (error_difference @ error1.T)
+        gram += (
+            (same + bias) * (error_difference @ error_difference.T)
+            + mixed
+            + mixed.T
+            + both * (error1 @ error1.T)
+        )
+        parts[name] = (jnp.repeat(base, count - 1, axis=0), difference, error1, error_difference)
+        flat[name] = {"kernel": base.T @ error0} | ({"bias": error0.sum(0)} if bias else {})
+
+    def project(target: Any) -> Array:
+        total = jnp.zeros(len(gram), x.dtype)
+        for name, (base, difference, error1, error_difference) in parts.items():
+            at = layers.parameters(target, name)
+            total += (
+                (base @ at["kernel"]) * error_difference + (difference @ at["kernel"]) * error1
+            ).sum(1)
+            if "bias" in at:
+                total += error_difference @ at["bias"]
+        return total
+
+    def place(path: Any, leaf: Array) -> Array:
+        *name, parameter = (part.key for part in path)
+        return flat["/".join(name)][parameter]
+
+    return gram, project, jax.tree.map_with_path(place, params)
+
+
+def _jacobian_products(
+    model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool
+) -> _Products:
+    """As `_layer_products`, with the gradients written out."""
+    jacobian, base = difference_jacobian(model, params, x, y, absence)
+    return (
+        jacobian @ jacobian.T,
+        lambda target: jacobian @ ravel_pytree(target)[0],
+        ravel_pytree(params)[1](base),
+    )
+
+
+def solve(system: NormalEquations, start: Array, ridge: float | Array) -> tuple[Array, Array]:
+    """The ridge solution around `start`, and an estimate of the condition number by power
+    iterations."""
+    # Unknowns of different scale (an inverse rate beside weights) are brought to unit diagonal.
+    scale = jax.lax.rsqrt(jnp.maximum(jnp.diag(system.gram), jnp.finfo(system.gram.dtype).tiny))
+    scaled = system.gram * scale[:, None] * scale[None] + ridge * jnp.eye(
+        len(scale), dtype=scale.dtype
+    )
+    factor = jax.scipy.linalg.cho_factor(scaled, lower=True)
+    step = scale * jax.scipy.linalg.cho_solve(factor, scale * (system.right - system.gram @ start))
+    largest = largest_eigenvalue(lambda v: scaled @ v, scale)
+    return start + step, largest * largest_eigenvalue(
+        lambda v: jax.scipy.linalg.cho_solve(factor, v), scale
+    )
+
+
+def misfit(system: NormalEquations, solution: Array) -> Array:
+    """Squared residual relative to the right-hand side."""
+    total = solution @ system.gram @ solution - 2 * solution @ system.right + system.square
+    return jnp.maximum(total, 0) / system.square

@@ -1,0 +1,189 @@
+"""Noise of an update: what the unknown order of a client's records does, with what weight a record
+enters and where on the way, and what private training adds.
+
+In units of the learning rate.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attributes.candidate_decoding.candidates import FactoredGradients, gradient_changes
+from attacks.path import on_path
+from jaxfl import LocalTraining, Model
+
+Array = jax.Array
+
+
+def _batch_sizes(training: LocalTraining, records: int) -> list[int]:
+    """Of one epoch; the last batch holds what is left."""
+    size = min(training.batch_size or records, records)
+    return [size] * (records // size) + [records % size] * (records % size > 0)
+
+
+def batch_weights(training: LocalTraining, records: int) -> tuple[float, float]:
+    """Mean and variance of the weight with which a record enters an update, over random orders: 1 /
+    (its batch's size) in every epoch."""
+    sizes = _batch_sizes(training, records)
+    variance = sum(1 / b for b in sizes) / records - (len(sizes) / records) ** 2
+    return training.epochs * len(sizes) / records, training.epochs * max(variance, 0.0)
+
+
+def noise_variance(training: LocalTraining, records: int) -> Array:
+    """Variance per number of what differentially private training adds to an update, in units of
+    the learning rate."""
+    if training.privacy is None:
+        return jnp.zeros(())
+    sizes = _batch_sizes(training, records)
+    deviation = training.privacy.clip * training.privacy.noise_multiplier
+    return jnp.asarray(training.epochs * sum(1 / b**2 for b in sizes) * deviation**2)
+
+
+def place_covariance(training: LocalTraining, records: int, pieces: int = 1) -> np.ndarray:
+    """Covariance `[pieces, pieces]` of what a record adds to an update per unit of its gradient's
+    change on every piece of the path from the first to the last of all steps, from the path's
+    middle: in every epoch it is in a batch of random place."""
+    sizes, steps = np.asarray(_batch_sizes(training, records)), training.steps(records)
+    place = np.arange(steps).reshape(training.epochs, -1, 1) / max(steps - 1, 1)
+    passed = np.clip(place * pieces - np.arange(pieces), 0, 1) - np.clip(
+        pieces / 2 - np.arange(pieces), 0, 1
+    )
+    mean = passed.sum(1) / records
+    return np.einsum("ebk,ebl,b->kl", passed, passed, 1 / sizes) / records - mean.T @ mean
+
+
+def drift(
+    model: Model,
+    received: Any,
+    update: Any,
+    x: Array,
+    y: Array,
+    steps: int,
+    pieces: int,
+    depth: int | None = None,
+) -> FactoredGradients:
+    """Changes `[pieces * records]` of gradients of records `x [records, ...]`, `y [records]` on
+    every piece of the path from a client's first step to its last; `depth` as in
+    `factored_gradients`."""
+    ends = [
+        on_path(received, update, piece / pieces * (steps - 1) / steps)
+        for piece in range(pieces + 1)
+    ]
+    changes = [gradient_changes(model, *pair, x, y, depth) for pair in itertools.pairwise(ends)]
+    return FactoredGradients(
+        jax.tree.map(lambda *a: jnp.concatenate(a), *(c.layers for c in changes)),
+        changes[0].matrices,
+    )
+
+
+class OrderNoise(NamedTuple):
+    """Rows of the noise, whose squares add to its covariance, by products.
+
+    Attributes:
+      candidates: with the candidates' gradients `[records, K, rows]`.
+      own: with the records' own `[records, rows]`.
+      inner: with each other `[rows, rows]`.
+      residual: with the residual `[rows]`.
+      squares: sum of their squares, before what is common to them is taken off.
+    """
+
+    candidates: Array
+    own: Array
+    inner: Array
+    residual: Array
+    squares: Array
+
+
+def with_weights(
+    noise: OrderNoise,
+    gram: Array,
+    along: Array,
+    scores: Array,
+    training: LocalTraining,
+    spread: float | Array,
+) -> OrderNoise:
+    """Rows of the records' weights before those of a noise: every record's gradient, as the guess
+    expects it.
+
+    The weights of any one order sum to the number of steps, so that what all records share is no
+    noise of theirs; `spread`, room for what the linearisation misses, is of every record on its
+    own.
+
+    Args:
+      noise: other rows.
+      gram: products of the candidates' gradients `[records, K, records, K]`.
+      along: of these with the residual `[records, K]`.
+      scores: `[records, K]`.
+      training: the client's recipe.
+      spread: as in `GLS`.
+    """
+    records = len(scores)
+    mean, variance = batch_weights(training, records)
+    free = spread * mean**2
+    each, common = jnp.sqrt(free + variance * records / max(records - 1, 1)), jnp.sqrt(free)
+
+    def scaled(rows: Array, axis: int) -> Array:
+        return each * rows + (common - each) * rows.mean(axis, keepdims=True)
+
+    across = jnp.einsum("nkml,ml->nkm", gram, scores)
+    own = jnp.einsum("nk,nkm->nm", scores, across)
+    beside = scaled(noise.own, 0)
+    return OrderNoise(
+        jnp.concatenate([scaled(across, 2), noise.candidates], 2),
+        jnp.concatenate([scaled(own, 1), noise.own], 1),
+        jnp.block([[scaled(scaled(own, 1), 0), beside], [beside.T, noise.inner]]),
+        jnp.concatenate([scaled((scores * along).sum(1), 0), noise.residual]),
+        noise.squares + each**2 * jnp.trace(own),
+    )
+
+
+def with_drift(
+    noise: OrderNoise,
+    moved: FactoredGradients,
+    centre: FactoredGradients,
+    along: Array,
+    scores: Array,
+    training: LocalTraining,
+) -> OrderNoise:
+    """Rows of the drift before those of a noise.
+
+    Places in the order are dealt without repetition: their sum is fixed, and what drifts alike in
+    all records is no noise.
+
+    Args:
+      noise: rows of simulated deviations.
+      moved: expected changes `[pieces * records]` of the records' gradients, as by `drift`.
+      centre: the candidates' gradients `[records * K]`.
+      along: products of the changes with the residual and the deviations `[pieces * records, 1 +
+        deviations]`.
+      scores: `[records, K]`.
+      training: the client's recipe.
+    """
+    records, changes = len(scores), moved.inner(moved)
+    covariance = (
+        place_covariance(training, records, len(changes) // records) * records / max(records - 1, 1)
+    )
+    variances, directions = np.linalg.eigh(covariance)
+    root = np.sqrt(np.maximum(variances, 0))[:, None] * directions.T
+
+    def scaled(products: Array) -> Array:
+        return jnp.einsum("kl,lnm->knm", root, products.reshape(len(root), records, -1)).reshape(
+            products.shape
+        )
+
+    def centred(rows: Array) -> Array:
+        pieces = rows.reshape(len(root), records, -1)
+        return (pieces - pieces.mean(1, keepdims=True)).reshape(rows.shape)
+
+    inner, along = scaled(scaled(changes).T), centred(scaled(along))
+    candidates = centred(scaled(moved.inner(centre))).T.reshape(*scores.shape, -1)
+    return OrderNoise(
+        jnp.concatenate([candidates, noise.candidates], 2),
+        jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
+        jnp.block([[centred(centred(inner).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
+        jnp.concatenate([along[:, 0], noise.residual]),
+        noise.squares + jnp.trace(inner),
+    )

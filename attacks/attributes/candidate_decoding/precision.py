@@ -1,0 +1,48 @@
+"""Arithmetic in 64 bits for one call, where inner products of nearly equal gradients need it."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import _check
+
+Array = jax.Array
+
+
+def floating(dtype: Any) -> np.dtype:
+    """What an argument `dtype` names, however it is spelled.
+
+    Raises:
+      ValueError: if that is neither float32 nor float64.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found not in (np.float32, np.float64):
+        raise ValueError(f"dtype={dtype!r} must be float32 or float64")
+    return found
+
+
+def arithmetic(dtype: np.dtype, *inputs: Any) -> AbstractContextManager[Any]:
+    """Switches 64-bit types on if `dtype` asks for them, off otherwise; leaves them as they are
+    inside an outer `jit`."""
+    is_on: bool = jax.config.read("jax_enable_x64")
+    return jax.enable_x64(is_on if _check.is_traced(*inputs) else dtype == np.float64)
+
+
+def cast(tree: Any, floating: Any, integer: Any = None) -> Any:
+    """Floating leaves in another type; integer ones too, if a type is given."""
+
+    def one(a: Any) -> Array:
+        a = jnp.asarray(a)
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return a.astype(floating)
+        return (
+            a if integer is None or not jnp.issubdtype(a.dtype, jnp.integer) else a.astype(integer)
+        )
+
+    return jax.tree.map(one, tree)

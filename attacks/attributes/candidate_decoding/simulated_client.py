@@ -1,0 +1,124 @@
+"""A client's own training, simulated on a guess of its records: what its updates are on average,
+how they vary with the order of the records, and the path of its model."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from jaxfl import LocalTraining, Model, local_update
+from jaxfl.clients import ClientData
+from jaxfl.federated import Strategy, map_clients
+
+Array = jax.Array
+
+
+class Guess(NamedTuple):
+    """What a client is simulated with: its model, its records by the guess, its recipe."""
+
+    model: Model
+    data: ClientData
+    training: LocalTraining
+
+
+def guess_of(
+    model: Model,
+    training: LocalTraining,
+    scores: Array,
+    x: Array,
+    y: Array,
+    squares: Callable[[], Array],
+) -> Guess:
+    """All candidates of a record, with weights: the guess, times what clipping leaves of their
+    gradients, of which `squares` gives the squared norms. Under mixup expected records instead,
+    since it would average the weights too.
+
+    The noise of private training is not drawn: its variance is known.
+    """
+    rest = (y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0))
+    if training.mixup:
+        if training.privacy is not None:
+            training = dataclasses.replace(
+                training, privacy=dataclasses.replace(training.privacy, noise_multiplier=0.0)
+            )
+        return Guess(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest), training)
+    weights = scores
+    if training.privacy is not None:
+        weights = scores * clipping(squares(), training.privacy.clip).reshape(scores.shape)
+        training = dataclasses.replace(training, privacy=None)
+    weighted = jnp.concatenate([x.reshape(*scores.shape, -1), weights[..., None]], 2)
+    return Guess(_weighted(model, x.shape[2:]), ClientData(weighted, *rest), training)
+
+
+def clipping(squares: Array, clip: float | Array) -> Array:
+    """Factors that clip gradients, from their squared norms."""
+    return jnp.minimum(1, clip / jnp.sqrt(jnp.maximum(squares, jnp.finfo(squares.dtype).tiny)))
+
+
+def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
+    """The model on records `[K, features + 1]`: flat candidates of that shape, and in the last
+    column their losses' weights."""
+
+    def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Any:
+        candidates = x[..., :-1].reshape(*x.shape[:2], *shape)
+        # All candidates of a record get the same dropout.
+        outputs = jax.vmap(lambda each: model.apply(params, each, key=key, mask=mask), 1, 1)(
+            candidates
+        )
+        return outputs, x[..., -1]
+
+    def loss(outputs: Any, y: Array) -> Array:
+        candidates, weights = outputs
+        return (weights * jax.vmap(model.loss, (1, None), 1)(candidates, y)).sum(1)
+
+    return dataclasses.replace(model, apply=apply, loss=loss, layers=None)
+
+
+def simulated(guess: Guess, received: Any, key: Array, orders: int) -> tuple[Array, Array]:
+    """Mean update `[parameters]` and deviations `[orders, parameters]` of the client's training on
+    the guess, in units of the learning rate. Their squares add to the covariance of what another
+    order differs from that mean: of one more run, and of the mean of these."""
+
+    def run(k: Array) -> Array:
+        returned = local_update(guess.model, received, guess.data, k, guess.training)
+        return (
+            ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
+            / guess.training.learning_rate
+        )
+
+    # Products of small batches leave a core idle unless several runs share it, whose models should
+    # fit its cache.
+    together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
+    updates = map_clients(run, jax.random.split(key, orders), together)
+    mean = updates.mean(0)
+    return mean, (updates - mean) * ((orders + 1) / (orders * (orders - 1))) ** 0.5
+
+
+def simulated_path(guess: Guess, received: Any, key: Array, points: int) -> Any:
+    """Models `[epochs * points, ...]` on a simulated path, at which gradients are taken: in every
+    epoch after a part of its batches, none of them to all but one."""
+    model, data, training = guess
+    records, one_epoch = len(data.mask), dataclasses.replace(training, epochs=1)
+    seen = (jnp.arange(points) + 0.5) / points * one_epoch.steps(records)
+    seen = jnp.floor(seen).astype(int) * (training.batch_size or records)
+
+    def after(params: Any, seen: Array, key: Array) -> Any:
+        part_key, order_key = jax.random.split(key)
+        ranks = jax.random.uniform(part_key, (records,)).argsort().argsort()
+        return local_update(
+            model, params, dataclasses.replace(data, mask=ranks < seen), order_key, one_epoch
+        )
+
+    def epoch(params: Any, key: Array) -> tuple[Any, Any]:
+        point_key, epoch_key = jax.random.split(key)
+        models = jax.vmap(functools.partial(after, params))(
+            seen, jax.random.split(point_key, points)
+        )
+        return after(params, jnp.asarray(records), epoch_key), models
+
+    _, models = jax.lax.scan(epoch, received, jax.random.split(key, training.epochs))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)

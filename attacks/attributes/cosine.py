@@ -1,0 +1,235 @@
+"""Attribute reconstruction by cosine matching against epoch-averaged updates (Lyu 2021, Algorithm
+1).
+
+Threat model: an honest-but-curious (or isolating) server sees a client's messages, knows its
+records but for one or more columns, perhaps its labels, the possible values and perhaps their
+prior. It looks for the values whose virtual updates point where the client's updates pointed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attacks.attributes.knowledge import (
+    Knowledge,
+    Reconstruction,
+    answered,
+    best_of,
+    check_knowledge,
+    erase,
+)
+from attacks.matching import (
+    Minimum,
+    Virtual,
+    check_virtual,
+    column_objective,
+    matching_objective,
+    minimize_adam,
+)
+from jaxfl import Messages, Model, _check
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CosMatching:
+    """Settings of `cos_matching`. Numbers are traced and may be swept; the rest is static.
+
+    Attributes:
+      gamma: temperature of the softmax ("Gumbel softmax parameter" of the paper).
+      learning_rate: Adam's step size, decayed to zero by a cosine.
+      steps: Adam iterations (static).
+      noise: add Gumbel noise to the logits, drawn afresh in each iteration (static).
+      hard: use the one-hot argmax forwards and the softmax backwards, "straight-through" (static).
+      virtual: how a guess becomes an update.
+    """
+
+    gamma: float | Array = 1.0
+    learning_rate: float | Array = 0.1
+    steps: int = dataclasses.field(default=500, metadata={"static": True})
+    noise: bool = dataclasses.field(default=False, metadata={"static": True})
+    hard: bool = dataclasses.field(default=False, metadata={"static": True})
+    virtual: Virtual = Virtual()
+
+
+def cos_matching(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    key: Array,
+    *,
+    settings: CosMatching | Sequence[CosMatching] | None = None,
+) -> Reconstruction:
+    """Reconstruct unknown columns from a client's messages (Lyu 2021, Algorithm 1).
+
+    Args:
+      model: the model that was trained (static).
+      messages: the client's messages in the rounds to be used.
+      knowledge: what is known of its data.
+      key: draws the start if a prior is unknown, noise and batch orders.
+      settings: see `CosMatching`; or several, of which the one with the least objective is returned
+        (the paper's grid search over gamma, without looking at the truth).
+
+    Returns:
+      A `Reconstruction`.
+
+    Raises:
+      ValueError: on bad shapes, positions, priors or labels, naming the argument.
+
+    >>> import jax, jaxfl
+    >>> key = jax.random.key(0)
+    >>> x = jax.random.bernoulli(key, 0.5, (20, 8)).astype(float)
+    >>> y = (x[:, 0] + x[:, 1] > 1).astype(int)
+    >>> model = jaxfl.mlp(8, (32,), 2)
+    >>> clients = jaxfl.stack_clients([(x, y)])
+    >>> run = jaxfl.simulate(model, model.init(key), clients, key, jaxfl.Federated(rounds=5))
+    >>> known = Knowledge(x.at[:, 3].set(float("nan")), y, (binary_column(3),))
+    >>> answer = cos_matching(model, run.messages(0), known, key)
+    >>> float((answer.values[0] == x[:, 3]).mean())
+    1.0
+    """
+    knowledge = check_knowledge(model, messages, knowledge)
+    if isinstance(settings, Sequence):
+        if not settings:
+            raise ValueError("settings=[] is empty; give at least one CosMatching")
+        return best_of(
+            [cos_matching(model, messages, knowledge, key, settings=s) for s in settings]
+        )
+    settings = settings or CosMatching()
+    _check.positive_integer(steps=settings.steps)
+    _check.number(learning_rate=settings.learning_rate)
+    _check.positive(gamma=settings.gamma)
+    check_virtual(settings.virtual, len(knowledge.x))
+    settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
+    return _cos_matching(model, messages, knowledge, key, settings)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _cos_matching(
+    model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: CosMatching
+) -> Reconstruction:
+    start_key, search_key, decode_key = jax.random.split(key, 3)
+
+    matched = _matched(model, messages, knowledge, settings.virtual)
+
+    def objective(logits: dict[str, Any], key: Array) -> Array:
+        noise_key, virtual_key = jax.random.split(key)
+        return matched(relax(logits, noise_key, settings), virtual_key)
+
+    with jax.default_matmul_precision("highest"):
+        start = start_logits(model, knowledge, start_key)
+        found = minimize_adam(
+            objective, start, search_key, steps=settings.steps, learning_rate=settings.learning_rate
+        )
+        return decode(model, messages, knowledge, found, decode_key, settings.virtual)
+
+
+def _matched(
+    model: Model, messages: Messages, knowledge: Knowledge, virtual: Virtual
+) -> Callable[[dict[str, Any], Array], Array]:
+    """The objective as a function of the candidates' weights: structured where the model allows it,
+    else generic."""
+    structured = model.layers is not None and model.layers.takes_records
+    if not structured or virtual.kind != "gradient" or virtual.rounds_per_step is not None:
+        return lambda weights, key: matching_objective(
+            model, messages, *virtual_records(knowledge, weights), key, virtual
+        )
+    positions = jnp.concatenate([column.positions for column in knowledge.columns])
+    objective = column_objective(model, messages, erase(knowledge), positions)
+
+    def matched(weights: dict[str, Any], key: Array) -> Array:
+        features = [
+            w @ column.candidates
+            for w, column in zip(weights["columns"], knowledge.columns, strict=True)
+        ]
+        return objective(
+            jnp.concatenate(features, 1), weights["labels"] if knowledge.y is None else knowledge.y
+        )
+
+    return matched
+
+
+def start_logits(model: Model, knowledge: Knowledge, key: Array) -> dict[str, Any]:
+    """Logits at the start: log of the prior where it is known, N(0, 1) otherwise (Algorithm 1,
+    lines 4 to 8)."""
+    records = len(knowledge.x)
+
+    def start(key: Array, prior: Array | None, count: int) -> Array:
+        if prior is None:
+            return jax.random.normal(key, (records, count))
+        return jnp.tile(jnp.log(jnp.maximum(prior, 1e-6)), (records, 1))
+
+    columns = tuple(
+        start(jax.random.fold_in(key, j), column.prior, len(column.candidates))
+        for j, column in enumerate(knowledge.columns)
+    )
+    if knowledge.y is not None:
+        return {"columns": columns}
+    classes = model.classes or 0
+    return {
+        "columns": columns,
+        "labels": start(jax.random.fold_in(key, len(columns)), knowledge.label_prior, classes),
+    }
+
+
+def relax(logits: dict[str, Any], key: Array, settings: CosMatching) -> dict[str, Any]:
+    """Weights of the candidates: `softmax(z / gamma)` (Algorithm 1, line 9), with the optional
+    noise and rounding.
+
+    Labels are relaxed by a plain softmax.
+    """
+
+    def weights(j: int, z: Array) -> Array:
+        if settings.noise:
+            z = z + jax.random.gumbel(jax.random.fold_in(key, j), z.shape)
+        soft = jax.nn.softmax(z / settings.gamma)
+        if settings.hard:
+            return soft + jax.lax.stop_gradient(jax.nn.one_hot(z.argmax(-1), z.shape[-1]) - soft)
+        return soft
+
+    relaxed: dict[str, Any] = {
+        "columns": tuple(weights(j, z) for j, z in enumerate(logits["columns"]))
+    }
+    if "labels" in logits:
+        relaxed["labels"] = jax.nn.softmax(logits["labels"])
+    return relaxed
+
+
+def virtual_records(knowledge: Knowledge, weights: dict[str, Any]) -> tuple[Array, Array]:
+    """The records that the weights of the candidates stand for (Algorithm 1, lines 10 and 11)."""
+    x = erase(knowledge)
+    for column, weight in zip(knowledge.columns, weights["columns"], strict=True):
+        x = x.at[:, column.positions].set(weight @ column.candidates)
+    return x, weights["labels"] if knowledge.y is None else knowledge.y
+
+
+def decode(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    found: Minimum,
+    key: Array,
+    virtual: Virtual,
+) -> Reconstruction:
+    """Round the best logits to one value per record (ties to the lowest index) and evaluate the
+    rounded answer."""
+    logits = found.variables
+    one_hot = jax.tree.map(lambda z: jax.nn.one_hot(z.argmax(-1), z.shape[-1]), logits)
+    x, y = virtual_records(knowledge, one_hot)
+    full = dataclasses.replace(virtual, rounds_per_step=None)
+    objective = matching_objective(model, messages, x, y, key, full)
+    failed = ~(jnp.isfinite(found.value) & jnp.isfinite(objective))
+    return answered(
+        failed,
+        tuple(z.argmax(-1) for z in logits["columns"]),
+        tuple(jax.nn.softmax(z) for z in logits["columns"]),
+        logits["labels"].argmax(-1) if knowledge.y is None else None,
+        objective=objective,
+        trace=found.trace,
+        gradient_norm=found.gradient_norm,
+    )

@@ -1,0 +1,243 @@
+"""What an adversary knows of a client's records, which columns it does not, and the answer of an
+attack on these.
+
+Every attribute attack (attribute inference, AIA) takes `Knowledge` and gives a `Reconstruction`;
+the checks of both stand here.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import Messages, Model, _check
+from jaxfl.models import check_records
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UnknownColumn:
+    """A categorical attribute that the adversary does not know.
+
+    Attributes:
+      positions: `[width]` integers, where the attribute stands in a record of features.
+      candidates: `[K, width]`, what each of its K values looks like there: `[[0.], [1.]]` for a
+        binary column, the K numbers of a scalar coding, the identity for one-hot. With candidates
+        `V`, the relaxed attribute is `softmax(z / gamma) @ V` (Lyu 2021, Eq. 2).
+      prior: `[K]`, its known distribution, or None if unknown.
+    """
+
+    positions: Array
+    candidates: Array
+    prior: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Knowledge:
+    """What the adversary knows of the client's data.
+
+    Attributes:
+      x: records `[records, features]`. The unknown columns may hold anything: they are erased
+        before the attack.
+      y: integer labels `[records]`, or None if unknown (then they are reconstructed too).
+      columns: the unknown columns.
+      label_prior: `[classes]`, known distribution of unknown labels, or None.
+    """
+
+    x: Array
+    y: Array | None
+    columns: tuple[UnknownColumn, ...]
+    label_prior: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reconstruction:
+    """The answer of an attribute attack.
+
+    Attributes:
+      values: per unknown column, the index of the chosen candidate `[records]`; -1 where the attack
+        failed.
+      scores: per unknown column, the weight of each candidate `[records, K]`.
+      labels: reconstructed labels `[records]`, or None if they were known.
+      objective: distance of the *decoded* answer's virtual update from what was seen, mean over
+        rounds: known to the adversary, comparable between settings and sets of rounds.
+      trace: relaxed objective per iteration.
+      gradient_norm: per iteration.
+      status: 0 if the attack ended with finite numbers, 1 otherwise.
+    """
+
+    values: tuple[Array, ...]
+    scores: tuple[Array, ...]
+    labels: Array | None
+    objective: Array
+    trace: Array
+    gradient_norm: Array
+    status: Array
+
+
+def answered(
+    failed: Array,
+    values: tuple[Array, ...],
+    scores: tuple[Array, ...],
+    labels: Array | None = None,
+    *,
+    objective: Array,
+    trace: Array,
+    gradient_norm: Array | None = None,
+) -> Reconstruction:
+    """A `Reconstruction`, of which nothing looks like an answer where the attack failed.
+
+    Args:
+      failed: whether it did, a boolean scalar: then values and labels are -1, the objective is
+        infinite, the status 1.
+      values, scores, labels, objective, trace, gradient_norm: see `Reconstruction`. Norms are NaN
+        where the attack has none.
+    """
+    return Reconstruction(
+        values=tuple(jnp.where(failed, -1, v) for v in values),
+        scores=scores,
+        labels=None if labels is None else jnp.where(failed, -1, labels),
+        objective=jnp.where(failed, jnp.inf, objective),
+        trace=trace,
+        gradient_norm=jnp.full_like(trace, jnp.nan) if gradient_norm is None else gradient_norm,
+        status=failed.astype(jnp.int32),
+    )
+
+
+def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
+    """The answer with the least objective: a choice the adversary can make. Safe under `jit`.
+
+    Traces of different lengths are padded with NaN.
+    """
+    if not answers:
+        raise ValueError("answers=[] is empty; give at least one reconstruction")
+    longest = max(len(a.trace) for a in answers)
+
+    def pad(a: Reconstruction) -> Reconstruction:
+        trace, norm = (
+            jnp.pad(v, (0, longest - len(v)), constant_values=jnp.nan)
+            for v in (a.trace, a.gradient_norm)
+        )
+        return dataclasses.replace(a, trace=trace, gradient_norm=norm)
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(pad, answers))
+    return jax.tree.map(lambda a: a[stacked.objective.argmin()], stacked)
+
+
+def binary_column(position: int, prior: float | None = None) -> UnknownColumn:
+    """An unknown column of zeros and ones; `prior` is the known fraction of ones, or None."""
+    if not isinstance(position, int | np.integer):
+        raise ValueError(f"position={position!r} must be an integer")
+    distribution = None if prior is None else jnp.asarray([1 - prior, prior])
+    return UnknownColumn(jnp.asarray([position]), jnp.asarray([[0.0], [1.0]]), distribution)
+
+
+def erase(knowledge: Knowledge) -> Array:
+    """Records with zeros in the unknown columns, so that no truth left there can reach an attack."""
+    x = knowledge.x
+    for column in knowledge.columns:
+        x = x.at[:, column.positions].set(0)
+    return x
+
+
+def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
+    """Knowledge as arrays. Raises `ValueError` on what an attack cannot use, naming the argument."""
+    if len(messages) == 0:
+        raise ValueError("messages holds no rounds; give at least one")
+    return check_records_known(model, messages.model_shapes, knowledge)
+
+
+def check_one_column(attack: str, knowledge: Knowledge, labels: bool = True) -> None:
+    """Raise `ValueError` unless one column is unknown and labels are known (if `labels` are
+    needed)."""
+    if labels and knowledge.y is None:
+        raise ValueError(f"y=None: {attack} needs known labels")
+    if len(knowledge.columns) != 1:
+        raise ValueError(
+            f"columns has {len(knowledge.columns)} entries; {attack} takes one unknown column"
+        )
+
+
+def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
+    """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
+    x = jnp.asarray(knowledge.x, jnp.result_type(float))
+    _check.shape((None, None), x=x)
+    if len(x) == 0:
+        raise ValueError("x has no records")
+    if not knowledge.columns:
+        raise ValueError("columns=() names no unknown column; give at least one")
+    columns = tuple(
+        _check_column(f"columns[{j}]", column, x.shape[1])
+        for j, column in enumerate(knowledge.columns)
+    )
+    taken = [int(p) for c in columns if not _check.is_traced(c.positions) for p in c.positions]
+    if len(set(taken)) < len(taken):
+        raise ValueError(
+            f"columns name positions {taken}, some of them twice; every feature belongs to one column"
+        )
+    knowledge = dataclasses.replace(knowledge, x=x, columns=columns)
+    _check.finite(x=erase(knowledge))
+    if knowledge.y is None:
+        if model.classes is None:
+            raise ValueError(
+                "y=None needs a classifier; labels of a regression cannot be enumerated"
+            )
+        check_records(
+            model,
+            params,
+            x,
+            jax.ShapeDtypeStruct((len(x), model.classes), x.dtype),
+            y_name="y=None, as probabilities,",
+        )
+        if knowledge.label_prior is not None:
+            _check.distribution(model.classes, label_prior=knowledge.label_prior)
+            knowledge = dataclasses.replace(
+                knowledge, label_prior=jnp.asarray(knowledge.label_prior)
+            )
+        return knowledge
+    y = jnp.asarray(knowledge.y)
+    _check.shape((len(x),), y=y)
+    check_records(model, params, x, y)
+    if model.classes is None:
+        _check.finite(y=y)
+    else:
+        _check.labels(y, model.classes)
+        y = y.astype(jnp.int32)
+    return dataclasses.replace(knowledge, y=y)
+
+
+def check_positions(name: str, positions: Any, features: int) -> Array:
+    """Positions as an array. Raises `ValueError` unless all are features: JAX would pass over those
+    that are not."""
+    found = jnp.asarray(positions)
+    if not jnp.issubdtype(found.dtype, jnp.integer):
+        raise ValueError(f"{name}={positions} must be integers")
+    _check.shape((None,), **{name: found})
+    outside = [] if _check.is_traced(found) else [int(p) for p in found if not 0 <= p < features]
+    if outside:
+        raise ValueError(
+            f"{name}={found.tolist()} names feature {outside[0]}; features run from 0 to {features - 1}"
+        )
+    return found
+
+
+def _check_column(name: str, column: UnknownColumn, features: int) -> UnknownColumn:
+    positions = check_positions(f"{name}.positions", column.positions, features)
+    candidates = jnp.asarray(column.candidates, jnp.result_type(float))
+    _check.shape((None, len(positions)), **{f"{name}.candidates": candidates})
+    if len(candidates) < 2:
+        raise ValueError(
+            f"{name}.candidates has {len(candidates)} values; an unknown column needs at least 2"
+        )
+    _check.finite(**{f"{name}.candidates": candidates})
+    if column.prior is not None:
+        _check.distribution(len(candidates), **{f"{name}.prior": column.prior})
+    prior = None if column.prior is None else jnp.asarray(column.prior, jnp.result_type(float))
+    return UnknownColumn(positions, candidates, prior)

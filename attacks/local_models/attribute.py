@@ -1,0 +1,185 @@
+"""A linear client's binary attribute out of its decoded moments: by a model's fit, with a proven
+bound, and better without."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from attacks.local_models.moments import ROUNDED, Moments, public_part
+from jaxfl import _check
+
+ERROR = 1e-12
+"""Rounding error of a decoded mean squared error, relative to the targets' mean square."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InferredAttribute:
+    """A binary attribute of every record, and what can be said of its accuracy without the truth.
+
+    Attributes:
+      values: 0 or 1 `[records]`.
+      scores: s~, the attribute that would bring the record's prediction to its target `[records]`.
+      prior: decoded fraction of ones, rho.
+      mse: decoded mean squared error of the model on the client's data.
+      bound: at least this fraction of `values` is right (Driouich 2022, Proposition 3; Driouich
+        2023, Proposition 4). NaN if the moments are not exact, or impossible, the rate outside [0,
+        1] or the error negative, and so tell nothing. Messages with noise give moments of which
+        nothing is proven.
+    """
+
+    values: np.ndarray
+    scores: np.ndarray
+    prior: float
+    mse: float
+    bound: float
+
+
+def infer_binary_attribute(
+    x: np.ndarray,
+    y: np.ndarray,
+    attribute: int,
+    moments: Moments,
+    *,
+    params: np.ndarray | None = None,
+    rule: Literal["rank", "threshold"] = "rank",
+) -> InferredAttribute:
+    """The attribute under which a linear model fits its client's targets.
+
+    "rank" (Driouich 2022, Algorithm 3): the ceil(rho m) records of the largest s~ have it.
+    "threshold" (Driouich 2023, Eq. 9): those with s~ >= 1/2. In both at least 1 - 4 MSE / theta_s^2
+    are right, by ranks |1 - 2 rho| too. The bounds take rho and MSE from the decoded moments, no
+    truth. Since by ranks exactly rho m ones are predicted, false ones and false zeros come in
+    pairs, each of which costs m MSE at least theta_s^2 / 2 (Driouich 2022 prints the minimum where
+    it needs the maximum).
+
+    Args:
+      x: public records `[records, features]`; the attribute's column may hold anything.
+      y: targets `[records]`.
+      attribute: its position among the features; 0 or 1 in every record.
+      moments: the client's, see `local_moments` and `structured_moments`.
+      params: the model `[features + 1]`, the intercept last; by default the client's optimum, from
+        its moments.
+      rule: "rank" or "threshold".
+
+    Raises:
+      ValueError: if shapes do not fit, the attribute does not exist, or moments or params are not
+        finite.
+    """
+    _check.one_of(("rank", "threshold"), rule=rule)
+    _check_moments(moments)
+    x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
+    theta = moments.optimum if params is None else np.asarray(params, np.float64)
+    _check.shape((len(moments.cross),), params=theta)
+    _check.finite(params=theta)
+    weight = theta[attribute]
+    rate, energy = float(moments.second[attribute, -1]), y @ y / len(y)
+    error = float(energy - 2 * theta @ moments.cross + theta @ moments.second @ theta)
+    prior, mse = float(np.clip(rate, 0, 1)), max(error, 0.0)
+    possible = moments.exact and abs(rate - prior) < ROUNDED and error > -ROUNDED * energy
+    most = mse + ERROR * energy  # rounding may hide so much
+    residual = y - x @ theta[known] - theta[-1]
+    if (
+        abs(weight) < 1e-12
+    ):  # the model does not use the attribute: the more frequent value is all there is
+        scores = np.full(len(x), float(prior >= 0.5))
+        return InferredAttribute(
+            scores, scores, prior, mse, abs(1 - 2 * prior) if possible else np.nan
+        )
+    scores, bound = residual / weight, 1 - 4 * most / weight**2 if possible else np.nan
+    if rule == "threshold":
+        return InferredAttribute((scores >= 0.5).astype(float), scores, prior, mse, bound)
+    ones = prior * len(x)
+    count = round(ones) if abs(ones - round(ones)) < 1e-3 else int(np.ceil(ones))
+    values = np.zeros(len(x))
+    values[np.argsort(-scores, kind="stable")[:count]] = 1
+    return InferredAttribute(
+        values, scores, prior, mse, float(np.maximum(abs(1 - 2 * prior), bound))
+    )
+
+
+def infer_by_logistic(
+    x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments
+) -> InferredAttribute:
+    """The victim's own logistic regression of the attribute on everything else, fitted without
+    seeing the attribute.
+
+    With z = (public columns, target, 1) the likelihood needs of the attribute s only `sum_i s_i
+    z_i`, and that is a column of the decoded moments. So the maximum-likelihood weights are those
+    of a regression on the client's true attribute; nothing about the local optimum being a good
+    model is needed. Beyond Driouich 2022 and 2023.
+
+    Args:
+      x: public records `[records, features]`; the attribute's column may hold anything.
+      y: targets `[records]`.
+      attribute: its position among the features; 0 or 1 in every record.
+      moments: the client's, see `local_moments`.
+
+    Returns:
+      As `infer_binary_attribute`; `scores` are log odds, `mse` and `bound` are NaN: there is none.
+
+    Raises:
+      ValueError: as `infer_binary_attribute`.
+    """
+    z, sums = _attribute_equations(x, y, attribute, moments)
+    weights = minimize(
+        lambda w: (np.logaddexp(0, z @ w).mean() - w @ sums, z.T @ expit(z @ w) / len(z) - sums),
+        np.zeros(z.shape[1]),
+        jac=True,
+        hess=lambda w: (
+            (z.T * (expit(z @ w) * expit(-z @ w))) @ z / len(z) + 1e-9 * np.eye(z.shape[1])
+        ),
+        method="trust-exact",
+    ).x
+    scores = z @ weights
+    return InferredAttribute(
+        (scores > 0).astype(float), scores, float(np.clip(sums[-1], 0, 1)), np.nan, np.nan
+    )
+
+
+def infer_in_box(
+    x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments
+) -> InferredAttribute:
+    """Weights in [0, 1] that reproduce the decoded moments, nearest to their prior; rounded at 1/2.
+
+    As many equations as columns: exact where there are no more records than those. Arguments and
+    returns as `infer_by_logistic`; `scores` are the weights.
+    """
+    z, sums = _attribute_equations(x, y, attribute, moments)
+    prior, pull = float(np.clip(sums[-1], 0, 1)), 1e-4
+    root = np.sqrt(len(z))
+
+    def misfit(s: np.ndarray) -> tuple[float, np.ndarray]:
+        gap, away = (z.T @ s / root - sums * root), pull * (s - prior)
+        return float(gap @ gap + away @ away), 2 * (z @ gap / root + pull * away)
+
+    options = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 50}
+    start = np.full(len(z), prior)
+    scores = minimize(
+        misfit, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * len(z), options=options
+    ).x
+    return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
+
+
+def _check_moments(moments: Moments) -> None:
+    _check.finite(**{"moments.second": moments.second, "moments.cross": moments.cross})
+
+
+def _attribute_equations(
+    x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is known of every record, standardised, `[records, columns]`, and its mean where the
+    attribute is 1, times rho."""
+    _check_moments(moments)
+    x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
+    columns = np.concatenate([x, y[:, None]], 1)
+    prior = moments.second[attribute, -1]
+    sums = np.append(moments.second[attribute, known], moments.cross[attribute])
+    mean, deviation = columns.mean(0), columns.std(0)
+    varies = deviation > 0
+    z = (columns[:, varies] - mean[varies]) / deviation[varies]
+    return np.c_[z, np.ones(len(x))], np.append(
+        (sums - prior * mean)[varies] / deviation[varies], prior
+    )

@@ -1,0 +1,217 @@
+"""Sample reconstruction (Driouich 2023, section 2.3): images out of a model, or out of an update.
+
+Threat model: as in `attacks.local_models.reconstruction`; nothing is known of the client's records
+but their shape and number.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attacks.matching import (
+    Virtual,
+    check_virtual,
+    cosine_distance,
+    matching_objective,
+    minimize_adam,
+)
+from jaxfl import Messages, Model, _check
+from jaxfl.models import check_record_shape, log_probabilities
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inversion:
+    """Settings of `invert_model`. The paper gives the step size (1e-3 for reconstructed models,
+    1e-4 for others), no more.
+
+    Attributes:
+      steps: gradient steps (static).
+      learning_rate: their step size.
+      start: grey level at which every image begins.
+      spread: standard deviation of the noise around it, where a key is given.
+      low, high: the range of pixels.
+    """
+
+    steps: int = dataclasses.field(default=5000, metadata={"static": True})
+    learning_rate: float | Array = 1e-3
+    start: float | Array = 0.5
+    spread: float | Array = 0.01
+    low: float | Array = 0.0
+    high: float | Array = 1.0
+
+
+def invert_model(
+    model: Model,
+    params: Any,
+    shape: tuple[int, ...],
+    key: Array | None = None,
+    *,
+    settings: Inversion | None = None,
+) -> tuple[Array, Array]:
+    """One image per class that the model is surest of (Driouich 2023, Eq. 5; Fredrikson et al.
+    2015), by gradient ascent on the log probability, the stable form of the probability's, within
+    the range of pixels. All classes are one batch, whose statistics normalisation uses.
+
+    Args:
+      model: a classifier (static).
+      params: its parameters.
+      shape: of an image.
+      key: draws noise around the start. None begins with equal images, whose variance of 0 a model
+        that normalises by the batch divides by: the first step is then all noise.
+      settings: see `Inversion`.
+
+    Returns:
+      Images `[classes, *shape]` and their probabilities `[classes]`.
+
+    Raises:
+      ValueError: if the model has no classes, takes no images of that shape, or a step size or
+        number of steps is not positive.
+    """
+    settings = settings or Inversion()
+    if model.classes is None:
+        raise ValueError("invert_model needs a classifier; this model has classes=None")
+    _check.positive_integer(steps=settings.steps)
+    _check.positive(learning_rate=settings.learning_rate)
+    check_record_shape(model, params, shape=shape)
+    return _invert_model(model, params, tuple(shape), key, settings)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "shape"))
+def _invert_model(
+    model: Model, params: Any, shape: tuple[int, ...], key: Array | None, settings: Inversion
+) -> tuple[Array, Array]:
+    classes = model.classes or 0
+
+    def of_own_class(x: Array) -> Array:
+        return jnp.diag(log_probabilities(model.apply(params, x)))
+
+    def step(x: Array, _: None) -> tuple[Array, None]:
+        slope = jax.grad(lambda images: of_own_class(images).sum())(x)
+        return jnp.clip(x + settings.learning_rate * slope, settings.low, settings.high), None
+
+    start = jnp.full((classes, *shape), settings.start, jnp.result_type(float))
+    if key is not None:
+        start = jnp.clip(
+            start + settings.spread * jax.random.normal(key, start.shape),
+            settings.low,
+            settings.high,
+        )
+    images, _ = jax.lax.scan(step, start, length=settings.steps)
+    return images, jnp.exp(of_own_class(images))
+
+
+def total_variation(images: Array) -> Array:
+    """Mean absolute difference of neighbouring pixels, down and across, of images `[batch, height,
+    width, channels]`."""
+    down, across = jnp.diff(images, axis=1), jnp.diff(images, axis=2)
+    return jnp.abs(down).mean() + jnp.abs(across).mean()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientInversion:
+    """Settings of `invert_gradient`.
+
+    Attributes:
+      alpha: weight of the total variation; the paper leaves it open.
+      learning_rate: Adam's step size.
+      steps: iterations (static).
+      virtual: how a guess becomes an update.
+    """
+
+    alpha: float | Array = 0.01
+    learning_rate: float | Array = 0.05
+    steps: int = dataclasses.field(default=2000, metadata={"static": True})
+    virtual: Virtual = Virtual()
+
+
+def invert_gradient(
+    model: Model,
+    messages: Messages,
+    shape: tuple[int, ...],
+    batch: int,
+    key: Array,
+    *,
+    y: Array | None = None,
+    settings: GradientInversion | None = None,
+) -> tuple[Array, Array]:
+    """Images whose gradient points where the update did (Driouich 2023, Eq. 4; Geiping et al.
+    2020).
+
+    Args:
+      model: a classifier (static).
+      messages: the client's, of one round or of several.
+      shape: of an image.
+      batch: how many images to reconstruct (static).
+      key: draws their start.
+      y: their labels `[batch]`, or None: then they are reconstructed too.
+      settings: see `GradientInversion`.
+
+    Returns:
+      Images `[batch, *shape]` in [0, 1] and class probabilities `[batch, classes]`; NaN if the
+      objective was never finite.
+
+    Raises:
+      ValueError: if the model has no classes, images of that shape or labels do not fit, or a
+        setting is out of range.
+    """
+    settings = settings or GradientInversion()
+    if model.classes is None:
+        raise ValueError("invert_gradient needs a classifier; this model has classes=None")
+    _check.positive_integer(batch=batch, steps=settings.steps)
+    _check.positive(learning_rate=settings.learning_rate)
+    _check.not_negative(alpha=settings.alpha)
+    check_virtual(settings.virtual, batch)
+    if len(shape) != 3:
+        raise ValueError(
+            f"shape={tuple(shape)} must be of height, width and channels: the total variation is of images"
+        )
+    check_record_shape(model, messages.model_shapes, shape=shape)
+    if y is not None:
+        _check.shape((batch,), y=y)
+        _check.labels(y, model.classes)
+    return _invert_gradient(model, messages, tuple(shape), batch, key, y, settings)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "shape", "batch"))
+def _invert_gradient(
+    model: Model,
+    messages: Messages,
+    shape: tuple[int, ...],
+    batch: int,
+    key: Array,
+    y: Array | None,
+    settings: Any,
+) -> tuple[Array, Array]:
+    x_key, y_key, key = jax.random.split(key, 3)
+    classes = model.classes or 0
+    start = (
+        jax.random.normal(x_key, (batch, *shape)),
+        0.1 * jax.random.normal(y_key, (batch, classes)),
+    )
+
+    def guess(free: tuple[Array, Array]) -> tuple[Array, Array]:
+        x, labels = free
+        return jax.nn.sigmoid(x), jax.nn.softmax(labels) if y is None else jax.nn.one_hot(
+            y, classes
+        )
+
+    def objective(free: tuple[Array, Array], key: Array) -> Array:
+        x, labels = guess(free)
+        matched = matching_objective(
+            model, messages, x, labels, key, settings.virtual, cosine_distance
+        )
+        return matched + settings.alpha * total_variation(x)
+
+    found = minimize_adam(
+        objective, start, key, steps=settings.steps, learning_rate=settings.learning_rate
+    )
+    x, labels = guess(found.variables)
+    ok = jnp.isfinite(found.value)
+    return jnp.where(ok, x, jnp.nan), jnp.where(ok, labels, jnp.nan)

@@ -1,0 +1,143 @@
+"""A linear client's second moments out of its messages: all that its optimum, and more, is computed
+from."""
+
+import dataclasses
+
+import numpy as np
+
+from attacks.local_models.optimum import LocalOptimum, linear_parameters
+from attacks.path import path_centre
+from jaxfl import Messages, _check
+
+ROUNDED = 1e-3
+"""By how much decoded moments may lie outside what is possible."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """The client's sufficient statistics. Host arrays, float64; an intercept's column of ones comes
+    last.
+
+    Attributes:
+      second: X'X / m `[parameters, parameters]`.
+      cross: X'y / m `[parameters]`.
+      learning_rate: the client's step size.
+      exact: False if they are right to first order only, and bound nothing.
+    """
+
+    second: np.ndarray
+    cross: np.ndarray
+    learning_rate: float
+    exact: bool = True
+
+    @property
+    def optimum(self) -> np.ndarray:
+        """theta* `[parameters]`; the shortest, if columns depend on each other."""
+        return np.linalg.lstsq(self.second, self.cross, rcond=None)[0]
+
+
+def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
+    """Decode X'X / m and X'y / m: `2 eta X'X / m = I - (I - W)^(1 / E)`, and eta by the intercept's
+    own entry, which is 1.
+
+    Args:
+      optimum: an identified one.
+      epochs: full-batch steps per round, E. For E > 1 the root needs `2 eta lambda_max(X'X / m) <
+        1`, which is more than stability asks for.
+
+    Raises:
+      ValueError: if the optimum is not identified, the root does not exist, or what is found are no
+        second moments.
+    """
+    _check.positive_integer(epochs=epochs)
+    if not optimum.identifiable:
+        raise ValueError(
+            f"optimum is not identified ({optimum.reason}); its moments are not determined"
+        )
+    gain = np.linalg.inv(optimum.inverse)
+    values, vectors = np.linalg.eigh((gain + gain.T) / 2)
+    if values.max() >= 1 and epochs > 1:
+        raise ValueError(
+            f"epochs={epochs}: the step is too long for a root of I - W (largest eigenvalue {values.max():.3g})"
+        )
+    steps = (vectors * (1 - (1 - values) ** (1 / epochs) if epochs > 1 else values)) @ vectors.T
+    if not (steps[-1, -1] > 0 and np.linalg.eigvalsh(steps)[0] > -ROUNDED * np.abs(values).max()):
+        raise ValueError(
+            f"optimum.inverse is of no full-batch steps of least squares; its moments would be {steps.tolist()}"
+        )
+    second = steps / steps[-1, -1]
+    return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))
+
+
+def structured_moments(
+    messages: Messages,
+    x: np.ndarray,
+    y: np.ndarray,
+    attribute: int,
+    learning_rate: float,
+    *,
+    steps: int = 1,
+) -> Moments:
+    """Decode the moments by what is known already: everything but one row of X'X / m and one number
+    of X'y / m.
+
+    With r_t = u_t / (2 eta), and p for the public columns (the intercept's among them), s for the
+    attribute,
+
+        r_t[p] = H_pp theta_t[p] + b theta_t[s] - X_p'y / m,     b = X_p's / m, r_t[s] =
+        b'theta_t[p] + rho theta_t[s] - q,              rho = s's / m = b[intercept],  q = s'y / m.
+
+    So two messages are enough, of a deterministic run too, where the generic decoder has nothing to
+    go by. Beyond Driouich 2022 and 2023.
+
+    Args:
+      messages: of a linear model whose client takes one full-batch step per round. With several
+        `steps` the equations hold to first order at the centre of the local path, theta_t + (K - 1)
+        / (2 K) (returned - theta_t).
+      x: public records `[records, features]`; the attribute's column may hold anything.
+      y: targets `[records]`.
+      attribute: its position among the features; 0 or 1 in every record.
+      learning_rate: the client's, eta.
+      steps: local steps per round, K.
+
+    Raises:
+      ValueError: if shapes do not fit, the attribute does not exist, or no message gives it any
+        weight.
+    """
+    received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
+    _check.positive_integer(steps=steps)
+    _check.finite(received=received, returned=returned)
+    received, returned = received.astype(np.float64), returned.astype(np.float64)
+    x, y, known = public_part(x, y, attribute, received.shape[1] - 1)
+    _check.positive(learning_rate=learning_rate)
+    public, at = np.c_[x, np.ones(len(x))], np.append(known, received.shape[1] - 1)
+    theta = path_centre(received, received - returned, steps)
+    slopes = (received - returned) / (2 * learning_rate * steps)
+    weight = theta[:, attribute]
+    if not (weight**2).sum() > 0:
+        raise ValueError(
+            f"attribute={attribute} has weight 0 in every message, which then tell nothing of it"
+        )
+    size = received.shape[1]
+    second, cross = np.zeros((size, size)), np.zeros(size)
+    second[np.ix_(at, at)], cross[at] = public.T @ public / len(x), public.T @ y / len(x)
+    missing = slopes[:, at] - theta[:, at] @ second[np.ix_(at, at)] + cross[at]
+    row = weight @ missing / (weight**2).sum()
+    second[attribute, at] = second[at, attribute] = row
+    second[attribute, attribute] = row[-1]
+    cross[attribute] = (theta @ second[attribute] - slopes[:, attribute]).mean()
+    return Moments(second, cross, float(learning_rate), exact=steps == 1)
+
+
+def public_part(
+    x: np.ndarray, y: np.ndarray, attribute: int, features: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Public columns `[records, features - 1]`, targets, and the columns' places. Raises
+    `ValueError` on what does not fit."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    _check.shape((None, features), x=x)
+    _check.shape((len(x),), y=y)
+    _check.index(features, "features", attribute=attribute)
+    known = np.delete(np.arange(features), attribute)
+    _check.finite(**{"x (but the attribute)": x[:, known], "y": y})
+    return x[:, known], y, known

@@ -1,0 +1,124 @@
+"""Membership inference (MIA) by the variance of gradients (Lyu 2021, section 3.3), where one column
+of the records is unknown.
+
+Threat model: an honest-but-curious server that sees a client's messages and holds records with
+their labels, of which some are the client's. The last layer's gradient varies little on records
+that the model has fitted, so the attack needs a client that has fitted its records.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attributes.candidate_decoding.candidates import candidate_records
+from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
+from jaxfl import Messages, Model
+from jaxfl.models import inputs_and_errors
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """The answer of a membership attack. Host arrays.
+
+    Attributes:
+      members: whether each record is judged a member `[records]`.
+      scores: the more, the likelier a member `[records]`.
+      candidates: whether each record with each value of the unknown column is judged a member
+        `[records, K]`, the unit in which the paper counts; None if records are judged as a whole.
+      status: 0, or 1 if the attack ended with numbers that are not finite: then scores are NaN and
+        nobody is a member.
+    """
+
+    members: np.ndarray
+    scores: np.ndarray
+    candidates: np.ndarray | None = None
+    status: int = 0
+
+
+def variance_mixture(
+    model: Model, messages: Messages, knowledge: Knowledge, *, seed: int = 0
+) -> Membership:
+    """Split candidates into members and others by a mixture of two Gaussians (Lyu 2021, section
+    3.3).
+
+    The mixture is fitted to log10 of the gradients' variance at the last returned model; members
+    are the component of the lower mean. The paper leaves scale and model open. Records are judged
+    by a second mixture, on the mean over candidates.
+
+    Args:
+      model: the model; its last layer must be a dense layer that it names.
+      messages: the client's messages; the last one is used.
+      knowledge: records that may or may not be the client's, labels known, one unknown column.
+      seed: of the mixture's five starts.
+
+    Raises:
+      ValueError: as `cos_matching`; if labels are unknown, columns are several, there is a single
+        record, or the model names no dense layers.
+    """
+    knowledge = check_knowledge(model, messages, knowledge)
+    check_one_column("variance_mixture", knowledge)
+    if len(knowledge.x) < 2:
+        raise ValueError("x has 1 record; a mixture of two needs at least 2")
+    last = jax.tree.map(lambda a: a[-1], messages.returned)
+    variance = gradient_variance(model, last, *candidate_records(model, knowledge))
+    return split_variances(np.asarray(variance), seed=seed)
+
+
+def split_variances(variance: np.ndarray, *, seed: int = 0) -> Membership:
+    """The mixture's part of `variance_mixture`, on variances `[records, K]`."""
+    variance = np.asarray(variance)
+    if not np.isfinite(variance).all():
+        return Membership(
+            np.zeros(len(variance), bool),
+            np.full(len(variance), np.nan),
+            np.zeros(variance.shape, bool),
+            1,
+        )
+    logarithm = np.log10(np.asarray(variance, np.float64) + 1e-12)
+    score = -logarithm.mean(1)
+    candidates = _lower_component(logarithm.reshape(-1), seed).reshape(logarithm.shape)
+    return Membership(members=_lower_component(-score, seed), scores=score, candidates=candidates)
+
+
+def _lower_component(values: np.ndarray, seed: int) -> np.ndarray:
+    from sklearn.mixture import GaussianMixture
+
+    mixture = GaussianMixture(2, n_init=5, random_state=seed).fit(values[:, None])
+    return mixture.predict(values[:, None]) == mixture.means_[:, 0].argmin()
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def gradient_variance(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """Variance over the entries of each candidate's own gradient by the last layer's kernel
+    `[records, K]`.
+
+    With h the layer's input and e the derivative of the loss by its output, the gradient is h e',
+    so nothing is differentiated but the loss: var = |h|^2 |e|^2 / n - (sum h sum e / n)^2 over its
+    n entries.
+
+    Args:
+      model: a model that names its dense layers (static).
+      params: where gradients are taken.
+      x: candidates `[records, K, features]`.
+      y: labels `[records, K]`.
+
+    Raises:
+      ValueError: if the model names no dense layers.
+    """
+    if model.layers is None:
+        raise ValueError(
+            "model.layers is None; the variance of the last layer's gradient needs a model that names its layers"
+        )
+    inputs, errors = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    name = model.layers.names[-1]
+    h, e = inputs[name], errors[name]
+    entries = h.shape[1] * e.shape[1]
+    mean = h.sum(1) * e.sum(1) / entries
+    variance = (h**2).sum(1) * (e**2).sum(1) / entries - mean**2
+    return jnp.maximum(variance, 0).reshape(y.shape)

@@ -1,0 +1,250 @@
+"""Which client holds a record (Driouich 2023, section 2.3; Hu et al. 2021).
+
+Threat model: a server that sees all clients' messages, and records with their labels, each of which
+some client holds. Ways to
+tell whose it is: the model under which its loss is least; the client for which that was so in most
+rounds; the client whose training lowered it most; or `decode_sources`, which reads the weight of
+every record out of the messages. Answers of either can be learned from, where clients' records are
+distributed apart: `by_discriminants`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attributes.candidate_decoding.candidates import candidate_gradients
+from attacks.path import at_path_centres
+from jaxfl import LocalTraining, Messages, Model, _check
+from jaxfl.models import check_records
+
+Array = jax.Array
+
+
+def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """Loss of every record `[records]`. Batch statistics, where the model uses any, are those of
+    these records."""
+    return model.loss(model.apply(params, x), y)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """The client whose model has the least loss on a record (Hu et al. 2021).
+
+    Args:
+      model: the model (static).
+      params: one model per client, leaves `[clients, ...]`: last returned, reconstructed or optimal
+        ones.
+      x: records `[records, ...]`.
+      y: their labels `[records]`.
+
+    Returns:
+      Places of the clients `[records]`, the first of several; -1 where a loss is not finite.
+    """
+    return _least(jax.lax.map(lambda p: losses(model, p, x, y), params))
+
+
+def _least(scores: Array) -> Array:
+    """Place of the least of `scores [clients, records]`, or -1 where one is not finite."""
+    return jnp.where(jnp.isfinite(scores).all(0), scores.argmin(0), -1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """Attributes:
+    sources: the client that had the least loss in most rounds `[records]`, ties to the first
+      (Driouich 2023, Appendix C.2); -1 if none ever had.
+    rounds: who had it in each `[rounds, records]`, as `least_loss` says.
+    """
+
+    sources: Array
+    rounds: Array
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote:
+    """`least_loss` in every observed round, and the majority.
+
+    Args:
+      model: the model (static).
+      returned: models the clients returned, leaves `[rounds, clients, ...]`.
+      x: records `[records, ...]`.
+      y: their labels `[records]`.
+    """
+    chosen = jax.lax.map(lambda params: least_loss(model, params, x, y), returned)
+    count = len(jax.tree.leaves(returned)[0][0])
+    votes = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(0)
+    return Vote(jnp.where(votes.any(1), votes.argmax(1), -1), chosen)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
+    """The client whose training lowered a record's loss most, above what it lowers on average: a
+    loss rule calibrated for how far clients train. All clients received the same models, so that a
+    record's loss before training names nobody.
+
+    Args:
+      model: the model (static).
+      returned: models the clients returned, leaves `[rounds, clients, ...]`.
+      x: records `[records, ...]`.
+      y: their labels `[records]`.
+
+    Returns:
+      Places of the clients `[records]`; -1 where a loss is not finite.
+    """
+    after = jax.lax.map(
+        lambda models: jax.lax.map(lambda p: losses(model, p, x, y), models), returned
+    ).mean(0)
+    return _least(after - after.mean(1, keepdims=True))
+
+
+def by_discriminants(sources: Array, x: Array) -> np.ndarray:
+    """Sources by linear discriminants learned from another attack's answers (self-training; beyond
+    Driouich 2023).
+
+    Where clients' records are distributed apart, a record's like outvote a wrong answer for it.
+    Where they are not, what the answers knew is lost. Fisher's discriminants, the common covariance
+    shrunk (Ledoit & Wolf 2004).
+
+    Args:
+      sources: places of clients as another attack names them `[records]`; -1 for none.
+      x: the records `[records, ...]`, many of every client, without their labels.
+
+    Returns:
+      Places of the clients `[records]`, without an answer too, of those that are named more than
+      once; or `sources`, if there are no two such clients.
+
+    Raises:
+      ValueError: if there is not one source per record, or records are not finite.
+    """
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    answers, features = np.asarray(sources), np.asarray(x, np.float64).reshape(len(x), -1)
+    if answers.shape != features.shape[:1]:
+        raise ValueError(
+            f"sources of shape {answers.shape} for {len(features)} records; give one each"
+        )
+    _check.finite(x=features)
+    clients, counts = np.unique(answers, return_counts=True)
+    classes = clients[(clients >= 0) & (counts > 1)]
+    if len(classes) < 2:
+        return answers
+    named = np.isin(answers, classes)
+    rule = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(
+        features[named], answers[named]
+    )
+    return rule.predict(features)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """Attributes:
+    sources: place of the client with the largest weight `[records]`, or -1 if the solution is not
+    finite.
+    weights: decoded weights times the client's number of records `[records, clients]`, near 1 for
+    its own.
+    """
+
+    sources: Array
+    weights: Array
+
+
+def decode_sources(
+    model: Model,
+    messages: Sequence[Messages],
+    sizes: Sequence[int],
+    x: Array,
+    y: Array,
+    *,
+    training: LocalTraining,
+    ridge: float | Array = 1e-4,
+) -> Sources:
+    """Weights of all records in all clients' updates, by ridge regression on the records'
+    gradients.
+
+    A client's update is the sum of its records' gradients with equal weights; any other record has
+    weight 0. All clients received the same model, so that one Gram matrix serves all. Beyond
+    Driouich 2023.
+
+    Args:
+      model: the model (static), whose operations mix no records.
+      messages: of every client, in the same rounds; one model for all.
+      sizes: number of records of every client.
+      x: records `[records, ...]`, best all that the clients hold.
+      y: their labels `[records]`.
+      training: the clients' recipe.
+      ridge: relative to the Gram matrix's mean diagonal.
+
+    Returns:
+      `Sources`. Memory is that of a few `[records, records]` matrices, time grows with the cube of
+      the records.
+
+    Raises:
+      ValueError: if clients differ in rounds, numbers do not fit, the records do not fit the model,
+        or the optimiser is no SGD.
+    """
+    rounds = [messages_.rounds.tolist() for messages_ in messages]
+    if not rounds or not rounds[0]:
+        raise ValueError(
+            f"messages of {len(rounds)} clients hold no rounds; give at least one of each client"
+        )
+    if len(messages) != len(sizes) or any(r != rounds[0] for r in rounds):
+        raise ValueError(
+            f"messages of {len(messages)} clients must be of the same rounds, and sizes={list(sizes)} one each"
+        )
+    _check.positive_integer(**{f"sizes[{c}]": size for c, size in enumerate(sizes)})
+    _check.plain_sgd(training.optimizer)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    first = jax.tree.map(lambda a: a[0], messages[0].received)
+    check_records(model, first, x, y)
+    _check.finite(x=x)
+    if model.classes is not None:
+        _check.labels(y, model.classes)
+    _check.positive(learning_rate=training.learning_rate)
+    _check.not_negative(ridge=ridge)
+    steps = [training.steps(size) for size in sizes]
+    centres = [at_path_centres(m, k).received for m, k in zip(messages, steps, strict=True)]
+    centre = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *centres)
+    rates = jnp.asarray([training.learning_rate * k for k in steps])
+    updates = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
+    )
+    return _decode_sources(
+        model, centre, updates, rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
+    )
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _decode_sources(
+    model: Model,
+    centres: Any,
+    updates: Any,
+    rates: Array,
+    sizes: Array,
+    x: Array,
+    y: Array,
+    ridge: Array,
+) -> Sources:
+    def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
+        centre, pulls = one
+        gram, project = candidate_gradients(model, centre, x[:, None], y[:, None])
+        right = jax.lax.map(project, pulls).T / rates  # [records, clients]
+        scale = 1 / jnp.trace(gram)  # rounds count alike: early ones would drown the others
+        return (total[0] + scale * gram, total[1] + scale * right), None
+
+    records, clients = len(x), len(rates)
+    with jax.default_matmul_precision("highest"):
+        start = jnp.zeros((records, records)), jnp.zeros((records, clients))
+        (gram, right), _ = jax.lax.scan(add, start, (centres, updates))
+        gram += ridge * jnp.trace(gram) / records * jnp.eye(records)
+        weights = (
+            jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(gram, lower=True), right) * sizes
+        )
+    failed = ~jnp.isfinite(weights).all()
+    return Sources(jnp.where(failed, -1, weights.argmax(1)), weights)

@@ -1,0 +1,1 @@
+"""Which clients have a property, seen through secure aggregation (property inference)."""

@@ -1,0 +1,436 @@
+"""Does an update have a property? One affine detector per round, from records like the clients'
+(Kerkouche 2023, section 5.2).
+
+Threat model: a server behind secure aggregation. It knows the model of every round, the clients'
+recipe and number of records,
+auxiliary records of their distribution, and what the property is: to hold a given record, or to
+misbehave in a given way.
+
+An affine feature of a sum is the sum of the features (Eq. 8), which is why detectors are affine:
+what `observe` makes of an aggregate is the sum of its participants' features. Three ways to train
+one:
+  `logistic`: on shadow updates with and without the property, by SGD, as published.
+  `lda`: Fisher's discriminant on shadow updates, in closed form, with shrinkage.
+  `first_order`: the same discriminant without shadows. A client's update is nearly the sum of its
+    records' gradients, so their covariance, and the gradient of what the property adds, say all; a
+    few shadow pairs calibrate it.
+Both shrink the covariance, of which updates fewer than parameters tell little, to one that is
+diagonal in eigenbases of layers. Half of the auxiliary records make directions, the other half
+calibrate. Between the rounds of one detector its class means follow the model to first order.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from attacks.properties.detector_training import DetectorTraining
+from attacks.properties.directions import discriminant, logistic, record_gradients, scaled
+from attacks.properties.observations import Observations
+from attacks.properties.shadows import (
+    Property,
+    first_order_updates,
+    shadow_updates,
+    slope,
+    target_loss,
+)
+from jaxfl import Aggregates, Behavior, LocalTraining, Model, _check
+from jaxfl.federated import strategy_here
+from jaxfl.models import check_records
+
+Array = jax.Array
+LEAST_VARIANCE = 1e-6
+"""Of a class's feature, relative to the other class's, so that it has a density."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Detectors:
+    """One affine feature per round, `direction . pseudo_gradient + offset`, positive for updates
+    with the property.
+
+    Attributes:
+      direction: `[rounds, parameters]`.
+      offset: `[rounds]`.
+      mean: of the feature without and with the property, on held-out shadows `[rounds, 2]`, and
+        moved from the round that the detector is trained for to the round that uses it.
+      variance: on held-out shadows `[rounds, 2]`.
+      correlation: of one client's features between rounds, estimated from the detectors so far
+        `[rounds]`.
+      calibrated_on: held-out pairs.
+      pool: number of disjoint clients that the calibrating records would make; shadows of all
+        rounds are drawn from these.
+      rate: fraction of clients that the adversary takes to have the property.
+      detector_number: which detector a round uses `[rounds]`; several may share one, and the error
+        of its calibration.
+    """
+
+    direction: Array
+    offset: Array
+    mean: Array
+    variance: Array
+    correlation: Array
+    calibrated_on: Array
+    pool: Array
+    rate: Array
+    detector_number: Array
+
+
+def train_detectors(
+    model: Model,
+    received: Any,
+    x: Array,
+    y: Array,
+    prop: Property,
+    key: Array,
+    *,
+    training: LocalTraining,
+    records: int,
+    settings: DetectorTraining | None = None,
+) -> Detectors:
+    """A detector for every observed round.
+
+    Args:
+      model: the model (static).
+      received: the model of each round, leaves `[rounds, ...]`.
+      x: auxiliary records `[auxiliary, ...]`; half of them make directions, the others calibrate.
+      y: their labels `[auxiliary]`.
+      prop: the property.
+      key: draws the halves and shadow clients.
+      training: the clients' recipe.
+      records: records per client (static).
+      settings: see `DetectorTraining`.
+
+    Raises:
+      ValueError: if the records do not fit the model, half of them are fewer than a client has, the
+        property is none, or a setting is out of range.
+    """
+    settings = settings or DetectorTraining()
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    _check.shape((len(x),), y=y)
+    check_records(model, jax.tree.map(lambda a: a[0], received), x, y)
+    _check.finite(x=x)
+    if model.classes is not None:
+        _check.labels(y, model.classes)
+    training.check(records)
+    if prop.target is not None:
+        _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
+    _check.fraction(rate=prop.rate)
+    if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
+        raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
+    settings.check()
+    _check.positive_integer(records=records)
+    if records > len(x) // 2:
+        raise ValueError(
+            f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many"
+        )
+    if settings.strategy is None:
+        settings = dataclasses.replace(settings, strategy=strategy_here())
+    return _train_detectors(model, received, x, y, prop, key, training, records, settings)
+
+
+def _check_target(
+    model: Model, params: Any, target: tuple[Array, Array], shape: tuple[int, ...]
+) -> None:
+    x, y = (jnp.asarray(a)[None] for a in target)
+    _check.shape((1, *shape), **{"prop.target[0]": x})
+    check_records(model, params, x, y, x_name="prop.target[0]", y_name="prop.target[1]")
+    _check.finite(**{"prop.target[0]": x})
+    if model.classes is not None:
+        _check.labels(y, model.classes, name="prop.target[1]")
+
+
+@functools.partial(jax.jit, static_argnames=("model", "records"))
+def _train_detectors(
+    model: Model,
+    received: Any,
+    x: Array,
+    y: Array,
+    prop: Property,
+    key: Array,
+    training: LocalTraining,
+    records: int,
+    settings: DetectorTraining,
+) -> Detectors:
+    half_key, repeated_key, fit_key, round_key, follow_key = jax.random.split(key, 5)
+    fitted, calibrating = halves(half_key, len(x))
+    repeated = _draw(repeated_key, calibrating, records, settings.repeated)
+    trainer = _Trainer(
+        model, x, y, fitted, calibrating, repeated, prop, training, records, settings
+    )
+    rounds = np.arange(len(jax.tree.leaves(received)[0]))
+    trained_for, number = rounds[:: settings.every], rounds // settings.every
+    models = jax.tree.map(lambda a: a[trained_for], received)
+    directions = None
+    if settings.kind == "first_order":
+        each = jax.lax.map(
+            lambda a: trainer.first_order(*a), (models, jax.random.split(fit_key, len(trained_for)))
+        )
+        back = np.subtract.outer(np.arange(len(trained_for)), np.arange(len(trained_for)))
+        near = (back >= 0) & (back < settings.averaged)
+        with jax.default_matmul_precision("highest"):
+            directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ each
+    of_trained = models, jax.random.split(round_key, len(trained_for)), directions
+    found = jax.lax.map(lambda a: trainer.detector(*a), of_trained)
+    direction, offset, mean, variance, step = (a[number] for a in found[:-1])
+    if settings.every > 1:
+        # Rounds of one detector share records and dropout, so that what these do to its means
+        # cancels.
+        keys = jax.random.split(follow_key, len(trained_for))[number]
+        means = jax.lax.map(lambda a: trainer.expected(*a), (received, direction, keys))
+        # One step for a block: only roughly true where gradients are clipped, which fixes the
+        # update and not its multiple.
+        moved = step[:, None] * (means - means[trained_for][number])
+        # The threshold moves with the means' middle.
+        mean, offset = mean + moved - moved.mean(1, keepdims=True), offset - moved.mean(1)
+    return Detectors(
+        direction=direction,
+        offset=offset,
+        mean=mean,
+        variance=variance,
+        correlation=repeat_correlation(found.again)[number],
+        calibrated_on=jnp.asarray(settings.calibrating()),
+        pool=jnp.asarray(len(calibrating) / records),
+        rate=jnp.asarray(prop.rate, mean.dtype),
+        detector_number=jnp.asarray(number),
+    )
+
+
+class _Found(NamedTuple):
+    """A detector, its feature's law on held-out shadows, the `step` that updates are of their mean
+    gradient, and the repeated shadows' features, standardised."""
+
+    direction: Array
+    offset: Array
+    mean: Array
+    variance: Array
+    step: Array
+    again: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trainer:
+    """What detectors of all rounds are made of: see `train_detectors` and `halves`."""
+
+    model: Model
+    x: Array
+    y: Array
+    fitted: Array
+    calibrating: Array
+    repeated: Array
+    prop: Property
+    training: LocalTraining
+    records: int
+    settings: DetectorTraining
+
+    def first_order(self, params: Any, key: Array) -> Array:
+        """Fisher's direction from gradients of records, of unit deviation on them."""
+        order_key, mask_key, target_key = jax.random.split(key, 3)
+        chosen = jax.random.permutation(order_key, self.fitted)[: self.settings.gradients]
+        with jax.default_matmul_precision("highest"):
+            gradients = record_gradients(
+                self.model, params, self.x[chosen], self.y[chosen], mask_key
+            )
+            mean, loss = gradients.mean(0), self._target_loss(target_key)
+            target = None if loss is None else ravel_pytree(jax.grad(loss)(params))[0]
+            without, with_ = first_order_updates(mean, target, self.prop, self.records)
+            direction = discriminant(
+                gradients - mean, with_ - without, params, self.settings.shrinkage
+            )
+            return direction / ((gradients - mean) @ direction).std()
+
+    def detector(self, params: Any, key: Array, first_order: Array | None) -> _Found:
+        """One round's, from the direction that gradients gave or else from shadows, calibrated."""
+        settings, held = self.settings, self.settings.calibrating()
+        draw_key, other_key, pairs_key, again_key, fit_key, step_key = jax.random.split(key, 6)
+        rows = self._rows(draw_key)
+        other = rows, pairs_key
+        # Pairs share records and dropout but for the property, except where the published detector
+        # draws both sides afresh.
+        if settings.kind == "logistic":
+            set_key, other_key = jax.random.split(other_key)
+            other = self._rows(set_key), other_key
+        *sides, repeated = self._shadows(
+            params, (rows, pairs_key), other, (self.repeated, again_key)
+        )
+        trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
+        with jax.default_matmul_precision("highest"):
+            if first_order is not None:
+                direction, offset = scaled(first_order, held_out)
+            elif settings.kind == "lda":
+                means = [side.mean(0) for side in trained]
+                pairs = jnp.stack(
+                    [side - mean for side, mean in zip(trained, means, strict=True)], axis=1
+                )
+                centred = pairs.reshape(-1, pairs.shape[-1])
+                found = discriminant(centred, means[1] - means[0], params, settings.shrinkage)
+                direction, offset = scaled(found, held_out)
+            else:
+                direction, offset = logistic(
+                    trained,
+                    held_out,
+                    fit_key,
+                    epochs=settings.epochs,
+                    batch_size=settings.batch_size,
+                    learning_rate=settings.learning_rate,
+                )
+            features = [side @ direction + offset for side in held_out]
+            mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
+            variance = jnp.maximum(
+                variance, LEAST_VARIANCE * variance.max()
+            )  # a free-rider's feature is a constant
+            again = (repeated @ direction + offset - mean[0]) / jnp.sqrt(variance[0])
+        step = self._step(params, sides[0], rows, step_key) if settings.every > 1 else jnp.ones(())
+        return _Found(direction, offset, mean, variance, step, again)
+
+    def expected(self, params: Any, direction: Array, key: Array) -> Array:
+        """Means without and with the property of the feature of an update along its mean gradient,
+        to first order `[2]`."""
+        order_key, mask_key, target_key = jax.random.split(key, 3)
+        chosen = jax.random.permutation(order_key, self.calibrating)[: self.settings.followed]
+        with jax.default_matmul_precision("highest"):
+            mean = self._slope(params, direction, chosen, mask_key)
+            loss = self._target_loss(target_key)
+            target = (
+                None
+                if loss is None
+                else jax.jvp(loss, (params,), (ravel_pytree(params)[1](direction),))[1]
+            )
+        return jnp.stack(first_order_updates(mean, target, self.prop, self.records))
+
+    def _rows(self, key: Array) -> Array:
+        """Records of shadow clients `[pairs, records]`: first those that calibrate."""
+        calibrate_key, train_key = jax.random.split(key)
+        held = self.settings.calibrating()
+        calibrating = _draw(calibrate_key, self.calibrating, self.records, held)
+        return jnp.concatenate(
+            [calibrating, _draw(train_key, self.fitted, self.records, self.settings.pairs - held)]
+        )
+
+    def _shadows(self, params: Any, *sets: tuple[Array, Array]) -> list[Array]:
+        """Updates of sets of shadow clients, rows and key of each; the second set has the property.
+        One program for all."""
+        sizes = [len(rows) for rows, _ in sets]
+        rows = jnp.concatenate([rows for rows, _ in sets])
+        keys = jnp.concatenate([jax.random.split(key, len(rows)) for rows, key in sets])
+        found = shadow_updates(
+            self.model,
+            params,
+            rows,
+            jnp.asarray(np.repeat([i == 1 for i in range(len(sets))], sizes)),
+            keys,
+            self.prop,
+            x=self.x,
+            y=self.y,
+            training=self.training,
+            strategy=self.settings.strategy,
+        )
+        return jnp.split(found, np.cumsum(sizes)[:-1])
+
+    def _step(self, params: Any, updates: Array, rows: Array, key: Array) -> Array:
+        """What multiple of the mean gradient honest updates are on average `[]`; the same is taken
+        of those with the property.
+
+        Halves of the shadows, each along the other's mean: so that noise of their own is not taken
+        for length.
+        """
+        half = len(rows) // 2
+        means = jnp.stack([updates[:half].mean(0), updates[half : 2 * half].mean(0)])
+        others = rows[: 2 * half].reshape(2, half, -1)[::-1]
+        with jax.default_matmul_precision("highest"):
+            along = jax.lax.map(
+                lambda a: self._slope(params, *a), (means, others, jax.random.split(key))
+            ).sum()
+            return jnp.where(along > 0, 2 * jnp.maximum(means[0] @ means[1], 0) / along, 0)
+
+    def _slope(self, params: Any, direction: Array, rows: Array, key: Array) -> Array:
+        return slope(self.model, params, direction, self.x[rows.ravel()], self.y[rows.ravel()], key)
+
+    def _target_loss(self, key: Array) -> Callable[[Any], Array] | None:
+        if self.prop.target is None:
+            return None
+        return functools.partial(
+            target_loss, self.model, target=self.prop.target, key=key, masks=self.settings.masks
+        )
+
+
+def halves(key: Array, count: int) -> tuple[Array, Array]:
+    """Rows that make directions, and rows that calibrate them: a direction suits the records that
+    it is made of better than the clients'."""
+    fitted, calibrating = jnp.split(jax.random.permutation(key, count), [count // 2])
+    return fitted, calibrating
+
+
+def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
+    """Sets of rows `[sets, size]`, without repetition in a set."""
+    keys = jax.random.split(key, sets)
+    return rows[
+        jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape), size)[1], keys)
+    ]
+
+
+def repeat_correlation(features: Array) -> Array:
+    """Correlation between rounds of the same clients' features, as estimated after each round
+    `[rounds]`; in [0, 0.95].
+
+    Products over squares of the same few clients, so that one unusual client does not decide. One
+    round tells none: 0; the next estimates rest on few products, and are rough.
+
+    Args:
+      features: centred and of one scale `[rounds, clients]`.
+    """
+    squares = jnp.cumsum((features**2).sum(1))
+    products = (jnp.cumsum(features, 0) ** 2).sum(1) - squares
+    return (
+        jnp.clip(products / (jnp.maximum(jnp.arange(len(features)), 1) * squares), 0, 0.95)
+        .at[0]
+        .set(0)
+    )
+
+
+def overlap(mean: Array, variance: Array) -> np.ndarray:
+    """Common area of the two classes' normal densities `[rounds]`, the paper's OVL, from `mean
+    [rounds, 2]` and `variance [rounds, 2]`, positive. Host code."""
+    classes = (
+        map(NormalDist, m, d)
+        for m, d in zip(np.asarray(mean).tolist(), np.sqrt(variance).tolist(), strict=True)
+    )
+    return np.asarray([without.overlap(with_) for without, with_ in classes])
+
+
+def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
+    """Features of the aggregates: of every round, the sum of its participants' (Kerkouche 2023, Eq.
+    8).
+
+    Raises:
+      ValueError: if rounds or parameters do not fit.
+    """
+    sums = jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.pseudo_gradient)
+    _check.shape(sums.shape, **{"detectors.direction": detectors.direction})
+    participation = jnp.asarray(aggregates.participation, sums.dtype)
+    with jax.default_matmul_precision("highest"):
+        features = (sums * detectors.direction).sum(1) + participation.sum(1) * detectors.offset
+        # What every round's detector makes of every round's aggregate, without offsets: for
+        # gradient disaggregation.
+        cross = sums @ detectors.direction.T
+    return Observations(
+        features=features,
+        participation=participation,
+        mean=detectors.mean,
+        variance=detectors.variance,
+        correlation=detectors.correlation,
+        calibrated_on=detectors.calibrated_on,
+        pool=detectors.pool,
+        cross=cross,
+        offset=detectors.offset,
+        rate=detectors.rate,
+        detector_number=detectors.detector_number,
+        rounds=aggregates.rounds,
+        cohort=aggregates.cohort,
+    )

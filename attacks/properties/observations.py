@@ -1,0 +1,194 @@
+"""Clients' features, or gradients, out of sums (Kerkouche 2023, sections 4 and 5.1; Lam et al.
+2021).
+
+What the server sees of a round is the sum over its participants. Over many rounds with different
+participants these sums are a linear system in what each client contributes, `b = A x + e`. All
+functions answer for several numbers of observed rounds at once: the rounds before each entry of
+`seen`.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Observations:
+    """Features of the observed aggregates, and what is known of such features
+    (`attacks.properties.detectors.observe`).
+
+    Attributes:
+      features: sum of the participants' features `[rounds]`, the paper's b.
+      participation: 1 (or True) for who took part `[rounds, clients]`, the paper's A.
+      mean: of one client's feature, without and with the property `[rounds, 2]`.
+      variance: likewise `[rounds, 2]`.
+      correlation: of one client's features between rounds, as estimated after each `[rounds]`;
+        decoders use the last.
+      calibrated_on: shadow pairs behind `mean` and `variance` `[]`.
+      pool: number of disjoint clients that the calibrating records would make; shadows of all
+        rounds are drawn from these `[]`.
+      cross: round j's detector, without offset, on round i's aggregate `[rounds i, rounds j]`.
+      offset: of the detectors `[rounds]`.
+      rate: fraction of clients that the adversary takes to have the property `[]`.
+      detector_number: which detector a round's feature is by; several rounds may share one
+        `[rounds]`.
+      rounds: 0-based round numbers `[rounds]`.
+      cohort: no round has more participants; None if that is not known (static).
+    """
+
+    features: Array
+    participation: Array
+    mean: Array
+    variance: Array
+    correlation: Array
+    calibrated_on: Array
+    pool: Array
+    cross: Array
+    offset: Array
+    rate: Array
+    detector_number: Array
+    rounds: Array
+    cohort: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+def prefix(rounds: int, seen: Array) -> Array:
+    """Which of the rounds are before `seen []`: `[rounds]`."""
+    return jnp.arange(rounds) < seen
+
+
+def until(observations: Observations, seen: Array) -> Observations:
+    """The first rounds alone: in the others nobody takes part, and what was observed there, be it
+    NaN, is gone; the correlation is the one estimated after the last that is kept. Participation
+    gets the dtype of the features.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are kept `[]`.
+    """
+    inside = prefix(len(observations.features), seen)
+
+    def kept(values: Array, otherwise: float = 0.0) -> Array:
+        mask = inside.reshape(-1, *[1] * (jnp.ndim(values) - 1))
+        return jnp.where(mask, jnp.asarray(values, observations.features.dtype), otherwise)
+
+    return dataclasses.replace(
+        observations,
+        features=kept(observations.features),
+        participation=kept(observations.participation),
+        mean=kept(observations.mean),
+        variance=kept(observations.variance, 1.0),
+        correlation=jnp.where(
+            inside,
+            observations.correlation,
+            jnp.where(seen > 0, observations.correlation[seen - 1], 0),
+        ),
+        cross=kept(kept(observations.cross).T).T,
+        offset=kept(observations.offset),
+    )
+
+
+@jax.jit
+def least_squares(observations: Observations, seen: Array) -> Array:
+    """OLS (Kerkouche 2023, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest
+    of several solutions.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+    """
+
+    def one(t: Array) -> Array:
+        known = until(observations, t)
+        return jnp.linalg.pinv(known.participation) @ known.features
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(jnp.asarray(seen))
+
+
+@jax.jit
+def ridge(
+    observations: Observations, seen: Array, weights: Array, penalty: float | Array = 5.0
+) -> Array:
+    """REG (Kerkouche 2023, Eq. 10): weighted least squares with a penalty on the squares
+    `[prefixes, clients]`.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+      weights: of the rounds `[rounds]`; the paper's are 1 - OVL.
+      penalty: the paper's lambda.
+    """
+
+    def one(t: Array) -> Array:
+        known = until(observations, t)
+        a, w = known.participation, jnp.where(prefix(len(weights), t), weights, 0)
+        normal = (a.T * w) @ a + penalty * jnp.eye(a.shape[1], dtype=a.dtype)
+        return jax.scipy.linalg.solve(normal, (a.T * w) @ known.features, assume_a="pos")
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(jnp.asarray(seen))
+
+
+@jax.jit
+def gradient_votes(observations: Observations, seen: Array) -> Array:
+    """BASELINE (Lam et al. 2021; Kerkouche 2023, Eq. 6): clients' gradients by least squares, then
+    for each client the fraction of the seen rounds' detectors that find the property in its
+    gradient `[prefixes, clients]`.
+
+    Gradients are never written out: detectors are affine, so features of the aggregates are enough.
+
+    Args:
+      observations: see there.
+      seen: how many rounds are used `[prefixes]`.
+    """
+
+    def one(t: Array) -> Array:
+        known = until(observations, t)
+        inside = prefix(len(known.features), t)
+        features = jnp.linalg.pinv(known.participation) @ known.cross + known.offset
+        return ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(jnp.asarray(seen))
+
+
+class Identifiability(NamedTuple):
+    """Attributes:
+    rank: of the participation matrix `[prefixes]`.
+    resolved: whether a client's contribution is determined by the sums at all `[prefixes,
+    clients]`.
+    variance: of its least-squares estimate, in units of one sum's `[prefixes, clients]`; infinite
+    where not resolved.
+    """
+
+    rank: Array
+    resolved: Array
+    variance: Array
+
+
+@jax.jit
+def identifiability(
+    participation: Array, seen: Array, tolerance: float | Array = 1e-3
+) -> Identifiability:
+    """What the participation matrix `[rounds, clients]` lets anyone tell apart, whatever the
+    method.
+
+    Clients that only ever take part together (fixed cohorts: So et al. 2023) cannot be resolved.
+    """
+    participation = jnp.asarray(participation, jnp.result_type(float))
+
+    def one(t: Array) -> tuple[Array, Array, Array]:
+        inside = participation * prefix(len(participation), t)[:, None]
+        inverse = jnp.linalg.pinv(inside)
+        own = jnp.diag(inverse @ inside)
+        resolved = own > 1 - tolerance
+        variance = jnp.where(resolved, (inverse**2).sum(1), jnp.inf)
+        return jnp.round(own.sum()).astype(int), resolved, variance
+
+    with jax.default_matmul_precision("highest"):
+        return Identifiability(*jax.vmap(one)(jnp.asarray(seen)))

@@ -1,0 +1,266 @@
+"""PROLIN: which clients have a property, by the paper's relaxed maximum likelihood (Kerkouche 2023,
+5.2.4 and appendix A).
+
+Threat model: as in `attacks.properties.detectors`. Unknown are everyone's feature in every round he
+took part in, and p, the probability that he has the property. Features of those who did not take
+part appear in no loss.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.properties.observations import Observations, prefix, ridge, until
+from jaxfl import _check
+
+Array = jax.Array
+Objective = Literal["paper", "code"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prolin:
+    """Settings of `prolin`.
+
+    Attributes:
+      objective: "paper", a client's features are all of one law or all of the other, log
+        likelihood; or "code", the authors': every feature is a mixture of its own, log(1 + density)
+        (static).
+      penalty: of the ridge estimate that the second constraint refers to, the paper's lambda.
+      learning_rate: of MTAdam.
+      iterations: at most (static).
+      patience: it stops after so many iterations without progress (static).
+    """
+
+    objective: Objective = dataclasses.field(default="code", metadata={"static": True})
+    penalty: float | Array = 5.0
+    learning_rate: float | Array = 1e-3
+    iterations: int = dataclasses.field(default=200_000, metadata={"static": True})
+    patience: int = dataclasses.field(default=100, metadata={"static": True})
+
+
+class ProlinAnswer(NamedTuple):
+    """Attributes:
+    p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite, or
+      more clients took part in a round than `Observations.cohort`.
+    iterations: used `[prefixes]`.
+    losses: L1, L2, L3 at the answer `[prefixes, 3]`.
+    """
+
+    p: Array
+    iterations: Array
+    losses: Array
+
+
+def prolin(
+    observations: Observations,
+    seen: Array,
+    weights: Array,
+    key: Array,
+    settings: Prolin | None = None,
+) -> ProlinAnswer:
+    """Everyone's features and p, by three balanced losses.
+
+    L1 is minus the likelihood of features x and p; L2 asks that a round's features add up to what
+    was seen; L3 that a client's mean feature is the ridge estimate's. MTAdam (Malkiel, Wolf 2021)
+    scales their gradients to a common norm.
+
+    Args:
+      observations: see there. Time and memory grow with its `cohort`, or with the number of clients
+        if that is None.
+      seen: how many rounds are used `[prefixes]`.
+      weights: of the rounds `[rounds]`, 1 - OVL.
+      key: where x and p start, uniform in [0, 1].
+      settings: see `Prolin`.
+
+    Raises:
+      ValueError: if the objective is unknown, `observations.cohort` exceeds the clients, or more
+        clients than that took part in a round (where participation is traced, p is NaN instead).
+    """
+    settings = settings or Prolin()
+    _check.one_of(get_args(Objective), objective=settings.objective)
+    _check_cohort(observations)
+    return _prolin(observations, jnp.asarray(seen), weights, key, settings)
+
+
+def _check_cohort(observations: Observations) -> None:
+    cohort, clients = observations.cohort, observations.participation.shape[1]
+    if cohort is None:
+        return
+    _check.positive_integer(cohort=cohort)
+    least = (
+        1
+        if _check.is_traced(observations.participation)
+        else int(np.asarray(observations.participation).sum(1).max())
+    )
+    if not least <= cohort <= clients:
+        raise ValueError(
+            f"cohort={cohort} must lie between the {least} who took part in one round and the {clients} clients"
+        )
+
+
+@jax.jit
+def _prolin(
+    observations: Observations, seen: Array, weights: Array, key: Array, settings: Prolin
+) -> ProlinAnswer:
+    targets = ridge(observations, seen, weights, settings.penalty)
+    participation = observations.participation
+
+    def one(arguments: tuple[Array, Array, Array]) -> ProlinAnswer:
+        t, targets, key = arguments
+        known = until(observations, t)
+        there, who = jax.lax.top_k(
+            known.participation, observations.cohort or participation.shape[1]
+        )
+        counted = jnp.where(prefix(len(weights), t), weights, 0)
+        rounds = _Rounds(who, there, known.features, known.mean, known.variance, counted, targets)
+        x_key, p_key = jax.random.split(key)
+        x = jax.random.uniform(x_key, participation.shape, known.features.dtype)
+        x = jnp.where((there.sum(1) == known.participation.sum(1)).all(), x, jnp.nan)
+        p = jax.random.uniform(p_key, participation.shape[1:], known.features.dtype)
+        return _descend(rounds, (jnp.take_along_axis(x, who, 1), p), settings)
+
+    return jax.lax.map(one, (seen, targets, jax.random.split(key, len(seen))))
+
+
+class _Rounds(NamedTuple):
+    """What losses are made of.
+
+    Attributes:
+      who: clients that take part `[rounds, cohort]`.
+      there: 1, or 0 where there are fewer `[rounds, cohort]`.
+      sums: of features `[rounds]`.
+      mean, variance: of features without and with the property `[rounds, 2]`.
+      weights: of the rounds `[rounds]`.
+      targets: mean feature of each client `[clients]`.
+    """
+
+    who: Array
+    there: Array
+    sums: Array
+    mean: Array
+    variance: Array
+    weights: Array
+    targets: Array
+
+    def of_clients(self, features: Array) -> Array:
+        """Sums `[clients]` of features `[rounds, cohort]`."""
+        return jnp.zeros_like(self.targets).at[self.who].add(features)
+
+    def log_density(self, x: Array, law: int) -> Array:
+        """Of features `[rounds, cohort]`, without (0) or with (1) the property."""
+        return jax.scipy.stats.norm.logpdf(
+            x, self.mean[:, law, None], jnp.sqrt(self.variance[:, law, None])
+        )
+
+
+def _likelihood_loss(x: Array, p: Array, rounds: _Rounds, objective: Objective) -> Array:
+    without, with_ = rounds.log_density(x, 0), rounds.log_density(x, 1)
+    if objective == "code":
+        each = p[rounds.who]
+        return -jnp.log1p(
+            rounds.there * (each * jnp.exp(with_) + (1 - each) * jnp.exp(without))
+        ).sum()
+    mixed = [
+        jnp.log(q + 1e-12) + rounds.of_clients(rounds.there * law)
+        for q, law in ((p, with_), (1 - p, without))
+    ]
+    return -jnp.logaddexp(*mixed).sum()
+
+
+def _sum_loss(x: Array, rounds: _Rounds) -> Array:
+    return (rounds.weights * (rounds.sums - (rounds.there * x).sum(1)) ** 2).sum()
+
+
+def _mean_loss(x: Array, rounds: _Rounds) -> Array:
+    return (rounds.of_clients(rounds.there * (x - rounds.targets[rounds.who])) ** 2).sum()
+
+
+def _losses(
+    free: tuple[Array, Array], rounds: _Rounds, objective: Objective
+) -> tuple[Array, tuple[Array, Array]]:
+    """L1, L2, L3 `[3]`, and their gradients `[3, ...]` for features and p, which is in the first
+    alone."""
+    x, p = free
+    first, (x_first, p_first) = jax.value_and_grad(_likelihood_loss, (0, 1))(
+        x, p, rounds, objective
+    )
+    second, x_second = jax.value_and_grad(_sum_loss)(x, rounds)
+    third, x_third = jax.value_and_grad(_mean_loss)(x, rounds)
+    none = jnp.zeros_like(p)
+    return jnp.stack([first, second, third]), (
+        jnp.stack([x_first, x_second, x_third]),
+        jnp.stack([p_first, none, none]),
+    )
+
+
+class _State(NamedTuple):
+    free: tuple[Array, Array]
+    moments: tuple[Any, ...]
+    step: Array
+    idle: Array
+    least: Array
+    best: Array
+    losses: Array
+
+
+def _descend(rounds: _Rounds, free: tuple[Array, Array], settings: Prolin) -> ProlinAnswer:
+    """From features and p `free` until there is no progress; p where the sum of losses was least."""
+
+    def go_on(state: _State) -> Array:
+        return (state.step < settings.iterations) & (state.idle < settings.patience)
+
+    def step(state: _State) -> _State:
+        now, slopes = _losses(state.free, rounds, settings.objective)
+        total = now.sum()
+        better = total < state.least - 1e-5
+        # A loss that is not finite yet (features far from both laws) pulls nowhere.
+        slopes = jax.tree.map(lambda g: jnp.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0), slopes)
+        (x, x_moments), (p, p_moments) = (
+            _mtadam(u, g, m, state.step + 1, settings.learning_rate)
+            for u, g, m in zip(state.free, slopes, state.moments, strict=True)
+        )
+        return _State(
+            free=(x, jnp.clip(p, 0, 1)),
+            moments=(x_moments, p_moments),
+            step=state.step + 1,
+            idle=jnp.where(better, 0, state.idle + 1),
+            least=jnp.where(better, total, state.least),
+            best=jnp.where(better, state.free[1], state.best),
+            losses=jnp.where(better, now, state.losses),
+        )
+
+    zero = jnp.zeros(3, rounds.sums.dtype)
+    start = _State(
+        free=free,
+        moments=tuple((zero, *[jnp.zeros((3, *u.shape), u.dtype)] * 2) for u in free),
+        step=jnp.asarray(0),
+        idle=jnp.asarray(0),
+        least=jnp.asarray(jnp.inf, zero.dtype),
+        best=jnp.full_like(free[1], jnp.nan),
+        losses=zero,
+    )
+    end = jax.lax.while_loop(go_on, step, start)
+    return ProlinAnswer(end.best, end.step, end.losses)
+
+
+def _mtadam(
+    u: Array, slopes: Array, moments: Any, step: Array, rate: float | Array
+) -> tuple[Array, Any]:
+    """One step of MTAdam for one array, from the three losses' gradients `[3, ...]`: each is scaled
+    to the first one's running norm, has moments of its own, and all are divided by the largest of
+    their deviations."""
+    norms, first, second = moments
+    wide = (-1, *[1] * u.ndim)
+    size = jnp.sqrt((slopes**2).sum(tuple(range(1, slopes.ndim))))
+    norms = jnp.where(step == 1, size, 0.9 * norms + 0.1 * size)
+    large = norms > 1e-10
+    anchor = norms[jnp.argmax(large)]
+    slopes *= jnp.where(large, anchor / jnp.where(large, norms, 1), 1).reshape(wide)
+    first = 0.9 * first + 0.1 * slopes
+    second = 0.999 * second + 0.001 * slopes**2
+    deviation = jnp.sqrt(second / (1 - 0.999**step)).max(0) + 1e-8
+    return u - rate * first.sum(0) / (1 - 0.9**step) / deviation, (norms, first, second)

@@ -1,0 +1,2 @@
+"""What is a user's: which anonymous updates (linkability), and how its records look (user-level
+inversion)."""

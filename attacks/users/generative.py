@@ -1,0 +1,451 @@
+"""mGAN-AI (Song 2020, sections V and VII-C): a generator of one client's data, trained beside
+federated learning.
+
+Threat model: the server. The passive attack only looks: it takes every client's updates, and
+records of its own that are like the clients' (its test set). The active attack isolates the victim,
+who shares its model with the discriminator from then on.
+
+As printed, the paper's losses train the discriminator the wrong way and leave the generator without
+a gradient for identity (Eq. 4 and 5): here all are cross-entropies, generated images are judged by
+the identity they were made for, and the generator takes the loss that does not saturate. Even so
+the generator meets the discriminator's idea of the victim by details that mean nothing: with an
+adversarial identity (`adversarial_identity_weight`, beyond the paper) the discriminator also learns
+that what is generated for the victim is not the victim's.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from attacks.users.generators import NOISE, Generator, generate, generator
+from jaxfl import ClientData, Messages, Model, Server, ServerState, _check, isolating_server
+from jaxfl.models import Trunk, zero_rows
+
+Array = jax.Array
+MOMENTUM = 0.5
+"""Of Adam's first moment (Song 2020, section VII-A)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Adversarial:
+    """Settings of the generative attacks. The paper gives Adam's rate and momentum, and that the
+    discriminator's epochs grow.
+
+    Attributes:
+      width: of the generator (static).
+      batch_size: images per step of the discriminator (static); the generator takes twice as many.
+      learning_rate: of both Adams.
+      growth: rounds after which the discriminator gets one epoch more, from 1 on.
+      most_epochs: it never gets more than so many.
+      category_weight: of the cross-entropy of the adversary's own records in the discriminator's
+        loss, besides what it gets by taking over the shared model; the paper has none (0).
+      adversarial_identity_weight: of the cross-entropy that takes images generated for the victim
+        for somebody else's, in the discriminator's loss of the passive attack; the others have no
+        identity. The paper has none (0).
+    """
+
+    width: int = dataclasses.field(default=384, metadata={"static": True})
+    batch_size: int = dataclasses.field(default=100, metadata={"static": True})
+    learning_rate: float | Array = 2e-4
+    growth: int | Array = 10
+    most_epochs: int | Array = 10
+    category_weight: float | Array = 0.0
+    adversarial_identity_weight: float | Array = 0.0
+
+    def check(self, auxiliary: int | None) -> None:
+        """Raise `ValueError` on settings that do not go with so many records; None if there are
+        none."""
+        _check.positive_integer(width=self.width, batch_size=self.batch_size)
+        _check.finite(learning_rate=self.learning_rate, category_weight=self.category_weight)
+        _check.finite(adversarial_identity_weight=self.adversarial_identity_weight)
+        for name in ("growth", "most_epochs"):
+            if not _check.is_traced(getattr(self, name)):
+                _check.positive_integer(**{name: getattr(self, name)})
+        if self.width % 8 or self.batch_size % 2:
+            raise ValueError(
+                f"width={self.width} must be a multiple of 8, batch_size={self.batch_size} even: both are halved"
+            )
+        if auxiliary is not None and self.batch_size > auxiliary:
+            raise ValueError(
+                f"batch_size={self.batch_size} is larger than the {auxiliary} auxiliary records"
+            )
+
+
+class Networks(NamedTuple):
+    """Attributes:
+    shared: the classifier, whose trunk all of the discriminator's outputs share.
+    real, identity: their last layers, `kernel`, `bias`.
+    generator: parameters of the generator.
+    """
+
+    shared: Any
+    real: Any
+    identity: Any
+    generator: Any
+
+
+class State(NamedTuple):
+    """Attributes:
+    networks: the networks.
+    discriminator, generator: states of their optimisers.
+    """
+
+    networks: Networks
+    discriminator: Any
+    generator: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Game:
+    """What an adversary plays with.
+
+    Attributes:
+      model: the shared classifier, with a trunk (static).
+      make: the generator's module (static).
+      x, y: the adversary's own records `[auxiliary, ...]`, in [-1, 1].
+      categories: how often the generator is asked for each class `[classes]`, summing to 1.
+      settings: see `Adversarial`.
+    """
+
+    model: Model = dataclasses.field(metadata={"static": True})
+    make: Generator = dataclasses.field(metadata={"static": True})
+    x: Array
+    y: Array
+    categories: Array
+    settings: Adversarial
+
+
+@jax.jit
+def begin(game: Game, shared: Any, key: Array) -> State:
+    """Fresh networks around a shared model."""
+    keys = jax.random.split(key, 3)
+    width = shared[_trunk(game.model).head]["kernel"].shape[0]
+    real, identity = (nn.Dense(1).init(k, jnp.zeros((1, width)))["params"] for k in keys[:2])
+    made = game.make.init(keys[2], jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
+    networks = Networks(shared, real, identity, made)
+    adam = game_optimizer(game.settings)
+    return State(networks, adam.init(_discriminator(networks)), adam.init(made))
+
+
+def game_optimizer(settings: Adversarial) -> optax.GradientTransformation:
+    """Adam as the paper has it."""
+    return optax.adam(settings.learning_rate, b1=MOMENTUM)
+
+
+def _discriminator(networks: Networks) -> tuple[Any, Any, Any]:
+    return networks.shared, networks.real, networks.identity
+
+
+def _trunk(model: Model) -> Trunk:
+    if model.trunk is None:
+        raise ValueError(
+            "generative attacks need a model that names its trunk (see jaxfl.trunk_cnn)"
+        )
+    return model.trunk
+
+
+class Judged(NamedTuple):
+    """Attributes:
+    real, identity: logits `[batch]` of being no fake, and of being the victim's.
+    classes: logits `[batch, classes]`.
+    """
+
+    real: Array
+    identity: Array
+    classes: Array
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def judge(model: Model, shared: Any, real: Any, identity: Any, x: Array) -> Judged:
+    """What the discriminator says of images `[batch, ...]`; networks as in `Networks`."""
+    trunk = _trunk(model)
+    features = trunk.features(shared, x).reshape(len(x), -1)
+
+    def last(head: Any) -> Array:
+        return features @ head["kernel"] + head["bias"]
+
+    return Judged(last(real)[:, 0], last(identity)[:, 0], last(shared[trunk.head]))
+
+
+def _draw(game: Game, params: Any, count: int, key: Array) -> tuple[Array, Array, Array]:
+    """Generated images `[count, ...]`, their classes, and the identity they were made for."""
+    label_key, identity_key, noise_key = jax.random.split(key, 3)
+    labels = jax.random.choice(label_key, len(game.categories), (count,), p=game.categories)
+    identity = jax.random.bernoulli(identity_key, 0.5, (count,)).astype(int)
+    return generate(game.make, params, labels, identity, noise_key), labels, identity
+
+
+def _bce(logits: Array, target: float | Array) -> Array:
+    return optax.sigmoid_binary_cross_entropy(
+        logits, jnp.broadcast_to(jnp.asarray(target, logits.dtype), logits.shape)
+    ).mean()
+
+
+def _not_the_victims(logits: Array, made_for: Array) -> Array:
+    """Mean cross-entropy to identity 0 of the images that were made for the victim; 0 if there are
+    none."""
+    losses = optax.sigmoid_binary_cross_entropy(logits, jnp.zeros_like(logits))
+    return (losses * made_for).sum() / jnp.maximum(made_for.sum(), 1)
+
+
+def discriminator_step(
+    game: Game, state: State, key: Array, identified: tuple[Array, Array] | None
+) -> State:
+    """One step down `L_real + L_id` (Song 2020, Eq. 4 and 5), and what `Adversarial` adds to it.
+
+    Args:
+      game: what is played with.
+      state: networks and optimisers.
+      key: draws the batch.
+      identified: images of the victim and of others, `[images, ...]` each, half a batch of either
+        is drawn; None leaves the identity out, as in the active attack.
+    """
+    size, settings = game.settings.batch_size, game.settings
+    aux_key, fake_key, victim_key, other_key = jax.random.split(key, 4)
+    rows = jax.random.choice(aux_key, len(game.x), (size,), replace=False)
+    fake, _, made_for = _draw(game, state.networks.generator, size, fake_key)
+    halves = []
+    if identified is not None:
+        for k, images in zip((victim_key, other_key), identified, strict=True):
+            halves.append(images[jax.random.choice(k, len(images), (size // 2,))])
+    batch = jnp.concatenate([game.x[rows], fake, *halves])
+
+    def loss(discriminator: tuple[Any, Any, Any]) -> Array:
+        judged = judge(game.model, *discriminator, batch)
+        total = _bce(judged.real[:size], 1) + _bce(judged.real[size : 2 * size], 0)
+        named = game.model.loss(judged.classes[:size], game.y[rows]).mean()
+        total += settings.category_weight * named
+        if identified is not None:
+            victims, others = jnp.split(judged.identity[2 * size :], 2)
+            total += _bce(victims, 1) + _bce(others, 0)
+            total += settings.adversarial_identity_weight * _not_the_victims(
+                judged.identity[size : 2 * size], made_for
+            )
+        return total
+
+    current = _discriminator(state.networks)
+    updates, optimizer = game_optimizer(settings).update(
+        jax.grad(loss)(current), state.discriminator
+    )
+    shared, real, identity = optax.apply_updates(current, updates)
+    return state._replace(
+        networks=Networks(shared, real, identity, state.networks.generator), discriminator=optimizer
+    )
+
+
+def generator_step(game: Game, state: State, key: Array, with_identity: bool) -> State:
+    """One step down `L_cat - L_real + L_id` (Song 2020, Eq. 5)."""
+
+    def loss(params: Any) -> Array:
+        images, labels, identity = _draw(game, params, 2 * game.settings.batch_size, key)
+        judged = judge(game.model, *_discriminator(state.networks), images)
+        total = game.model.loss(judged.classes, labels).mean() + _bce(judged.real, 1)
+        return total + (_bce(judged.identity, identity) if with_identity else 0.0)
+
+    params = state.networks.generator
+    updates, optimizer = game_optimizer(game.settings).update(
+        jax.grad(loss)(params), state.generator
+    )
+    return state._replace(
+        networks=state.networks._replace(generator=optax.apply_updates(params, updates)),
+        generator=optimizer,
+    )
+
+
+def play(
+    game: Game, state: State, key: Array, t: Array, identified: tuple[Array, Array] | None
+) -> State:
+    """The adversary's part of round `t` (Song 2020, Algorithm 1): epochs of the discriminator, then
+    one of the generator."""
+    settings = game.settings
+    steps = len(game.x) // settings.batch_size
+    epochs = jnp.minimum(1 + t // settings.growth, settings.most_epochs)
+    d_key, g_key = jax.random.split(key)
+
+    def discriminate(i: Array, state: State) -> State:
+        return discriminator_step(game, state, jax.random.fold_in(d_key, i), identified)
+
+    def improve(i: Array, state: State) -> State:
+        return generator_step(game, state, jax.random.fold_in(g_key, i), identified is not None)
+
+    state = jax.lax.fori_loop(0, epochs * steps, discriminate, state)
+    return jax.lax.fori_loop(0, steps, improve, state)
+
+
+class Generated(NamedTuple):
+    """Attributes:
+    make: the generator's module.
+    networks: all networks at the end.
+    realness: probability of being no fake that the discriminator gives to generated images, per
+    round `[rounds]`.
+    agreement: how often the shared model names the class that was asked for, per round `[rounds]`:
+    the paper's stop criterion.
+    """
+
+    make: Generator
+    networks: Networks
+    realness: Array
+    agreement: Array
+
+
+def mgan_passive(
+    model: Model,
+    messages: Messages,
+    victim: Array,
+    others: Array,
+    auxiliary: ClientData,
+    key: Array,
+    *,
+    categories: Array | None = None,
+    settings: Adversarial | None = None,
+) -> Generated:
+    """mGAN-AI of a server that only looks (Song 2020, Algorithm 1).
+
+    Args:
+      model: the shared classifier, with a trunk (static).
+      messages: the victim's.
+      victim: its representatives in the rounds of the messages `[rounds, images, ...]`.
+      others: those of the other clients, together `[rounds, images, ...]`.
+      auxiliary: the adversary's own records, without client axis, in [-1, 1].
+      key: draws networks, batches and noise.
+      categories: how often to generate each class `[classes]`; all alike by default.
+      settings: see `Adversarial`.
+
+    Raises:
+      ValueError: if shapes do not go together, or the model names no trunk.
+    """
+    settings = settings or Adversarial()
+    game = _game(model, auxiliary, categories, settings)
+    for name, images in (("victim", victim), ("others", others)):
+        _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
+        if not images.shape[1]:
+            raise ValueError(f"{name} has no images: its shape is {images.shape}")
+    networks, traces = _passive(game, messages, victim, others, key)
+    return Generated(game.make, networks, *traces)
+
+
+def _game(
+    model: Model, auxiliary: ClientData, categories: Array | None, settings: Adversarial
+) -> Game:
+    _trunk(model)
+    classes = model.classes or 0
+    settings.check(len(auxiliary.x))
+    check_images(auxiliary, classes, "auxiliary")
+    if not _check.is_traced(auxiliary) and not auxiliary.mask.all():
+        raise ValueError("auxiliary must have no padding")
+    categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)
+    _check.distribution(classes, categories=categories)
+    make = generator(tuple(auxiliary.x.shape[1:]), classes, settings.width)
+    return Game(model, make, auxiliary.x, auxiliary.y, categories, settings)
+
+
+def check_images(data: ClientData, classes: int, name: str) -> None:
+    """Raise `ValueError` unless these are images like the generator's, with labels; padding may
+    hold anything."""
+    _check.finite(data.mask, **{f"{name}.x": data.x})
+    _check.labels(data.y, classes, data.mask, name=f"{name}.y")
+    if not _check.is_traced(data):
+        largest = float(abs(zero_rows(data.x, data.mask)).max())
+        if largest > 1:
+            raise ValueError(
+                f"{name}.x holds {largest:g}; images must be in [-1, 1], as the generator's"
+            )
+
+
+@jax.jit
+def _passive(
+    game: Game, messages: Messages, victim: Array, others: Array, key: Array
+) -> tuple[Networks, tuple[Array, Array]]:
+    start_key, key = jax.random.split(key)
+    first = jax.tree.map(lambda a: a[0], messages.returned)
+
+    def round_(state: State, given: Any) -> tuple[State, tuple[Array, Array]]:
+        received, returned, t, mine, theirs, place = given
+        state = state._replace(networks=state.networks._replace(shared=returned))
+        play_key, look_key = jax.random.split(jax.random.fold_in(key, place))
+        state = play(game, state, play_key, t, (mine, theirs))
+        images, labels, _ = _draw(
+            game, state.networks.generator, game.settings.batch_size, look_key
+        )
+        realness = jax.nn.sigmoid(
+            judge(game.model, *_discriminator(state.networks), images).real
+        ).mean()
+        agreement = (game.model.apply(received, images).argmax(-1) == labels).mean()
+        return state, (realness, agreement)
+
+    rounds = (
+        messages.received,
+        messages.returned,
+        messages.rounds,
+        victim,
+        others,
+        jnp.arange(len(messages)),
+    )
+    state, traces = jax.lax.scan(round_, begin(game, first, start_key), rounds)
+    return state.networks, traces
+
+
+class Isolated(NamedTuple):
+    """What the server of the active attack remembers.
+
+    Attributes:
+      state: networks and optimisers; the shared classifier among them is the victim's model.
+      key: of the attack.
+      t: rounds so far.
+    """
+
+    state: State
+    key: Array
+    t: Array
+
+
+def mgan_server(
+    model: Model,
+    victim: int,
+    auxiliary: ClientData,
+    key: Array,
+    *,
+    categories: Array | None = None,
+    settings: Adversarial | None = None,
+) -> Server:
+    """The active mGAN-AI (Song 2020, section V-D): the victim trains apart, on the model that is
+    also the discriminator, and gets it back in every round; the others run FedAvg without it.
+    `simulate(..., server=...)` returns `Isolated` as the transcript's `private`.
+
+    Args:
+      model: the shared classifier, with a trunk.
+      victim: id of the victim.
+      auxiliary: the adversary's own records, without client axis, in [-1, 1].
+      key: draws networks, batches and noise.
+      categories: how often to generate each class `[classes]`; all alike by default.
+      settings: see `Adversarial`.
+    """
+    game = _game(model, auxiliary, categories, settings or Adversarial())
+    apart = isolating_server(victim)
+
+    def isolated(state: ServerState) -> ServerState:
+        return state._replace(private=state.private.state.networks.shared)
+
+    def init(params: Any) -> ServerState:
+        start_key, attack_key = jax.random.split(key)
+        return apart.init(params)._replace(
+            private=Isolated(begin(game, params, start_key), attack_key, jnp.asarray(0))
+        )
+
+    def send(state: ServerState, client_id: Array) -> Any:
+        return apart.send(isolated(state), client_id)
+
+    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        own, after = state.private, apart.receive(isolated(state), returned, sizes, ids)
+        before = own.state._replace(networks=own.state.networks._replace(shared=after.private))
+        played = play(game, before, jax.random.fold_in(own.key, own.t), own.t, None)
+        return after._replace(private=Isolated(played, own.key, own.t + 1))
+
+    return Server(init, send, receive, personal=True, named=(victim,))

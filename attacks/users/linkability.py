@@ -1,0 +1,424 @@
+"""Linkability (Song 2020, section VI): which anonymous updates of different rounds come from the
+same client.
+
+Threat model: an honest-but-curious server that receives updates without their senders' names. It
+has records of its own, like the clients' (its test set), on which it runs a federated learning
+whose senders it knows.
+
+Every method turns an update into a descriptor, and links by the distance of descriptors of unit
+length. The paper's are learned by a siamese network on representatives, or on the updates
+themselves; the others need no training, and tell how hard a federation is.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import Model, _check
+from jaxfl.federated import map_clients, strategy_here
+
+Array = jax.Array
+ACCELERATOR_CHUNK = 64
+"""Samples worked on at once where the backend likes batches."""
+
+
+def updates_as_vectors(pseudo_gradient: Any) -> Array:
+    """Whole updates `[..., parameters]` of leaves `[rounds, participants, ...]`."""
+    leaves = jax.tree.leaves(pseudo_gradient)
+    return jnp.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], -1)
+
+
+def pooled_head(model: Model, pseudo_gradient: Any) -> Array:
+    """The last layer's updates averaged over the image plane `[rounds, participants, channels x
+    classes]`, as Song 2020's update-based attack has them. Raises `ValueError` if the model names
+    no trunk."""
+    kernel = _head(model, pseudo_gradient)["kernel"]
+    return kernel.reshape(*kernel.shape[:2], -1, model.trunk.channels * kernel.shape[-1]).mean(2)  # type: ignore[union-attr]
+
+
+def last_bias(model: Model, pseudo_gradient: Any) -> Array:
+    """The last bias's updates `[rounds, participants, classes]`. Raises `ValueError` if the model
+    names no trunk."""
+    return _head(model, pseudo_gradient)["bias"]
+
+
+def _head(model: Model, tree: Any) -> dict[str, Array]:
+    if model.trunk is None:
+        raise ValueError(
+            "linkability by the last layer needs a model that names its trunk (see jaxfl.trunk_cnn)"
+        )
+    return tree[model.trunk.head]
+
+
+def whiten(vectors: Array, gradients: Array, ridge: float = 0.1) -> Array:
+    """Vectors in the metric of what chance adds to an update: `(C + r I)^(-1/2) v` with `C` the
+    covariance of single records' gradients, up to a constant factor.
+
+    An update differs from the client's mean by the weights that batches happen to give its records,
+    so this is the noise of its entries up to a factor. A few directions hold most of it, and with
+    it most of plain cosines.
+
+    Args:
+      vectors: `[..., parameters]`.
+      gradients: of the adversary's own records, at models of the same training `[records,
+        parameters]`.
+      ridge: `r` in units of the mean of C's eigenvalues that are not 0.
+    """
+    with jax.default_matmul_precision("highest"):
+        return _whiten(vectors, gradients, ridge)
+
+
+@jax.jit
+def _whiten(vectors: Array, gradients: Array, ridge: float | Array) -> Array:
+    centred = (gradients - gradients.mean(0)) / jnp.sqrt(len(gradients))
+    values, left = jnp.linalg.eigh(centred @ centred.T)
+    values = jnp.maximum(values, 0)
+    floor = ridge * values.sum() / min(len(gradients) - 1, gradients.shape[1])
+    right = (left / jnp.sqrt(jnp.maximum(values, 1e-6 * values.max()))).T @ centred
+    factor = jnp.sqrt(floor / (values + floor)) - 1
+    return vectors + ((vectors @ right.T) * factor) @ right
+
+
+def unit(descriptors: Array) -> Array:
+    """Descriptors `[rounds, participants, d]` less their round's mean, which the model brings about
+    and no client, at unit length."""
+    centred = descriptors - descriptors.mean(1, keepdims=True)
+    return centred / jnp.maximum(jnp.linalg.norm(centred, axis=-1, keepdims=True), 1e-12)
+
+
+def similarity(a: Array, b: Array) -> Array:
+    """`-|a - b|` of descriptors of unit length `[n, d]` and `[m, d]`: `[n, m]` (Song 2020, Eq. 10)."""
+    return -jnp.sqrt(jnp.maximum(2 - 2 * jnp.matmul(a, b.T, precision="highest"), 0))
+
+
+class Embedding(NamedTuple):
+    """What a siamese network makes descriptors with.
+
+    Attributes:
+      init: `init(key) -> params`.
+      apply: `apply(params, sample) -> [d]`.
+    """
+
+    init: Callable[[Array], Any]
+    apply: Callable[[Any, Array], Array]
+
+
+@functools.cache
+def image_embedding(model: Model) -> Embedding:
+    """Channels of the shared model's trunk, averaged over the plane and over a client's
+    representatives `[images, height, width, channels]` (Song 2020, Figure 4); its parameters are
+    the shared model's."""
+    trunk = model.trunk
+    if trunk is None:
+        raise ValueError("image_embedding needs a model that names its trunk (see jaxfl.trunk_cnn)")
+    return Embedding(
+        model.init, lambda params, images: trunk.features(params, images).mean((0, 1, 2))
+    )
+
+
+@functools.cache
+def vector_embedding(inputs: int, width: int = 256) -> Embedding:
+    """One dense layer with LeakyReLU on an update `[inputs]`."""
+    layer = nn.Dense(width)
+    return Embedding(
+        lambda key: layer.init(key, jnp.zeros(inputs)),
+        lambda params, vector: nn.leaky_relu(jnp.asarray(layer.apply(params, vector)), 0.2),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def describe(embedding: Embedding, params: Any, samples: Array) -> Array:
+    """Descriptors `[samples, d]` of samples `[samples, ...]`, by an embedding (static) with its
+    parameters."""
+    return map_clients(
+        functools.partial(embedding.apply, params), samples, strategy_here(ACCELERATOR_CHUNK)
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Siamese:
+    """Settings of `train_siamese`. The paper names rate, momentum and equal weights of the losses.
+
+    Attributes:
+      epochs: passes over the samples, each with one partner (static).
+      batch_size: pairs per step (static).
+      learning_rate: of SGD.
+      momentum: of SGD.
+      embedding_rate: of the embedding's parameters, in units of `learning_rate`. The network after
+        which the paper's is made gives a trunk that has learned already a tenth of its
+        identification layer's (not in the paper).
+    """
+
+    epochs: int = dataclasses.field(default=100, metadata={"static": True})
+    batch_size: int = dataclasses.field(default=64, metadata={"static": True})
+    learning_rate: float | Array = 1e-3
+    momentum: float | Array = 0.9
+    embedding_rate: float | Array = 1.0
+
+
+class Trained(NamedTuple):
+    """Attributes:
+    params: of the embedding.
+    loss: mean over the pairs of each epoch `[epochs]`.
+    descriptors: of `described` after each epoch, leaves `[epochs, samples, d]`.
+    """
+
+    params: Any
+    loss: Array
+    descriptors: Any
+
+
+def train_siamese(
+    embedding: Embedding,
+    samples: Array,
+    identities: Array,
+    key: Array,
+    *,
+    start: Any = None,
+    described: Any = (),
+    settings: Siamese | None = None,
+) -> Trained:
+    """Fit an embedding to tell clients apart (Song 2020, Eq. 11 and 12; the latter as
+    cross-entropy, with its minus sign).
+
+    The identification layer names the client of each sample of a pair; the verification layer says
+    from the squared difference of the two descriptors whether they are of one client. Half of the
+    pairs are. Both layers see descriptors less the mean that the samples' have at the start, in
+    units of their spread about it (not in the paper): neither matters to `unit`, by which
+    descriptors are compared, and descriptors as they are differ by so little that at the paper's
+    rate the loss stays that of guessing. The embedding's gradient grows as the spread falls.
+
+    Args:
+      embedding: from a sample to its descriptor.
+      samples: of the adversary's own federation `[samples, ...]`.
+      identities: their clients `[samples]`, integers from 0.
+      key: draws layers and pairs.
+      start: parameters at which the embedding begins: the shared model, for images; fresh ones if
+        None.
+      described: samples whose descriptors are kept of every epoch, leaves `[samples, ...]`.
+      settings: see `Siamese`.
+
+    Raises:
+      ValueError: if settings or identities make no sense.
+    """
+    settings = settings or Siamese()
+    _check.positive_integer(epochs=settings.epochs, batch_size=settings.batch_size)
+    _check.shape((len(samples),), identities=identities)
+    clients = int(jnp.max(identities)) + 1
+    _check.labels(identities, clients, name="identities")
+    if clients < 2:
+        raise ValueError(f"identities name {clients} client; telling clients apart needs two")
+    start_key, key = jax.random.split(key)
+    start = embedding.init(start_key) if start is None else start
+    return _train(
+        embedding, clients, start, samples, jnp.asarray(identities), described, key, settings
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _train(
+    embedding: Embedding,
+    clients: int,
+    start: Any,
+    samples: Array,
+    identities: Array,
+    described: Any,
+    key: Array,
+    settings: Siamese,
+) -> Trained:
+    count, batch = len(samples), min(settings.batch_size, len(samples))
+    head_key, key = jax.random.split(key)
+    begun = describe(embedding, start, samples)
+    middle, width = begun.mean(0), begun.shape[1]
+    spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)
+    identify, verify = nn.Dense(clients), nn.Dense(1)
+    id_key, pair_key = jax.random.split(head_key)
+    heads = identify.init(id_key, jnp.zeros(width)), verify.init(pair_key, jnp.zeros(width))
+    optimizer = optax.sgd(settings.learning_rate, settings.momentum)
+
+    def loss(params: Any, first: Array, second: Array) -> Array:
+        trunk, (who, same) = params
+        a, b = (
+            (jax.vmap(lambda s: embedding.apply(trunk, s))(samples[rows]) - middle) / spread
+            for rows in (first, second)
+        )
+        named = sum(
+            optax.softmax_cross_entropy_with_integer_labels(
+                jnp.asarray(identify.apply(who, d)), identities[rows]
+            ).mean()
+            for d, rows in ((a, first), (b, second))
+        )
+        logits = jnp.asarray(verify.apply(same, (a - b) ** 2))[:, 0]
+        alike = (identities[first] == identities[second]).astype(logits.dtype)
+        return named / 2 + optax.sigmoid_binary_cross_entropy(logits, alike).mean()
+
+    def step(carry: Any, pair: Any) -> tuple[Any, Array]:
+        params, state = carry
+        value, slope = jax.value_and_grad(loss)(params, *pair)
+        (trunk, heads), state = optimizer.update(slope, state)
+        slower = optax.tree.scale(settings.embedding_rate, trunk)
+        return (optax.apply_updates(params, (slower, heads)), state), value
+
+    def epoch(carry: Any, key: Array) -> tuple[Any, Any]:
+        order_key, partner_key = jax.random.split(key)
+        first = jax.random.permutation(order_key, count)[: count // batch * batch]
+        second = partners(partner_key, identities, first)
+        carry, values = jax.lax.scan(
+            step, carry, (first.reshape(-1, batch), second.reshape(-1, batch))
+        )
+        return carry, (
+            values.mean(),
+            jax.tree.map(lambda some: describe(embedding, carry[0][0], some), described),
+        )
+
+    params = start, heads
+    (params, _), (values, descriptors) = jax.lax.scan(
+        epoch, (params, optimizer.init(params)), jax.random.split(key, settings.epochs)
+    )
+    return Trained(params[0], values, descriptors)
+
+
+def partners(key: Array, identities: Array, first: Array) -> Array:
+    """A second sample for each first one `[pairs]`: every other one of the same client (another
+    sample), the rest of others."""
+    alike = identities[first][:, None] == identities[None, :]
+    wanted = (jnp.arange(len(first)) % 2 == 0)[:, None]
+    itself = first[:, None] == jnp.arange(len(identities))[None, :]
+    allowed = (alike == wanted) & ~itself
+    return jnp.argmax(jnp.where(allowed, jax.random.uniform(key, allowed.shape), -1.0), 1)
+
+
+def pair_similarities(
+    descriptors: Array, identities: Array, key: Array, pairs: int
+) -> tuple[Array, Array]:
+    """Similarity of random pairs `[pairs]`, half of them of one client, and whether they are
+    `[pairs]`.
+
+    Args:
+      descriptors: of unit length `[samples, d]`.
+      identities: their clients `[samples]`.
+      key: draws the pairs.
+      pairs: how many (static).
+    """
+    first_key, second_key = jax.random.split(key)
+    first = jax.random.randint(first_key, (pairs,), 0, len(identities))
+    second = partners(second_key, identities, first)
+    distance = jnp.linalg.norm(descriptors[first] - descriptors[second], axis=-1)
+    return -distance, identities[first] == identities[second]
+
+
+def fit_threshold(similarities: Array, same: Array) -> Array:
+    """The threshold above which pairs are best taken for one client's (a scalar): half way between
+    two neighbours, or minus infinity, where all pairs are best taken so; NaN if a similarity is not
+    finite."""
+    order = jnp.argsort(similarities)
+    values, truth = similarities[order], same[order]
+    right = jnp.cumsum(~truth) + truth.sum() - jnp.cumsum(truth)
+    following = jnp.append(values[1:], jnp.inf)
+    right = jnp.where(values < following, right, -1)  # equal pairs are judged alike
+    best = jnp.argmax(right)
+    between = jnp.where(
+        jnp.isfinite(following[best]), (values[best] + following[best]) / 2, values[best]
+    )
+    threshold = jnp.where(right[best] >= truth.sum(), between, -jnp.inf)
+    return jnp.where(jnp.isfinite(similarities).all(), threshold, jnp.nan)
+
+
+def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
+    """How often pairs are judged rightly (Song 2020). The threshold is to come from the adversary's
+    own federation (`fit_threshold`). A scalar; NaN if a similarity is not finite, or the threshold
+    is NaN."""
+    known = jnp.isfinite(similarities).all() & ~jnp.isnan(threshold)
+    return jnp.where(known, ((similarities > threshold) == same).mean(), jnp.nan)
+
+
+def link_precision(
+    queries: Array, senders: Array, galleries: Array, gallery_senders: Array
+) -> Array:
+    """How often the nearest of a round's descriptors is of the same client (Song 2020's precision,
+    rank 1). A scalar; NaN if a descriptor is not finite.
+
+    Args:
+      queries, galleries: descriptors of unit length `[rounds, participants, d]`; a round's gallery
+        is what was sent the interval before.
+      senders, gallery_senders: the truth `[rounds, participants]`.
+    """
+
+    def one(query: Array, sender: Array, gallery: Array, owners: Array) -> Array:
+        return owners[similarity(query, gallery).argmax(1)] == sender
+
+    finite = jnp.isfinite(queries).all() & jnp.isfinite(galleries).all()
+    return jnp.where(
+        finite, jax.vmap(one)(queries, senders, galleries, gallery_senders).mean(), jnp.nan
+    )
+
+
+def follow(descriptors: Array, *, votes: int = 3, one_to_one: bool = False) -> Array:
+    """Name the senders of all rounds (Song 2020, Algorithm 2): each sample goes to the client whose
+    last `votes` descriptors are most often the nearest; ties to the larger similarity. A round's
+    samples are judged by what was there before it.
+
+    Args:
+      descriptors: of unit length `[rounds, participants, d]`; everyone takes part in every round.
+      votes: K, how many descriptors of a client are kept (static).
+      one_to_one: give every client one sample of each round, the sum of similarities being the
+        largest (static).
+
+    Returns:
+      Names `[rounds, participants]`: places in the first round, whose order is arbitrary; -1 if a
+        descriptor is not finite.
+
+    Raises:
+      ValueError: if `votes` is no positive integer, or descriptors have other axes.
+    """
+    _check.positive_integer(votes=votes)
+    _check.shape((None, None, None), descriptors=descriptors)
+    return _follow(descriptors, votes, one_to_one)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _follow(descriptors: Array, votes: int, one_to_one: bool) -> Array:
+    participants = descriptors.shape[1]
+
+    def round_(queues: Array, samples: Array) -> tuple[Array, Array]:
+        alike = jax.vmap(lambda kept: similarity(samples, kept), in_axes=1, out_axes=-1)(
+            queues
+        )  # [samples, clients, votes]
+        total = alike.mean(-1)
+        if one_to_one:
+            rows, columns = optax.assignment.hungarian_algorithm(-total)
+            names = jnp.zeros(participants, columns.dtype).at[rows].set(columns)
+        else:
+            won = jax.nn.one_hot(alike.argmax(1), participants).sum(1)
+            names = (won + total / 4).argmax(
+                1
+            )  # mean similarities lie in [-2, 0]: they decide among equal votes alone
+        mine = jnp.where(
+            names[None, :] == jnp.arange(participants)[:, None], total.T, -jnp.inf
+        )  # [clients, samples]
+        newest = samples[mine.argmax(1)]
+        pushed = jnp.concatenate([queues[:, 1:], newest[:, None]], 1)
+        return jnp.where(jnp.isfinite(mine.max(1))[:, None, None], pushed, queues), names
+
+    queues = jnp.repeat(descriptors[0][:, None], votes, 1)
+    _, names = jax.lax.scan(round_, queues, descriptors[1:])
+    names = jnp.concatenate([jnp.arange(participants)[None], names])
+    return jnp.where(jnp.isfinite(descriptors).all(), names, -1)
+
+
+def follow_precision(names: Array, senders: Array) -> Array:
+    """How often a sample after the first round was given to the client that sent it. A scalar; NaN
+    if no names were found.
+
+    Args:
+      names: from `follow` `[rounds, participants]`.
+      senders: the truth, likewise.
+    """
+    return jnp.where((names >= 0).all(), (senders[0][names[1:]] == senders[1:]).mean(), jnp.nan)

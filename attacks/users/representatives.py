@@ -1,0 +1,399 @@
+"""Client representatives (Song 2020, section V-E): images whose update resembles the one that a
+client sent.
+
+Threat model: an honest-but-curious server. It knows the model, the clients' recipe and their
+updates, and of the clients' images nothing but shape and range; labels are guessed, or inferred
+from the update with the help of records of its own.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from attacks.matching import Virtual, check_virtual, minimize_adam, squared_distance, virtual_update
+from jaxfl import Messages, Model, _check
+from jaxfl.federated import Strategy, map_clients, strategy_here
+from jaxfl.models import check_record_shape
+
+Array = jax.Array
+ACCELERATOR_CHUNK = 64
+"""Updates worked on at once where the backend likes batches."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Representing:
+    """Settings of `representatives`. The paper names the solver, beta and lambda.
+
+    Attributes:
+      images: how many images stand for a client (static).
+      tv_weight: lambda, of the total variation beside the residual, which is relative to the
+        update's length. The paper's 1.5e-4 outweighs the residual in these units and leaves blurred
+        class means.
+      beta: exponent of the total variation's squared differences.
+      low, high: the range of pixels.
+      scale: "known", the update's length is predicted from learning rate and steps; "free", the
+        best non-negative length is taken, which leaves the direction alone to be matched (static).
+      solver: "adam" with a projection, or "lbfgsb", SciPy's bounded L-BFGS, as the paper (static;
+        not under `jit`).
+      evaluations: of the objective and its gradient (static).
+      learning_rate: Adam's.
+      start: standard deviation of the noise at which images begin, relative to the range's half
+        width.
+      virtual: how images become an update. Its `records` are the client's, which take other steps
+        than so many images would.
+    """
+
+    images: int = dataclasses.field(default=30, metadata={"static": True})
+    tv_weight: float | Array = 1e-5
+    beta: float | Array = 1.25
+    low: float | Array = -1.0
+    high: float | Array = 1.0
+    scale: Literal["known", "free"] = dataclasses.field(default="known", metadata={"static": True})
+    solver: Literal["adam", "lbfgsb"] = dataclasses.field(default="adam", metadata={"static": True})
+    evaluations: int = dataclasses.field(default=300, metadata={"static": True})
+    learning_rate: float | Array = 0.1
+    start: float | Array = 0.3
+    virtual: Virtual = Virtual()
+
+    def check(self) -> None:
+        """Raise `ValueError` on settings that make no sense."""
+        _check.positive_integer(images=self.images, evaluations=self.evaluations)
+        _check.one_of(("known", "free"), scale=self.scale)
+        _check.one_of(("adam", "lbfgsb"), solver=self.solver)
+        _check.finite(tv_weight=self.tv_weight, beta=self.beta, learning_rate=self.learning_rate)
+        if not _check.is_traced(self.low, self.high) and not np.all(
+            np.asarray(self.low) < np.asarray(self.high)
+        ):
+            raise ValueError(f"low={self.low} must lie below high={self.high}")
+        check_virtual(self.virtual, self.images)
+
+
+class Representatives(NamedTuple):
+    """Attributes:
+    x: images `[updates, images, height, width, channels]`.
+    value: objective of each `[updates]`.
+    trace: objective at every evaluation `[updates, evaluations]`; NaN after "lbfgsb" has stopped.
+    """
+
+    x: Array
+    value: Array
+    trace: Array
+
+
+def power_variation(images: Array, beta: float | Array) -> Array:
+    """`sum ((x[i, j+1] - x[i, j])^2 + (x[i+1, j] - x[i, j])^2)^beta` over images and pixels (Song
+    2020, Eq. 7)."""
+    across = images[:, :-1, 1:] - images[:, :-1, :-1]
+    down = images[:, 1:, :-1] - images[:, :-1, :-1]
+    return ((across**2 + down**2) ** beta).sum()
+
+
+def residual(virtual: Any, observed: Any, scale: Literal["known", "free"]) -> Array:
+    """`|u - u_X| / |u|` (Song 2020, Eq. 8), or the least of `|u - s u_X| / |u|` over `s >= 0`. A
+    scalar."""
+    tiny = jnp.finfo(jnp.result_type(*jax.tree.leaves(observed))).tiny
+    if scale == "free":
+        along = jnp.maximum(optax.tree.vdot(virtual, observed), 0) / jnp.maximum(
+            optax.tree.vdot(virtual, virtual), tiny
+        )
+        virtual = jax.tree.map(lambda u: along * u, virtual)
+    return jnp.sqrt(jnp.maximum(squared_distance(virtual, observed), tiny))
+
+
+def objective(
+    model: Model,
+    received: Any,
+    observed: Any,
+    x: Array,
+    y: Array,
+    key: Array,
+    settings: Representing | None = None,
+) -> Array:
+    """Residual and total variation of images (Song 2020, Eq. 6 to 8). A scalar, differentiable in
+    `x`.
+
+    Args:
+      model: a classifier (static).
+      received: the model the client received.
+      observed: its pseudo-gradient.
+      x: images `[images, height, width, channels]`.
+      y: labels `[images]`.
+      key: draws batch orders (of `virtual="unrolled"` only).
+      settings: see `Representing`.
+    """
+    settings = settings or Representing()
+    virtual = virtual_update(model, received, x, y, key, settings.virtual)
+    return residual(virtual, observed, settings.scale) + settings.tv_weight * power_variation(
+        x, settings.beta
+    )
+
+
+def represent(
+    model: Model,
+    received: Any,
+    observed: Any,
+    y: Array,
+    key: Array,
+    shape: tuple[int, ...],
+    settings: Representing | None = None,
+) -> Representatives:
+    """Representatives of one update, by Adam: pure, for `jit` and `vmap`. Arguments as of
+    `objective`; fields of the result without the axis of updates."""
+    settings = settings or Representing()
+    start_key, key = jax.random.split(key)
+    low, high = settings.low, settings.high
+    minimum = minimize_adam(
+        lambda x, k: objective(model, received, observed, x, y, k, settings),
+        _start(start_key, (len(y), *shape), settings),
+        key,
+        steps=settings.evaluations,
+        learning_rate=settings.learning_rate,
+        project=lambda x: jnp.clip(x, low, high),
+    )
+    images = jnp.where(jnp.isfinite(minimum.value), minimum.variables, jnp.nan)
+    return Representatives(images, minimum.value, minimum.trace)
+
+
+def representatives(
+    model: Model,
+    messages: Messages,
+    y: Array,
+    key: Array,
+    shape: tuple[int, ...],
+    *,
+    settings: Representing | None = None,
+    strategy: Strategy | None = None,
+) -> Representatives:
+    """Images that stand for the sender of each message, one set per message.
+
+    Args:
+      model: a classifier (static).
+      messages: of one client or of several, one after the other.
+      y: labels of the images `[messages, images]`.
+      key: draws starts, and batch orders where training is simulated.
+      shape: of an image (static).
+      settings: see `Representing`.
+      strategy: how messages are worked on (see `jaxfl.Federated`); None picks by backend.
+
+    Raises:
+      ValueError: if labels or shapes do not fit, or settings make no sense.
+    """
+    settings = settings or Representing()
+    settings.check()
+    if model.classes is None:
+        raise ValueError("representatives needs a classifier; this model has classes=None")
+    _check.shape((len(messages), settings.images), y=y)
+    _check.labels(y, model.classes)
+    check_record_shape(model, messages.model_shapes, shape=shape)
+    keys = jax.random.split(key, len(messages))
+    updates = messages.received, messages.pseudo_gradient
+    if settings.solver == "lbfgsb":
+        found = [
+            _represent_lbfgsb(
+                model,
+                jax.tree.map(lambda a, i=i: a[i], updates),
+                y[i],
+                keys[i],
+                tuple(shape),
+                settings,
+            )
+            for i in range(len(messages))
+        ]
+        return jax.tree.map(lambda *a: jnp.stack(a), *found)
+    strategy = strategy or strategy_here(ACCELERATOR_CHUNK)
+    return _representatives(model, updates, jnp.asarray(y), keys, tuple(shape), settings, strategy)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "shape", "strategy"))
+def _representatives(
+    model: Model,
+    updates: Any,
+    y: Array,
+    keys: Array,
+    shape: tuple[int, ...],
+    settings: Representing,
+    strategy: Strategy,
+) -> Representatives:
+    def one(arguments: Any) -> Representatives:
+        (received, observed), labels, key = arguments
+        return represent(model, received, observed, labels, key, shape, settings)
+
+    return map_clients(one, (updates, y, keys), strategy)
+
+
+def _start(key: Array, shape: tuple[int, ...], settings: Representing) -> Array:
+    middle, half = (settings.high + settings.low) / 2, (settings.high - settings.low) / 2
+    noise = settings.start * jax.random.normal(key, shape)
+    return jnp.clip(middle + half * noise, settings.low, settings.high)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _value_and_grad(
+    model: Model,
+    received: Any,
+    observed: Any,
+    x: Array,
+    y: Array,
+    key: Array,
+    settings: Representing,
+) -> Any:
+    return jax.value_and_grad(lambda x: objective(model, received, observed, x, y, key, settings))(
+        x
+    )
+
+
+def _represent_lbfgsb(
+    model: Model,
+    update: tuple[Any, Any],
+    y: Array,
+    key: Array,
+    shape: tuple[int, ...],
+    settings: Representing,
+) -> Representatives:
+    """As `represent`, by SciPy's L-BFGS-B, tolerances off. SciPy counts evaluations between
+    iterations only: they are stopped here."""
+    from scipy.optimize import minimize
+
+    start_key, key = jax.random.split(key)
+    start = _start(start_key, (len(y), *shape), settings)
+    trace: list[float] = []
+    images, least = np.full(start.shape, np.nan, start.dtype), math.inf
+
+    def value_and_slope(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal images, least
+        if len(trace) == settings.evaluations:
+            raise _SpentError
+        x = jnp.asarray(flat.reshape(start.shape), start.dtype)
+        value, slope = _value_and_grad(model, *update, x, y, key, settings)
+        trace.append(float(value))
+        if trace[-1] < least:
+            images, least = np.asarray(x), trace[-1]
+        return trace[-1], np.asarray(slope, np.float64).ravel()
+
+    limits = {
+        "maxfun": settings.evaluations,
+        "maxiter": settings.evaluations,
+        "ftol": 0.0,
+        "gtol": 0.0,
+        "maxcor": 10,
+    }
+    bounds = [(float(settings.low), float(settings.high))] * start.size
+    with contextlib.suppress(_SpentError):
+        minimize(
+            value_and_slope,
+            np.asarray(start, float).ravel(),
+            jac=True,
+            bounds=bounds,
+            method="L-BFGS-B",
+            options=limits,
+        )
+    kept = np.full(settings.evaluations, np.nan, np.float32)
+    kept[: len(trace)] = trace
+    return Representatives(jnp.asarray(images), jnp.asarray(least, start.dtype), jnp.asarray(kept))
+
+
+class _SpentError(Exception):
+    """The budget of evaluations is spent."""
+
+
+def uniform_counts(images: int, classes: int) -> Array:
+    """As many images of every class as of any other `[classes]`: what is said of a client of which
+    nothing is known."""
+    return jnp.full(classes, images // classes) + (jnp.arange(classes) < images % classes)
+
+
+def labels_of(counts: Array, images: int) -> Array:
+    """Labels `[images]` (static length), `counts [classes]` of each class in order."""
+    return jnp.repeat(jnp.arange(len(counts)), counts, total_repeat_length=images)
+
+
+def class_probabilities(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """Mean probabilities that a model gives to records of each true class `[true classes,
+    classes]`; uniform for classes of which there is no record."""
+    classes = model.classes or 0
+    members = jax.nn.one_hot(y, classes)
+    sums = members.T @ jax.nn.softmax(model.apply(params, x))
+    counts = members.sum(0)[:, None]
+    return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), 1 / classes)
+
+
+def infer_counts(
+    model: Model, observed: Any, probabilities: Array, images: int, virtual: Virtual
+) -> Array:
+    """How many images of each class the last layer's bias tells of.
+
+    Its gradient is the mean over the client's records of probabilities less the one-hot label, so
+    the classes' shares `n` solve `(I - P') n = -g` with `P` from `class_probabilities` and `sum n =
+    1`. Exact for one full-batch step where the client's records of a class get what the adversary's
+    own do; to first order in the steps otherwise.
+
+    Args:
+      model: a classifier with a trunk (static).
+      observed: the client's pseudo-gradient.
+      probabilities: from `class_probabilities`, at the model that the client received.
+      images: what the counts are to sum to (static).
+      virtual: what the update's scale follows from.
+
+    Returns:
+      Counts `[classes]`, integers, by largest remainders.
+
+    Raises:
+      ValueError: if the model names no last layer.
+    """
+    if model.trunk is None:
+        raise ValueError(
+            "infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)"
+        )
+    classes = len(probabilities)
+    gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
+    system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
+    shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
+    return round_counts(shares, images)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "images"))
+def infer_all_counts(
+    model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual
+) -> Array:
+    """`infer_counts` of every update of every round.
+
+    Args:
+      model: a classifier with a trunk (static).
+      received: the models of the rounds, leaves `[rounds, ...]`.
+      bias: pseudo-gradients of the last bias `[rounds, participants, classes]`.
+      x, y: the adversary's own records `[records, ...]`.
+      images: what the counts are to sum to (static).
+      virtual: what the update's scale follows from.
+
+    Returns:
+      Counts `[rounds, participants, classes]`, integers.
+    """
+    head = model.trunk.head if model.trunk else ""
+
+    def one_round(arguments: tuple[Any, Array]) -> Array:
+        params, seen = arguments
+        probabilities = class_probabilities(model, params, x, y)
+        return jax.vmap(
+            lambda b: infer_counts(model, {head: {"bias": b}}, probabilities, images, virtual)
+        )(seen)
+
+    return map_clients(one_round, (received, bias), "map")
+
+
+def round_counts(shares: Array, images: int) -> Array:
+    """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative
+    ones count as 0); all alike if none is positive."""
+    shares = jnp.maximum(shares, 0)
+    shares = jnp.where(shares.sum() > 0, shares, 1)
+    exact = images * shares / shares.sum()
+    whole = jnp.floor(exact)
+    rank = jnp.argsort(jnp.argsort(whole - exact))
+    return (whole + (rank < images - whole.sum())).astype(jnp.int32)
