@@ -1,4 +1,5 @@
-"""The frontier as one figure, a panel per axis: `python -m benchmarks.frontier_figure --out results --figure frontier.svg`."""
+"""The frontier as one figure, a panel per axis: `python -m benchmarks.frontier_figure --out results
+--figure frontier.svg`."""
 
 import dataclasses
 import sys
@@ -28,7 +29,8 @@ class Point:
 
 
 def points(rows: Sequence[dict[str, Any]], axis: str) -> dict[str, list[Point]]:
-    """A table's rows (of one size) as one line per method, in the order in which the suite lists the places."""
+    """A table's rows (of one size) as one line per method, in the order in which the suite lists
+    the places."""
     setting = SETTINGS.get(axis, axis)
     found: dict[tuple[str, Any], list[dict[str, Any]]] = {}
     for row in rows:

@@ -1,56 +1,55 @@
 """Run tables of attacks x settings x seeds: `python -m benchmarks.sweep`.
 
-Results go to `--out` (default `results/`): `results.sqlite` (every finished row, as soon as it is measured),
-`results.csv` and `report.html`. A folder that holds results is resumed: finished jobs are skipped, failed ones tried
-again.
+Results go to `--out` (default `results/`): `results.sqlite` (every finished row, as soon as it is
+measured), `results.csv` and `report.html`. A folder that holds results is resumed: finished jobs
+are skipped, failed ones tried again.
 """
 
 import dataclasses
-import functools
-import importlib
-import io
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import rich.markup  # noqa: F401  imported late by rich, when TensorFlow Datasets has patched imports for a while
+import rich.markup  # noqa: F401  imported late by rich, when TensorFlow Datasets has patched imports
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-import jaxfl
-from benchmarks import report
-from benchmarks.engines import ENGINES, use_all_cores
-from benchmarks.jobs import Group, Job, Outcome, Table, expand, group
-from benchmarks.store import Row, Store
-from benchmarks.suites import SUITES
+from benchmarks.harness import report
+from benchmarks.harness.engines import use_all_cores
+from benchmarks.harness.estimates import estimate
+from benchmarks.harness.jobs import Group, Job, Suite, Table, group
+from benchmarks.harness.runner import run_groups
+from benchmarks.harness.settings import full_name, short_names, varying
+from benchmarks.harness.store import Store
+from benchmarks.suites import SUITES, metrics_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Run tables of attacks x settings x seeds; results.sqlite, results.csv and report.html go to --out."""
+    """Run tables of attacks x settings x seeds; results.sqlite, results.csv and report.html go to
+    --out."""
 
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ("quick",)
-    """Suites or single tables: quick (embedded data), lyu2021, lyu2021/table3, ... (--list names them)."""
+    """Suites or single tables: quick (embedded data), lyu2021, lyu2021/table3, ... (--list names
+    them)."""
     list: bool = False
-    """List suites and tables, then stop."""
+    """List suites, tables and methods, then stop."""
     size: Literal["small", "paper"] = "small"
-    """small: same cells with fewer records, at most 45 minutes on 2 cores per suite; paper: the published sizes."""
+    """small: same cells with fewer records, at most 30 minutes on 2 cores per suite; paper: the
+    published sizes."""
     seeds: str = "3"
     """A count (5 means seeds 0 to 4) or a comma-separated list ("0,2,7"; "3," is the seed 3 alone)."""
     methods: str | None = None
     """Comma-separated methods; all of a table's by default."""
     where: tuple[str, ...] = ()
-    """Keep the jobs where key=value[,value]; keys: suite, table, size, dataset, method, seed, settings (attribute, ...)."""
+    """Keep the jobs where key=value[,value]; keys: suite, table, size, dataset, method, seed,
+    settings (attribute, training.batch_size or batch_size, cos.steps, ...)."""
     data_dir: str | None = None
-    """Folder with local copies of public sources; JAXFL_DATA by default. What is not there is downloaded."""
+    """Folder with local copies of public sources; JAXFL_DATA by default. What is not there is
+    downloaded."""
     out: str = "results"
     """Folder for results; one that holds results is resumed."""
     engine: Literal["local", "ray"] = "local"
@@ -63,27 +62,35 @@ class UsageError(ValueError):
     """A request that cannot be run; its text is one line for the user."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 1 if a job failed, 2 on bad input (unusable data included), 130 if
-    interrupted."""
+def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES) -> int:
+    """The command line.
+
+    Args:
+      argv: its words; those of the process by default.
+      suites: what may be asked for. With suites of one's own, an attack from outside is run.
+
+    Returns:
+      The exit code: 0, 1 if a job failed, 2 on bad input (unusable data included), 130 if
+      interrupted.
+    """
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.sweep")
     console = Console(width=None if sys.stdout.isatty() else 130)
     try:
         if arguments.list:
-            _print_suites(console)
+            _print_suites(console, suites)
             return 0
-        groups = select(arguments)
+        groups = select(arguments, suites)
         use_all_cores()
         if arguments.dry_run:
             _print_plan(console, groups)
             return 0
-        return _sweep(console, arguments, groups)
+        return _sweep(console, arguments, groups, suites)
     except (UsageError, ValueError, ConnectionError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
         return 2
 
 
-def select(arguments: Arguments) -> list[Group]:
+def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[Group]:
     """The groups that a command line asks for.
 
     Raises:
@@ -93,29 +100,24 @@ def select(arguments: Arguments) -> list[Group]:
     methods = None if arguments.methods is None else arguments.methods.split(",")
     if arguments.data_dir is not None and not Path(arguments.data_dir).is_dir():
         raise UsageError(
-            f"--data-dir {arguments.data_dir!r} is not a folder; name the folder with the sources' files"
+            f"--data-dir {arguments.data_dir!r} is not a folder; "
+            "name the folder with the sources' files"
         )
-    tables = list(dict.fromkeys(pair for name in arguments.suites for pair in _tables(name)))
-    known = {m for _, table in tables for m in table.methods}
+    chosen = dict.fromkeys(pair for name in arguments.suites for pair in _tables(name, suites))
+    known = {method for _, table in chosen for method in table.methods}
     for method in methods or ():
         if method not in known:
-            raise UsageError(
-                f"--methods {method!r} is unknown here; choose from {', '.join(sorted(known))}"
-            )
-    everything: list[tuple[Table, Job]] = []
-    for suite, table in tables:
-        chosen = [m for m in table.methods if methods is None or m in methods]
-        everything += [
-            (table, job)
-            for job in expand(suite, table, arguments.size, chosen, seeds, arguments.data_dir)
-        ]
-    _check_keys(arguments.where, [job for _, job in everything])
-    keep = _filter(arguments.where)
-    groups = group((table, job) for table, job in everything if keep(job))
+            names = ", ".join(sorted(known))
+            raise UsageError(f"--methods {method!r} is unknown here; choose from {names}")
+    jobs: list[Job] = []
+    for suite, table in chosen:
+        wanted = [m for m in table.methods if methods is None or m in methods]
+        jobs += suite.jobs(table, arguments.size, wanted, seeds, arguments.data_dir)
+    keep = _filter(arguments.where, jobs)
+    groups = group(job for job in jobs if keep(job))
     if not groups:
-        raise UsageError(
-            f"nothing to run: no cell of {' '.join(arguments.suites)} matches --where {' '.join(arguments.where)}"
-        )
+        asked = f"{' '.join(arguments.suites)} matches --where {' '.join(arguments.where)}"
+        raise UsageError(f"nothing to run: no cell of {asked}")
     return groups
 
 
@@ -132,296 +134,149 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _tables(name: str) -> list[tuple[str, Table]]:
+def _tables(name: str, suites: Mapping[str, Suite]) -> list[tuple[Suite, Table]]:
     suite, _, table = name.partition("/")
-    if suite not in SUITES:
-        raise UsageError(f"suite {suite!r} is unknown; choose from {', '.join(SUITES)}")
-    tables = [t for t in SUITES[suite] if not table or t.name == table]
-    if not tables:
-        raise UsageError(
-            f"table {table!r} is not in {suite}; choose from {', '.join(t.name for t in SUITES[suite])}"
-        )
-    return [(suite, t) for t in tables]
+    if suite not in suites:
+        raise UsageError(f"suite {suite!r} is unknown; choose from {', '.join(suites)}")
+    tables = suites[suite].tables if not table else (suites[suite].table(table),)
+    return [(suites[suite], t) for t in tables]
 
 
-def _facts(job: Job) -> dict[str, Any]:
-    """What `--where` may ask of a job before it has run."""
-    cell = job.cell
-    columns = {"suite": cell.suite, "table": cell.table, "size": cell.size, "dataset": cell.dataset}
-    return columns | {"method": job.method, "seed": job.seed} | dict(cell.settings)
-
-
-def _conditions(where: Sequence[str]) -> dict[str, list[str]]:
+def _filter(where: Sequence[str], jobs: Sequence[Job]) -> Callable[[Job], bool]:
+    known = dict.fromkeys(key for job in jobs for key in job.facts) if where else {}
     conditions: dict[str, list[str]] = {}
     for text in where:
         key, separator, values = text.partition("=")
         if not separator or not values:
             raise UsageError(f"--where {text!r} must read key=value[,value]")
+        try:
+            name = full_name(key, known)
+        except ValueError as error:
+            raise UsageError(f"--where {error}") from None
         # A value may itself hold commas (a list of phases): then it must match as a whole.
-        conditions[key] = [*conditions.get(key, []), values, *values.split(",")]
-    return conditions
+        conditions[name] = [*conditions.get(name, []), values, *values.split(",")]
+    if not conditions:
+        return lambda job: True
+
+    def keep(job: Job) -> bool:
+        facts = job.facts
+        return all(str(facts.get(key)) in values for key, values in conditions.items())
+
+    return keep
 
 
-def _filter(where: Sequence[str]) -> Callable[[Job], bool]:
-    conditions = _conditions(where)
-    return lambda job: all(
-        str(_facts(job).get(key)) in values for key, values in conditions.items()
-    )
-
-
-def _check_keys(where: Sequence[str], jobs: Sequence[Job]) -> None:
-    known = {key for job in jobs for key in _facts(job)}
-    for key in _conditions(where):
-        if key not in known:
-            raise UsageError(
-                f"--where {key!r} is no column or setting here; choose from {', '.join(sorted(known))}"
-            )
-
-
-def _sweep(console: Console, arguments: Arguments, groups: list[Group]) -> int:
+def _sweep(
+    console: Console, arguments: Arguments, groups: list[Group], suites: Mapping[str, Suite]
+) -> int:
     store = Store(arguments.out)
     try:
         finished = store.finished()
-        jobs = sum(len(g.jobs) for g in groups)
+        keys = {job.key for g in groups for job in g.jobs}
         pending = [p for g in groups if (p := _without(g, finished)).jobs]
         left = sum(len(g.jobs) for g in pending)
-        if left < jobs:
-            console.print(
-                f"{jobs - left} of {jobs} jobs are finished in {arguments.out}; running the other {left}"
-            )
+        if left < len(keys):
+            done = f"{len(keys) - left} of {len(keys)} jobs are finished in {arguments.out}"
+            console.print(f"{done}; running the other {left}")
         start, interrupted = time.perf_counter(), False
+
+        def published(job: Job, metric: str) -> float | None:
+            return suites[job.cell.suite].published(job.cell, job.method, metric)
+
         try:
-            _run_groups(console, arguments, store, pending)
+            run_groups(console, arguments.engine, store, pending, arguments.data_dir, published)
         except KeyboardInterrupt:
             interrupted = True
-        keys = {job.key for g in groups for job in g.jobs}
-        path = store.write_csv()
-        page = report.write(store.rows(), store.folder, store.images())
-        _print_results(
-            console,
-            store.rows(),
-            {(job.cell.suite, job.cell.table) for g in groups for job in g.jobs},
-        )
+        path, metrics = store.write_csv(), metrics_of(suites)
+        page = report.write(store.rows(), store.folder, metrics, store.images())
+        tables = {(job.cell.suite, job.cell.table) for g in groups for job in g.jobs}
+        shown = [row for row in store.rows() if (row["suite"], row["table"]) in tables]
+        _print_results(console, report.sections(shown, metrics))
         failed = store.failed(keys)
-        console.print(
-            f"{left} jobs in {time.perf_counter() - start:.0f} s; table {path}, report {page}"
-        )
+        seconds = time.perf_counter() - start
+        console.print(f"{left} jobs in {seconds:.0f} s; table {path}, report {page}")
         if interrupted:
             console.print("interrupted: finished rows are kept; run the same command to go on")
             return 130
         for status in failed:
             console.print(f"failed: {status}", markup=False)
         # Data that cannot be used is bad input too, found only when its cell is reached.
-        return (
-            0
-            if not failed
-            else 2
-            if all(s.startswith(("ValueError", "ConnectionError")) for s in failed)
-            else 1
-        )
+        bad_input = all(s.startswith(("ValueError", "ConnectionError")) for s in failed)
+        return 0 if not failed else 2 if bad_input else 1
     finally:
         store.close()
 
 
 def _without(group: Group, finished: set[str]) -> Group:
-    return dataclasses.replace(
-        group, jobs=tuple(job for job in group.jobs if job.key not in finished)
-    )
+    return Group(tuple(job for job in group.jobs if job.key not in finished))
 
 
-def _run_groups(console: Console, arguments: Arguments, store: Store, groups: list[Group]) -> None:
-    versions = f"jax {jax.__version__}, numpy {np.__version__}, jaxfl {jaxfl.__version__}"
-    estimate, whole, done = _estimator(), Seen(set(), set()), Seen(set(), set())
-    # TensorFlow Datasets exchanges `__import__` while it is loaded, which the bar's thread would trip over.
-    importlib.import_module("jaxfl.datasets.builders")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=sum(estimate(g.jobs, whole) for g in groups))
-        run = functools.partial(_run_safely, data_dir=arguments.data_dir)
-        for owner, outcomes in ENGINES[arguments.engine](run, groups):
-            store.add(_row(outcome, versions) for outcome in outcomes)
-            progress.update(bar, description=f"{owner.label} {outcomes[0].job.method}"[:70])
-            progress.advance(bar, estimate([o.job for o in outcomes], done))
-
-
-def _run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]]:
-    """A group's outcomes; a failure becomes the status of the jobs that have none yet."""
-    done: set[Job] = set()
-    try:
-        for outcomes in group.tables[0].run(group.jobs, data_dir):
-            done |= {o.job for o in outcomes}
-            yield outcomes
-    except (ValueError, TypeError, ConnectionError, OSError, RuntimeError, MemoryError) as error:
-        status = f"{type(error).__name__}: {error}".splitlines()[0]
-        yield [
-            Outcome(job, "accuracy", None, status=status) for job in group.jobs if job not in done
-        ]
-
-
-def _row(outcome: Outcome, versions: str) -> Row:
-    job, cell = outcome.job, outcome.job.cell
-    settings = (
-        dict(cell.settings)
-        | dict(outcome.detail)
-        | ({"note": outcome.note} if outcome.note else {})
-    )
-    values = {
-        **{
-            "suite": cell.suite,
-            "table": cell.table,
-            "size": cell.size,
-            "dataset": cell.dataset,
-            "method": job.method,
-        },
-        **{
-            "published": _table_of(job).published(cell, job.method, outcome.metric),
-            "versions": versions,
-        },
-        **{
-            name: getattr(outcome, name)
-            for name in ("selection", "metric", "value", "status", "chance", "majority")
-        },
-        **{
-            name: getattr(outcome, name)
-            for name in ("train_accuracy", "test_accuracy", "compile_s", "run_s", "device", "dtype")
-        },
-        **{"seed": job.seed, "settings": json.dumps(settings, sort_keys=True)},
-    }
-    return Row(job.key, values, {caption: _png(image) for caption, image in outcome.images.items()})
-
-
-def _png(image: np.ndarray) -> bytes:
-    from matplotlib.image import imsave
-
-    buffer = io.BytesIO()
-    imsave(buffer, np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, format="png")
-    return buffer.getvalue()
-
-
-def _table_of(job: Job) -> Table:
-    return next(table for table in SUITES[job.cell.suite] if table.name == job.cell.table)
-
-
-class Seen(NamedTuple):
-    """Parts of the work that an estimate has counted already, since later jobs share them."""
-
-    work: set[Any]
-    programs: set[Any]
-
-
-def _estimator() -> Callable[[Sequence[Job], Seen], float]:
-    """Seconds of jobs, from operation counts and the speed of one matrix product measured here."""
-    a, b = jnp.ones((300, 446)), jnp.ones((446, 128))
-    product = jax.jit(lambda a, b: a @ b)
-    product(a, b).block_until_ready()
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        product(a, b).block_until_ready()
-        times.append(time.perf_counter() - start)
-    rate = 2 * 300 * 446 * 128 / min(times) * jax.local_device_count()
-
-    def seconds(jobs: Sequence[Job], seen: Seen) -> float:
-        total = 0.0
-        for job in dict.fromkeys(jobs):
-            cost = _table_of(job).cost(job)
-            total += (
-                sum(
-                    operations
-                    for part, operations in cost.operations.items()
-                    if part not in seen.work
-                )
-                / rate
-            )
-            total += sum(
-                time for program, time in cost.compiling.items() if program not in seen.programs
-            )
-            seen.work.update(cost.operations)
-            seen.programs.update(cost.compiling)
-        return total
-
-    return seconds
-
-
-def _print_suites(console: Console) -> None:
-    for suite, tables in SUITES.items():
-        for table in tables:
-            console.print(
-                f"{suite}/{table.name}: {table.title}\n    methods: {', '.join(table.methods)}",
-                highlight=False,
-            )
+def _print_suites(console: Console, suites: Mapping[str, Suite]) -> None:
+    for suite in suites.values():
+        for table in suite.tables:
+            names = ", ".join(table.methods)
+            text = f"{suite.name}/{table.name}: {table.title}\n    methods: {names}"
+            console.print(text, highlight=False, markup=False)
+    console.print("methods:", highlight=False)
+    experiments = dict.fromkeys(t.experiment for suite in suites.values() for t in suite.tables)
+    for experiment in experiments:
+        for method in experiment.methods:
+            line = f"    {experiment.name}/{method.name}: {method.about}"
+            console.print(line, highlight=False, markup=False)
 
 
 def _print_plan(console: Console, groups: list[Group]) -> None:
-    estimate, seen = _estimator(), Seen(set(), set())
-    table = RichTable(
-        *("group", "cells", "jobs", "programs", "estimated s", "estimated MiB"), title="plan"
-    )
-    total = 0.0
+    columns = ("group", "cells", "jobs", "estimated s", "estimated MiB")
+    table, total, guessed = RichTable(*columns, title="plan"), 0.0, 0
     for g in groups:
-        programs = len(seen.programs)
-        seconds = estimate(g.jobs, seen)
-        members = len({(job.cell, job.seed) for job in g.jobs})
-        memory = members * max(_table_of(job).cost(job).memory for job in g.jobs) / 2**20
+        estimates = [estimate(job) for job in g.jobs]
+        seconds, peak = sum(e.seconds for e in estimates), max(e.peak_mib for e in estimates)
         cells = len({job.cell for job in g.jobs})
-        table.add_row(
-            g.label,
-            str(cells),
-            str(len(g.jobs)),
-            str(len(seen.programs) - programs),
-            f"{seconds:.0f}",
-            f"{memory:.0f}",
-        )
+        table.add_row(g.label, str(cells), str(len(g.jobs)), f"{seconds:.0f}", f"{peak:.0f}")
         total += seconds
+        guessed += sum(not e.measured for e in estimates)
     console.print(table)
-    for g in groups:
-        for cell in dict.fromkeys(job.cell for job in g.jobs):
-            console.print(
-                f"{cell.suite}/{cell.table} {cell.dataset} {cell.label}",
-                highlight=False,
-                soft_wrap=True,
-            )
+    _print_cells(console, groups)
+    count = sum(len(g.jobs) for g in groups)
     console.print(
-        f"{sum(len(g.jobs) for g in groups)} jobs in {len(groups)} groups, about {total / 60:.1f} minutes here"
+        f"{count} jobs in {len(groups)} groups, about {total / 60:.1f} minutes on two cores"
     )
+    if guessed:
+        console.print(
+            f"{guessed} of them were never measured: other tables' times stand in, or a second each"
+        )
 
 
-def _print_results(
-    console: Console, rows: list[dict[str, Any]], tables: set[tuple[str, str]]
-) -> None:
-    for section in report.sections([row for row in rows if (row["suite"], row["table"]) in tables]):
-        columns = {
-            **{
-                "data and setting": "setting",
-                "method": "method",
-                "metric": "metric",
-                "selected by": "selection",
-            },
-            **{
-                "n": "n",
-                "mean": "mean",
-                "interval": "interval",
-                "majority": "majority",
-                "published": "published",
-            },
+def _print_cells(console: Console, groups: list[Group]) -> None:
+    """What cells of each table have in common, and what tells them apart."""
+    by_table: dict[tuple[str, str], list[Job]] = {}
+    for job in (job for g in groups for job in g.jobs):
+        by_table.setdefault((job.cell.suite, job.cell.table), []).append(job)
+    for (suite, name), jobs in by_table.items():
+        cells = [{"dataset": job.cell.dataset} | job.settings for job in jobs]
+        names = varying(cells, last={f"{job.method}." for job in jobs})
+        short = short_names(key for cell in cells for key in cell)
+        values = {key: value for cell in cells for key, value in cell.items()}
+        shared = " ".join(f"{short[k]}={v}" for k, v in values.items() if k not in names)
+        console.print(f"{suite}/{name}: {shared}", highlight=False, soft_wrap=True)
+        lines = (" ".join(f"{short[k]}={cell[k]}" for k in names if k in cell) for cell in cells)
+        for line in dict.fromkeys(filter(None, lines)):
+            console.print(f"    {line}", highlight=False, soft_wrap=True)
+
+
+def _print_results(console: Console, sections: Sequence[report.Section]) -> None:
+    for section in sections:
+        columns: dict[str, Any] = {
+            **{"data and setting": "setting", "method": "method", "metric": "metric"},
+            **{"selected by": "selection", "n": "n", "mean": "mean", "interval": "interval"},
+            **{"majority": "majority", "published": "published"},
         }
         if len({line.metric for line in section.lines}) == 1:
             del columns["metric"]
-        table = RichTable(
-            title=f"{section.title}: mean and 95 % interval over seeds", title_justify="left"
-        )
+        title = f"{section.title}: mean and 95 % interval over seeds"
+        table = RichTable(title=title, title_justify="left")
         for name in columns:
-            table.add_column(
-                name,
-                justify="right" if name in ("n", "mean", "majority", "published") else "left",
-                no_wrap=True,
-            )
+            right = name in ("n", "mean", "majority", "published")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
         for line in section.lines:
             table.add_row(*(str(getattr(line, field)) for field in columns.values()))
         console.print(table)

@@ -1,12 +1,15 @@
-"""How fast are attacks and simulation here: `python -m benchmarks.throughput attacks|rounds|messages [--beside "COMMAND"]`.
+"""How fast are attacks and simulation here: `python -m benchmarks.throughput
+attacks|rounds|messages [--beside "COMMAND"]`.
 
 Warm, on random data, compile time apart:
-  attacks: `cos` in milliseconds per iteration, `closed_form` as a whole (MLP features-hidden-classes).
+  attacks: `cos` in milliseconds per iteration, `closed_form` as a whole (MLP
+  features-hidden-classes).
   rounds: a FedAvg round of `simulate`.
   messages: `gls`, per message that it reads.
-`--beside` names another program that times the same and prints one line of JSON with "ms_min" and "ms_median", or "s_min" and
-"s_median" in seconds; it runs in turn with ours and the ratio of the minima is printed, for `closed_form` against
-`--iterations` of the other's. Fix the number of cores from outside (`taskset -c 1`).
+`--beside` names another program that times the same and prints one line of JSON with "ms_min" and
+"ms_median", or "s_min" and "s_median" in seconds; it runs in turn with ours and the ratio of the
+minima is printed, for `closed_form` against `--iterations` of the other's. Fix the number of cores
+from outside (`taskset -c 1`).
 """
 
 import dataclasses
@@ -201,7 +204,8 @@ def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
 
 
 def time_other(command: str, records: int) -> Timing:
-    """Run another program and read the last line it prints. Raises `ValueError` if that is no such line."""
+    """Run another program and read the last line it prints. Raises `ValueError` if that is no such
+    line."""
     words = [word.replace("{records}", str(records)) for word in shlex.split(command)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -1,6 +1,9 @@
 """Suites: one file per paper, its tables as grids. `SUITES[name]` lists a suite's tables in order."""
 
-from benchmarks.jobs import Table
+from collections.abc import Mapping
+
+from benchmarks.harness.experiment import Metric
+from benchmarks.harness.jobs import Suite
 from benchmarks.suites import (
     driouich2022,
     driouich2023,
@@ -10,13 +13,28 @@ from benchmarks.suites import (
     quick,
     song2020,
 )
+from benchmarks.suites.grids import strays
 
-SUITES: dict[str, tuple[Table, ...]] = {
-    "quick": quick.TABLES,
-    "lyu2021": lyu2021.TABLES,
-    "driouich2022": driouich2022.TABLES,
-    "driouich2023": driouich2023.TABLES,
-    "kerkouche2023": kerkouche2023.TABLES,
-    "song2020": song2020.TABLES,
-    "frontier": frontier.TABLES,
-}
+_PAPERS = (quick, lyu2021, driouich2022, driouich2023, kerkouche2023, song2020, frontier)
+SUITES: dict[str, Suite] = {paper.SUITE.name: paper.SUITE for paper in _PAPERS}
+
+
+def metrics_of(suites: Mapping[str, Suite]) -> dict[str, Metric]:
+    """All metrics by name.
+
+    Raises:
+      ValueError: if experiments mean different things by one name.
+    """
+    metrics: dict[str, Metric] = {}
+    for experiment in (table.experiment for suite in suites.values() for table in suite.tables):
+        for metric in experiment.metrics:
+            known = metrics.setdefault(metric.name, metric)
+            if known.proportion != metric.proportion:
+                raise ValueError(f"metric={metric.name!r} is a proportion in one experiment alone")
+    return metrics
+
+
+METRICS = metrics_of(SUITES)
+for _suite in SUITES.values():
+    for _row in strays(_suite):
+        raise ValueError(f"{_suite.name}_published.csv names what does not exist: {_row}")

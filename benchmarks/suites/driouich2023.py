@@ -1,74 +1,53 @@
-"""Driouich, Xu, Neglia, Giroire, Thomas, *Local Model Reconstruction Attacks in Federated Learning and their Uses* (2023):
-Tables 1, 9, 10 and Figures 2 to 4, 6, 7, with what reads the answer out of the messages beside the paper's methods.
+"""Driouich, Xu, Neglia, Giroire, Thomas, *Local Model Reconstruction Attacks in Federated Learning
+and their Uses* (2023): Tables 1, 9, 10 and Figures 2 to 4, 6, 7, with what reads the answer out of
+the messages beside the paper's methods. The paper's "Ours" is `network_literal`, its rivals are
+`cos`, `vote` and `invert_gradient`.
 
-The paper's flight bookings are not public; `flight_airlines` stands in. LEAF's synthetic data has no sensitive attribute; one
-is planted. `leaf_milder` is the same generator with less heterogeneous clients: by LEAF's recipe seven of ten hold nearly one
-class. Figures' values are not printed in the paper but for their ends.
+The paper's flight bookings are not public; `flight_airlines` stands in. LEAF's synthetic data has
+no sensitive attribute; one is planted. `leaf_milder` is the same generator with less heterogeneous
+clients: by LEAF's recipe seven of ten hold nearly one class. Figures' values are not printed in the
+paper but for their ends.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from benchmarks import local_model_experiment
-from benchmarks.jobs import Cell, Table, Value
-from benchmarks.local_model_cost import cost
-from benchmarks.suites.grids import product, published_rows
-
-SUITE = "driouich2023"
-TABULAR, FACES = ("flight_airlines", "adult_bachelors", "leaf_synthetic"), "att_faces"
-MEASURES = {FACES: "zest,source,samples"} | dict.fromkeys(
-    (*TABULAR, "leaf_milder"), "zest,attribute,source"
+from attacks import GLS, CosMatching, GradientInversion, Inversion, PseudoRecords
+from attacks import Mapping as MappingNetwork
+from benchmarks.harness.jobs import Cell, Place, Suite, Table
+from benchmarks.harness.settings import flatten, replace
+from benchmarks.measurements.local_models import (
+    EXPERIMENT,
+    First,
+    FirstMessages,
+    LocalModelSettings,
 )
+from benchmarks.suites.grids import product, published_by
+from jaxfl import LocalTraining
 
-PAPER: dict[str, Value] = {
-    **{
-        "model": "mlp",
-        "hidden": "256,256,256",
-        "batch_norm": 0,
-        "clients": 10,
-        "records": 0,
-        "batch_size": 512,
-        "epochs": 1,
-    },
-    **{
-        "learning_rate": 0.01,
-        "rounds": 1000,
-        "every": 10,
-        "defense": "none",
-        "epsilon": 10.0,
-        "attacked": 10,
-        "side": "80,70",
-    },
-    **{"optimum_steps": 4000, "decoded": 10, "orders": 8, "passes": 3, "drift": 0, "layers": 1},
-    **{"matched": 5, "cos_steps": 300},
-    **{"fit_steps": 200, "search_steps": 1000, "pseudo": 128, "pseudo_steps": 800, "finish": 4000},
-    **{"zest_records": 32, "zest_masks": 300, "targets": 100, "source_messages": 20},
-    **{"inversion_steps": 5000, "inversion_rate": 1e-3, "gradient_steps": 1000},
-}
-"""The paper's setting (Appendix C), and ours where it is silent."""
+NAME = "driouich2023"
+TABULAR, FACES = ("flight_airlines", "adult_bachelors", "leaf_synthetic"), "att_faces"
+TABULAR_MEASURES = ("zest", "attribute", "source")
+MEASURES = {FACES: ("zest", "source", "samples")}
+MEASURES |= dict.fromkeys((*TABULAR, "leaf_milder"), TABULAR_MEASURES)
+FACE_SETTINGS = {"hidden": (32, 32, 32), "training.batch_size": 32}
+"""Appendix C.1 and C.2."""
 
-LIKE_RECORDS: dict[str, Value] = {"drift": 3}
-"""By LEAF's recipe most clients hold records of one class, which hardly differ: `gls` needs all the noise of their order."""
-
-SMALL: dict[str, Value] = {
-    **{
-        "hidden": "32,32",
-        "side": "20,18",
-        "optimum_steps": 1000,
-        "passes": 2,
-        "cos_steps": 100,
-        "fit_steps": 100,
-    },
-    **{"search_steps": 200, "pseudo": 32, "pseudo_steps": 200, "finish": 300, "zest_records": 8},
-    **{"inversion_steps": 500, "inversion_rate": 1e-2, "gradient_steps": 200},
+SMALL: dict[str, Any] = {
+    "hidden": (32, 32),
+    "side": (20, 18),
+    "optimum_steps": 1000,
+    "zest_records": 8,
+    "inversion": Inversion(500, 1e-2),
 }
 """What differs at small size."""
 
-SHRUNK: dict[str, dict[Value, Value]] = {
+SHRUNK: dict[str, dict[Any, Any]] = {
     "records": {0: 120, 50: 20, 200: 40, 500: 60, 800: 120, 1000: 120},
-    "batch_size": {512: 64, 256: 32, 128: 16, 64: 16, 32: 8, 16: 4, 8: 2},
+    "training.batch_size": {512: 64, 256: 32, 128: 16, 64: 16, 32: 8, 16: 4, 8: 2},
     "clients": {5: 5, 10: 7, 20: 10, 40: 14, 100: 20},
-    "epochs": {5: 2, 10: 4},
+    "training.epochs": {5: 2, 10: 4},
     "rounds": {600: 60, 1000: 100},
     "every": {6: 3, 10: 5},
     "attacked": {10: 3},
@@ -77,180 +56,206 @@ SHRUNK: dict[str, dict[Value, Value]] = {
 """Likewise, by the paper's value."""
 
 
-def shrunk(chosen: dict[str, Value]) -> dict[str, Value]:
-    """Settings of paper size at small size."""
-    return (
-        chosen
-        | SMALL
-        | {name: smaller.get(chosen[name], chosen[name]) for name, smaller in SHRUNK.items()}
+def attacks(size: str, drift: int = 0, source_messages: int = 20) -> dict[str, Any]:
+    """Settings of the attacks, at either size.
+
+    Args:
+      size: "small" or "paper".
+      drift: of `gls`.
+      source_messages: that `decode_sources` uses.
+    """
+    small = size == "small"
+    passes = 2 if small else 3
+    decoding = First(10, GLS(LocalTraining(), orders=8, passes=passes, drift=drift, layers=1))
+    fit = (
+        {"fit_steps": 100, "search_steps": 200}
+        if small
+        else {"fit_steps": 200, "search_steps": 1000}
     )
+    made = (32, 200, 300) if small else (128, 800, 4000)
+    records, steps, finish = made
+    return {
+        "gls": decoding,
+        "records": decoding,
+        "cos": First(5, CosMatching(steps=100 if small else 300)),
+        "network_literal": MappingNetwork(**fit, scaling="literal"),
+        "network": MappingNetwork(**fit, scaling="normalised"),
+        "pseudo_records": PseudoRecords(
+            LocalTraining(), local_records=1, records=records, steps=steps, finish=finish
+        ),
+        "decode_sources": FirstMessages(source_messages),
+        "invert_gradient": GradientInversion(steps=200 if small else 1000),
+    }
+
+
+def place(
+    dataset: str,
+    size: str,
+    paper: Mapping[str, Any],
+    small: Mapping[str, Any] = {},
+    measures: tuple[str, ...] = (),
+    source_messages: int = 20,
+) -> Place:
+    """A cell at either size.
+
+    Args:
+      dataset: name of the data set.
+      size: "small" or "paper".
+      paper: settings of it at paper size, by flat names, where they are not the paper's.
+      small: settings of it at small size, where they do not follow from those.
+      measures: what is measured; all of the data set's by default.
+      source_messages: that `decode_sources` uses.
+    """
+    settings = replace(LocalModelSettings(measures=measures or MEASURES[dataset]), paper)
+    if size == "small":
+        known = flatten(settings)
+        shrunk = {n: by.get(known[n], known[n]) for n, by in SHRUNK.items() if known[n] != "full"}
+        settings = replace(settings, SMALL | shrunk | dict(small))
+    # By LEAF's recipe most clients hold records of one class, which hardly differ: `gls` needs all
+    # the noise of their order.
+    drift = 3 if dataset == "leaf_synthetic" else 0
+    return Place(dataset, settings, attacks(size, drift, source_messages))
 
 
 def _grid(
-    table: str, datasets: Sequence[str], measures: str | None = None, /, **varied: Sequence[Value]
-) -> Callable[..., list[Cell]]:
+    datasets: Sequence[str],
+    measures: tuple[str, ...] = (),
+    source_messages: int = 20,
+    **varied: Sequence[Any],
+) -> Callable[[str, str | None], list[Place]]:
     """Cells of a table: sources x what is varied."""
+    varied = {name.replace("__", "."): values for name, values in varied.items()}
 
-    def cells(size: str, data_dir: str | None) -> list[Cell]:
-        found = []
-        for dataset, values in itertools.product(datasets, product(varied)):
-            chosen = PAPER | {"measures": measures or MEASURES[dataset]}
-            if dataset == FACES:  # Appendix C.1 and C.2
-                chosen |= {"hidden": "32,32,32", "batch_size": 32}
-            if dataset == "leaf_synthetic":
-                chosen |= LIKE_RECORDS
-            chosen |= values
-            chosen = shrunk(chosen) if size == "small" else chosen
-            found.append(Cell(SUITE, table, size, dataset, tuple(sorted(chosen.items()))))
-        return list(dict.fromkeys(found))
+    def places(size: str, data_dir: str | None) -> list[Place]:
+        return [
+            place(
+                dataset,
+                size,
+                (FACE_SETTINGS if dataset == FACES else {}) | values,
+                measures=measures,
+                source_messages=source_messages,
+            )
+            for dataset, values in itertools.product(datasets, product(varied))
+        ]
 
-    return cells
-
-
-def published(cell: Cell, method: str, metric: str) -> float | None:
-    """The paper's number for this cell and method; the paper's "Ours" is `network_literal`, its rivals `cos`, `vote` and
-    `invert_gradient`."""
-    facts = {
-        "table": cell.table,
-        "dataset": cell.dataset,
-        "batch_norm": str(int(cell["batch_norm"])),
-        "defense": str(cell["defense"]),
-    }
-    facts |= {"method": method, "metric": metric}
-    return next(
-        (
-            float(row["value"])
-            for row in published_rows(SUITE)
-            if all(row[k] == v for k, v in facts.items())
-        ),
-        None,
-    )
+    return places
 
 
-def _table(
-    name: str,
-    title: str,
-    cells: Callable[..., list[Cell]],
-    methods: Sequence[str] = local_model_experiment.METHODS,
-) -> Table:
-    experiment = local_model_experiment
-    run, measured = experiment.run, experiment.measured
-    return Table(
-        name,
-        title,
-        cells,
-        tuple(methods),
-        published,
-        experiment.applies,
-        run,
-        measured,
-        cost,
-        batched=False,
-    )
+def _both(
+    *grids: Callable[[str, str | None], list[Place]],
+) -> Callable[[str, str | None], list[Place]]:
+    return lambda size, data_dir: [p for grid in grids for p in grid(size, data_dir)]
+
+
+def _facts(cell: Cell, method: str, metric: str) -> dict[str, str]:
+    settings = cell.settings
+    return {"batch_norm": str(int(settings.batch_norm)), "defense": settings.defense}
+
+
+def _table(name: str, title: str, places: Any, methods: tuple[str, ...] = ()) -> Table:
+    return Table(name, title, EXPERIMENT, places, methods)
 
 
 FITTED = ("global", "last", "network_literal", "pseudo_records", "records", "optimum")
-FIGURED = tuple(
-    m
-    for m in local_model_experiment.METHODS
-    if m not in ("extrapolated", "affine", "network", "isolated", "best_round")
-)
-"""Figures' methods: all but controls, a variant and another threat model, which Tables 1 and 10 have."""
+CONTROLS = ("extrapolated", "affine", "network", "isolated", "best_round")
+FIGURED = tuple(m.name for m in EXPERIMENT.methods if m.name not in CONTROLS)
+"""Figures' methods: all but controls, a variant and another threat model, which Tables 1 and 10
+have."""
 DEFENSES = ("none", "dp", "mixup", "dp+mixup")
-TABLES = (
-    _table(
-        "table1",
-        "Four attacks, without and with batch normalisation (Table 1)",
-        _grid("table1", (*TABULAR, "leaf_milder", FACES), batch_norm=(0, 1)),
-    ),
-    _table(
-        "table9",
-        "How the models fit their clients' records (Table 9)",
-        _grid("table9", (*TABULAR, FACES), batch_norm=(0, 1)),
-        FITTED,
-    ),
-    _table("table10", "Defences (Table 10)", _grid("table10", (*TABULAR, FACES), defense=DEFENSES)),
-    _table(
-        "fig2",
-        "Attributes against the client's records (Figure 2)",
-        _grid("fig2", TABULAR, "attribute", records=(50, 200, 500, 1000), batch_size=[256]),
-        FIGURED,
-    ),
-    _table(
-        "fig3",
-        "Samples against batch size and local epochs (Figure 3)",
-        lambda *a: [
-            *_grid("fig3", [FACES], "samples", batch_size=(8, 16, 32, 64))(*a),
-            *_grid("fig3", [FACES], "samples", epochs=(5, 10))(*a),
-        ],
-        FIGURED,
-    ),
-    _table(
-        "fig4",
-        "Number of clients (Figure 4)",
-        _grid("fig4", ("leaf_synthetic", FACES), clients=(10, 20, 40)),
-        FIGURED,
-    ),
-    _table(
-        "fig6",
-        "Batch size (Figure 6)",
-        lambda *a: [
-            *_grid("fig6", TABULAR, batch_size=(32, 128, 512))(*a),
-            *_grid("fig6", [FACES], batch_size=(16, 32, 64))(*a),
-        ],
-        FIGURED,
-    ),
-    _table(
-        "fig7",
-        "Local epochs (Figure 7)",
-        _grid("fig7", (*TABULAR, FACES), epochs=(1, 5, 10)),
-        FIGURED,
-    ),
-    _table(
-        "sources",
-        "Whose is a record, all of the clients' records being candidates (beyond the paper)",
-        _grid(
+BOTH = (False, True)
+SUITE = Suite(
+    NAME,
+    (
+        _table(
+            "table1",
+            "Four attacks, without and with batch normalisation (Table 1)",
+            _grid((*TABULAR, "leaf_milder", FACES), batch_norm=BOTH),
+        ),
+        _table(
+            "table9",
+            "How the models fit their clients' records (Table 9)",
+            _grid((*TABULAR, FACES), batch_norm=BOTH),
+            FITTED,
+        ),
+        _table("table10", "Defences (Table 10)", _grid((*TABULAR, FACES), defense=DEFENSES)),
+        _table(
+            "fig2",
+            "Attributes against the client's records (Figure 2)",
+            _grid(
+                TABULAR, ("attribute",), records=(50, 200, 500, 1000), training__batch_size=[256]
+            ),
+            FIGURED,
+        ),
+        _table(
+            "fig3",
+            "Samples against batch size and local epochs (Figure 3)",
+            _both(
+                _grid([FACES], ("samples",), training__batch_size=(8, 16, 32, 64)),
+                _grid([FACES], ("samples",), training__epochs=(5, 10)),
+            ),
+            FIGURED,
+        ),
+        _table(
+            "fig4",
+            "Number of clients (Figure 4)",
+            _grid(("leaf_synthetic", FACES), clients=(10, 20, 40)),
+            FIGURED,
+        ),
+        _table(
+            "fig6",
+            "Batch size (Figure 6)",
+            _both(
+                _grid(TABULAR, training__batch_size=(32, 128, 512)),
+                _grid([FACES], training__batch_size=(16, 32, 64)),
+            ),
+            FIGURED,
+        ),
+        _table(
+            "fig7",
+            "Local epochs (Figure 7)",
+            _grid((*TABULAR, FACES), training__epochs=(1, 5, 10)),
+            FIGURED,
+        ),
+        _table(
             "sources",
-            ("adult_bachelors", "leaf_synthetic", "leaf_milder"),
-            "source",
-            targets=[0],
-            source_messages=[1],
+            "Whose is a record, all of the clients' records being candidates (beyond the paper)",
+            _grid(
+                ("adult_bachelors", "leaf_synthetic", "leaf_milder"),
+                ("source",),
+                source_messages=1,
+                targets=[0],
+            ),
+            ("last", "vote", "best_round", "drop", "drop_lda", "decode_sources", "optimum"),
         ),
-        ("last", "vote", "best_round", "drop", "drop_lda", "decode_sources", "optimum"),
-    ),
-    _table(
-        "local_work",
-        "Attributes of 800 records after much local work (beyond the paper)",
-        _grid(
+        _table(
             "local_work",
-            ["adult_bachelors"],
-            "attribute",
-            **{
-                "records": [800],
-                "attacked": [3],
-                "every": [1],
-                "rounds": [10],
-                "batch_size": (32, 512),
-                "epochs": (1, 10),
-            },
+            "Attributes of 800 records after much local work (beyond the paper)",
+            _grid(
+                ["adult_bachelors"],
+                ("attribute",),
+                records=[800],
+                attacked=[3],
+                every=[1],
+                rounds=[10],
+                training__batch_size=(32, 512),
+                training__epochs=(1, 10),
+            ),
+            ("majority", "last", "cos", "gls"),
         ),
-        ("majority", "last", "cos", "gls"),
-    ),
-    _table(
-        "messages_alone",
-        "Local models of different clients out of messages alone (beyond the paper)",
-        _grid(
+        _table(
             "messages_alone",
-            ["leaf_milder"],
-            "zest,attribute,source",
-            **{
-                "records": [500],
-                "attacked": [3],
-                "every": [6],
-                "rounds": [600],
-                "batch_size": [128],
-            },
+            "Local models of different clients out of messages alone (beyond the paper)",
+            _grid(
+                ["leaf_milder"],
+                TABULAR_MEASURES,
+                records=[500],
+                attacked=[3],
+                every=[6],
+                rounds=[600],
+                training__batch_size=[128],
+            ),
+            ("global", "last", "extrapolated", "affine", "network", "pseudo_records", "optimum"),
         ),
-        ("global", "last", "extrapolated", "affine", "network", "pseudo_records", "optimum"),
     ),
+    published_by(NAME, _facts),
 )

@@ -1,4 +1,5 @@
-"""Results on disk: SQLite, one row per (job, selection, metric), committed as soon as it is measured."""
+"""Results on disk: SQLite, one row per (job, selection, metric), committed as soon as it is
+measured."""
 
 import csv
 import dataclasses
@@ -22,11 +23,11 @@ COLUMNS = (
         "status",
     ),
     *("chance", "majority", "published", "train_accuracy", "test_accuracy", "compile_s", "run_s"),
-    *("device", "dtype", "versions", "settings"),
+    *("device", "dtype", "versions", "settings", "detail"),
 )
 """Columns of `results.csv`, fixed."""
 
-_VERSION = 1
+_VERSION = 2
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS results (
   job TEXT NOT NULL, {", ".join(f'"{name}"' for name in COLUMNS)},
@@ -52,7 +53,8 @@ class Store:
         """Open or create `folder/results.sqlite`.
 
         Raises:
-          ValueError: if the folder cannot be written, or what stands there is not a store of this version.
+          ValueError: if the folder cannot be written, or what stands there is not a store of this
+            version.
         """
         self.folder = Path(folder)
         self.path = self.folder / "results.sqlite"
@@ -134,16 +136,18 @@ class Store:
             )
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, ordered, with `settings` parsed."""
+        """All rows, ordered, with `settings` and `detail` parsed."""
         order = "suite, length([table]), [table], rowid"
         cursor = self._database.execute(
             "SELECT " + ", ".join(f'"{c}"' for c in COLUMNS) + f" FROM results ORDER BY {order}"
         )
         found = [dict(zip(COLUMNS, values, strict=True)) for values in cursor]
-        return [row | {"settings": json.loads(row["settings"])} for row in found]
+        parsed = ("settings", "detail")
+        return [row | {name: json.loads(row[name]) for name in parsed} for row in found]
 
     def images(self) -> list[dict[str, Any]]:
-        """All images, ordered: `suite`, `table`, `size`, `dataset`, `method`, `seed` of their job, `caption` and `png`."""
+        """All images, ordered: `suite`, `table`, `size`, `dataset`, `method`, `seed` of their job,
+        `caption` and `png`."""
         names = ("suite", "table", "size", "dataset", "method", "seed")
         columns = ", ".join(f'first."{name}"' for name in names)
         cursor = self._database.execute(
@@ -159,7 +163,7 @@ class Store:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(
-                row | {"settings": json.dumps(row["settings"], sort_keys=True)}
+                row | {n: json.dumps(row[n], sort_keys=True) for n in ("settings", "detail")}
                 for row in self.rows()
             )
         return path

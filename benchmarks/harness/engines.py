@@ -1,4 +1,5 @@
-"""Where groups run: `map_groups(run, groups)` yields each result as it comes, on this machine or on a Ray cluster."""
+"""Where groups run: an engine yields the outcomes of each group as they come, on this machine
+(`local`) or on a Ray cluster (`on_ray`)."""
 
 import functools
 import os
@@ -13,16 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from benchmarks.jobs import Group, Outcome
+from benchmarks.harness.jobs import Group, Outcome
 from jaxfl.federated import map_clients, strategy_here
 
 ACCELERATOR_CHUNK = 16
 """Members that run at once on each accelerator; more would only take memory."""
 
 MOST_PROGRAMS, MOST_MAPPINGS = 96, 30_000
-"""Compiled programs kept at a time, and memory mappings of this process beyond which none is kept on CPU. There a program holds
-hundreds, some a thousand, of the 65,530 that Linux grants a process by default; beyond, the compiler dies ("Cannot allocate
-memory")."""
+"""Compiled programs kept at a time, and memory mappings of this process beyond which none is kept
+on CPU. There a program holds hundreds, some a thousand, of the 65,530 that Linux grants a process
+by default; beyond, the compiler dies ("Cannot allocate memory")."""
 
 
 class Compiled(NamedTuple):
@@ -38,7 +39,8 @@ class Compiled(NamedTuple):
 
 
 def use_all_cores() -> None:
-    """Show each CPU core to JAX as a device, so that members run side by side. Call before JAX is first used."""
+    """Show each CPU core to JAX as a device, so that members run side by side. Call before JAX is
+    first used."""
     try:
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     except RuntimeError:  # JAX is running already, as in a notebook: its devices stay as they are
@@ -48,11 +50,13 @@ def use_all_cores() -> None:
 def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
     """Run a pure function on every member of a group as one compiled call.
 
-    Members are shared by the local devices, or keep to the default one where there is one (`jax.default_device`), and run one
-    after the other on each CPU core, in chunks on an accelerator.
+    Members are shared by the local devices, or keep to the default one where there is one
+    (`jax.default_device`), and run one after the other on each CPU core, in chunks on an
+    accelerator.
 
     Args:
-      function: from one member to a pytree of arrays. Hashable: equal functions share their compiled program.
+      function: from one member to a pytree of arrays. Hashable: equal functions share their
+        compiled program.
       members: a pytree whose leaves have the leading axis `[members]`.
       x64: allow 64-bit arithmetic inside; results come back in 32 bits.
     """
@@ -72,7 +76,8 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
         compiled = time.perf_counter()
         results = jax.block_until_ready(program(placed))
     end = time.perf_counter()
-    # Back on one device: slicing an array that is spread over devices would make them wait for each other.
+    # Back on one device: slicing an array that is spread over devices would make them wait for each
+    # other.
     gathered = jax.device_put(results, devices[0])
     return Compiled(
         jax.tree.map(lambda a: a[:count], gathered), compiled - start, (end - compiled) / count
@@ -111,7 +116,8 @@ def _compile(
     """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
     strategy = strategy_here(ACCELERATOR_CHUNK)
     sharding = _sharding(devices)
-    # Members share nothing, so the check for values that differ between devices has nothing to protect.
+    # Members share nothing, so the check for values that differ between devices has nothing to
+    # protect.
     program = jax.shard_map(
         lambda members: map_clients(function, members, strategy),
         mesh=sharding.mesh,
@@ -126,7 +132,8 @@ def _compile(
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`functools.cache` for what takes long: threads that ask for the same thing wait for the one that asked first."""
+    """`functools.cache` for what takes long: threads that ask for the same thing wait for the one
+    that asked first."""
     answers: dict[Any, Future[Any]] = {}
     lock = threading.Lock()
 
@@ -150,14 +157,14 @@ Run = Callable[[Group], Iterator[Sequence[Outcome]]]
 
 
 def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups in this process: batched ones, and those that must be alone, one after the other on all its devices; then the
-    others side by side, one to an accelerator.
+    """Groups in this process: batched ones, and those that must be alone, one after the other on
+    all its devices; then the others side by side, one to an accelerator.
 
-    CPU cores run all groups one after the other: two CPU devices that take singular values at once wait for each other for
-    good (jaxlib 0.10).
+    CPU cores run all groups one after the other: two CPU devices that take singular values at once
+    wait for each other for good (jaxlib 0.10).
     """
     apart = (
-        [group for group in groups if not (group.alone or group.batched)]
+        [group for group in groups if not (group.experiment.alone or group.experiment.batched)]
         if jax.default_backend() != "cpu"
         else []
     )
@@ -169,7 +176,8 @@ def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[O
 
 
 def _with_room(run: Run, group: Group) -> Iterator[Sequence[Outcome]]:
-    """A group's outcomes, with room for more programs made between them: not every experiment runs by `run_members`."""
+    """A group's outcomes, with room for more programs made between them: not every experiment runs
+    by `run_members`."""
     _drop_programs()
     for outcomes in run(group):
         yield outcomes
@@ -216,7 +224,8 @@ def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Se
 
 
 def on_ray(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups spread over a Ray cluster (the one at `RAY_ADDRESS`, else a local one), one accelerator each if there are any."""
+    """Groups spread over a Ray cluster (the one at `RAY_ADDRESS`, else a local one), one
+    accelerator each if there are any."""
     try:
         import ray
     except ImportError as error:

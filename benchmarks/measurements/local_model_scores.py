@@ -1,4 +1,5 @@
-"""How good a model is that stands for a client's own: its fit, its explanations, the records and images it gives away."""
+"""How good a model is that stands for a client's own: its fit, its explanations, the records and
+images it gives away."""
 
 import functools
 import math
@@ -11,8 +12,7 @@ import numpy as np
 from scipy import optimize
 
 from attacks.metrics import accuracy, explain, ssim, zest_masks
-from benchmarks.federations import Federation
-from benchmarks.jobs import Cell
+from benchmarks.scenarios.federations import Federation
 from jaxfl import Model
 
 Array = jax.Array
@@ -35,7 +35,8 @@ def likeness(federation: Federation, c: int, images: Array) -> float:
 
 
 def matched_likeness(images: Array, records: Array) -> tuple[float, np.ndarray]:
-    """Of images without classes: mean SSIM to records, each image matched with one of its own; and these records' places."""
+    """Of images without classes: mean SSIM to records, each image matched with one of its own; and
+    these records' places."""
     every = np.asarray(_each_with_all(images, records))
     if not np.isfinite(every).all():
         return math.nan, np.zeros(len(images), int)
@@ -70,13 +71,13 @@ def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]
     yield "mape" if model.classes is None else "train_accuracy", (mean(scores), None, None)
 
 
-def explained(federation: Federation, c: int, params: Any, cell: Cell) -> Array:
-    """A model's explanations around records of a client."""
-    rows = federation.parts[c][: cell["zest_records"]]
+def explained(federation: Federation, c: int, params: Any, records: int, count: int) -> Array:
+    """A model's explanations around so many records of a client, by so many masks each."""
+    rows = federation.parts[c][:records]
     x, shape = jnp.asarray(federation.data.x[rows]), federation.data.x.shape[1:]
     fill = jnp.asarray(federation.data.x[np.concatenate(federation.parts)].mean(0))
     segments = _segments(federation, shape)
-    masks = zest_masks(jax.random.key(0), int(segments.max()) + 1, cell["zest_masks"])
+    masks = zest_masks(jax.random.key(0), int(segments.max()) + 1, count)
     return _explain(federation.model, params, x, jnp.asarray(segments), masks, fill)
 
 
@@ -98,9 +99,10 @@ def _segments(federation: Federation, shape: tuple[int, ...]) -> np.ndarray:
     return segments
 
 
-def targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose source is asked for, and the client each was drawn from."""
-    limit, rng = cell["targets"], np.random.default_rng(0)
+def targets(federation: Federation, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose source is asked for, so many of each client or all if 0, and the client each was
+    drawn from."""
+    rng = np.random.default_rng(0)
     chosen = [
         rng.permutation(rows)[: limit or None]
         for rows in federation.parts[: len(federation.messages)]
@@ -111,9 +113,9 @@ def targets(federation: Federation, cell: Cell) -> tuple[np.ndarray, np.ndarray]
 def source_scores(
     answers: Sequence[np.ndarray], rows: np.ndarray, holders: np.ndarray, federation: Federation
 ) -> Iterator[tuple[str, Score]]:
-    """How often the client named for a record holds it, balanced over the clients that records were drawn from; of several
-    answers the best of those that name a client for every record. Where clients share records also how often it is the very
-    client that a record was drawn from.
+    """How often the client named for a record holds it, balanced over the clients that records were
+    drawn from; of several answers the best of those that name a client for every record. Where
+    clients share records also how often it is the very client that a record was drawn from.
 
     Args:
       answers: places of attacked clients `[rows]`; NaN is scored if none is without a negative one.
@@ -137,11 +139,6 @@ def source_scores(
 
 def _balanced(values: np.ndarray, holders: np.ndarray) -> float:
     return mean([float(values[holders == c].mean()) for c in np.unique(holders)])
-
-
-def equivalent_count(sizes: Sequence[int]) -> int:
-    """Of how many records a proportion would be as exact as the mean of proportions of so many each."""
-    return round(len(sizes) ** 2 / sum(1 / size for size in sizes))
 
 
 def accuracy_of(found: np.ndarray, truth: np.ndarray) -> float:

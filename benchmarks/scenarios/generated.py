@@ -1,11 +1,13 @@
-"""Who holds which pictures where a generator is to learn one client's (Song 2020, sections VII-C to VII-E)."""
+"""Who holds which pictures where a generator is to learn one client's (Song 2020, sections VII-C to
+VII-E)."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import ndimage
 
-from benchmarks.jobs import Cell
+from jaxfl import LocalTraining
 from jaxfl.datasets import Dataset
 
 VICTIM, ANGLE = 0, 30.0
@@ -23,14 +25,44 @@ GLASSES = {
 WEARERS = (4, 19)
 
 
+@dataclasses.dataclass(frozen=True)
+class GeneratedSettings:
+    """Who holds what, and how the shared model is trained.
+
+    Attributes:
+      property: what sets the victim apart: "rotated" (its digits are turned by 30 degrees),
+        "glasses" (it has the pictures with glasses of persons 4 and 19, others those without), or
+        "classes" (nothing but its classes).
+      clients, records: number of clients, and of records of each (of digits).
+      classes_held: random classes of a client (of digits).
+      training: of every client.
+      rounds: of it, in all of which the adversary plays.
+      widths: of the shared model's convolutions.
+      side: pixels down and across.
+      auxiliary: records of the adversary's own (of digits; of faces it has 64, whatever is set).
+    """
+
+    property: Literal["rotated", "glasses", "classes"] = "classes"
+    clients: int = 10
+    records: int = 100
+    classes_held: int = 3
+    training: LocalTraining = LocalTraining(0.01, batch_size=32)
+    rounds: int = 300
+    widths: tuple[int, ...] = (32, 64, 128, 256)
+    side: tuple[int, int] = (28, 28)
+    auxiliary: int = 1000
+
+
 class World(NamedTuple):
     """Who has what.
 
     Attributes:
-      parts: images `[records, height, width, 1]` in [-1, 1] and labels `[records]` of each client, the victim first.
+      parts: images `[records, height, width, 1]` in [-1, 1] and labels `[records]` of each client,
+        the victim first.
       auxiliary: the adversary's.
       test: on which the shared model is judged.
-      judges: images, labels and whether they are like the victim's, of nobody: for the independent classifiers.
+      judges: images, labels and whether they are like the victim's, of nobody: for the independent
+        classifiers.
       classes: number of classes.
     """
 
@@ -46,17 +78,17 @@ def turned(images: np.ndarray) -> np.ndarray:
     return ndimage.rotate(images, ANGLE, axes=(2, 1), reshape=False, order=1, cval=-1.0).clip(-1, 1)
 
 
-def digits(data: Dataset, cell: Cell, seed: int) -> World:
+def digits(data: Dataset, settings: GeneratedSettings, seed: int) -> World:
     """Clients with random classes each; the first one's digits are turned, if that is the property."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(data))
-    held, each = cell["classes_held"], cell["records"]
-    auxiliary, order = np.split(order, [cell["auxiliary"]])
+    held, each = settings.classes_held, settings.records
+    auxiliary, order = np.split(order, [settings.auxiliary])
     test, order = np.split(order, [1000])
     judges, order = np.split(order, [min(6000, len(order) // 3)])
     free = np.ones(len(order), bool)
     parts = []
-    for _ in range(cell["clients"]):
+    for _ in range(settings.clients):
         classes = rng.permutation(data.classes or 0)[:held]
         rows = np.concatenate(
             [np.flatnonzero(free & (data.y[order] == c))[: each // held] for c in classes]
@@ -64,7 +96,7 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
         free[rows] = False
         parts.append((data.x[order[rows]], data.y[order[rows]]))
     x, y = data.x[judges], data.y[judges]
-    if cell["property"] == "rotated":
+    if settings.property == "rotated":
         parts[VICTIM] = turned(parts[VICTIM][0]), parts[VICTIM][1]
         like = np.arange(len(x)) % 2 == 0
         x = np.where(like[:, None, None, None], turned(x), x)
@@ -79,11 +111,11 @@ def digits(data: Dataset, cell: Cell, seed: int) -> World:
     )
 
 
-def faces(data: Dataset, cell: Cell, seed: int) -> World:
-    """The first client has the pictures with glasses of `WEARERS`; in all others' none are worn, by `WEARERS` neither, and each
-    has a few persons. The adversary has two pictures without glasses of each person of whom there are any. The judges have the
-    other persons' pictures with glasses, and up to four of each without; on these the shared model is judged too. Few persons
-    have both."""
+def faces(data: Dataset, settings: GeneratedSettings, seed: int) -> World:
+    """The first client has the pictures with glasses of `WEARERS`; in all others' none are worn, by
+    `WEARERS` neither, and each has a few persons. The adversary has two pictures without glasses of
+    each person of whom there are any. The judges have the other persons' pictures with glasses, and
+    up to four of each without; on these the shared model is judged too. Few persons have both."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
     glasses = np.asarray(
@@ -99,7 +131,7 @@ def faces(data: Dataset, cell: Cell, seed: int) -> World:
     known = np.concatenate([rows[2:6] for rows in drawn if not wearer[rows].any()])
     left = np.concatenate([rows[2 if wearer[rows].any() else 6 :] for rows in drawn])
     parts = [
-        (data.x[rows], data.y[rows]) for rows in (mine, *np.array_split(left, cell["clients"] - 1))
+        (data.x[rows], data.y[rows]) for rows in (mine, *np.array_split(left, settings.clients - 1))
     ]
     judges = np.concatenate([known, wearing])
     return World(

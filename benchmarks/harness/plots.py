@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from attacks.metrics import Interval
+from benchmarks.harness.intervals import Interval
 
 AXES = {
     "seen": "rounds seen",
@@ -127,7 +127,8 @@ def _marks(title: str, lines: Sequence[Line]) -> Any:
 
 
 def _curves(title: str, lines: Sequence[Line], axis: str, metric: str) -> Any:
-    """Means and intervals against one setting, a panel for every value of the others; published values dashed."""
+    """Means and intervals against one setting, a panel for every value of the others; published
+    values dashed."""
     from matplotlib.figure import Figure
 
     panels: dict[str, list[Line]] = {}

@@ -1,5 +1,5 @@
-"""Classifiers of what a generator has made, independent of the attack: trained on pictures that neither clients nor adversary
-have."""
+"""Classifiers of what a generator has made, independent of the attack: trained on pictures that
+neither clients nor adversary have."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from scipy import ndimage
 
-from benchmarks.generative_worlds import World
+from benchmarks.scenarios.generated import World
 from jaxfl import LocalTraining, Model, local_update, one_client, trunk_cnn
 
 Array = jax.Array
@@ -34,13 +34,15 @@ class Judges(NamedTuple):
         return jax.nn.softmax(_apply(self.models[0], self.category, images))
 
     def like(self, images: Array) -> Array:
-        """1 for an image that is like the victim's, 0 for others, NaN where that cannot be said `[images]`."""
+        """1 for an image that is like the victim's, 0 for others, NaN where that cannot be said
+        `[images]`."""
         logits = _apply(self.models[1], self.property, images)
         return jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1) == 1, jnp.nan)
 
 
 def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
-    """Classifiers of the judges' records, which the adversary has not, and of `degraded` copies; of faces also mirrored.
+    """Classifiers of the judges' records, which the adversary has not, and of `degraded` copies; of
+    faces also mirrored.
 
     Args:
       world: who holds what.
@@ -73,9 +75,10 @@ _train = jax.jit(local_update, static_argnames="model")
 def degraded(
     x: np.ndarray, y: np.ndarray, like: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Each image `[images, height, width, 1]` in [-1, 1] blended with another of its class and kind, blurred, faded and noisy,
-    by random amounts: what generators make is no photograph, and a judge of clean pictures alone says anything of it (it took
-    nine of ten representatives of upright digits for turned ones).
+    """Each image `[images, height, width, 1]` in [-1, 1] blended with another of its class and
+    kind, blurred, faded and noisy, by random amounts: what generators make is no photograph, and a
+    judge of clean pictures alone says anything of it (it took nine of ten representatives of
+    upright digits for turned ones).
 
     Args:
       x: the images.

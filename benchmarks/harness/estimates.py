@@ -1,0 +1,88 @@
+"""How long a job takes and what it holds, from rows that were measured before: `seconds.csv`.
+
+`python -m benchmarks.estimates` writes that table anew from folders of results.
+"""
+
+import csv
+import functools
+import statistics
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.harness.jobs import Job
+
+COLUMNS = ("suite", "table", "size", "method", "seconds", "peak_mib", "device")
+PATH = Path(str(resources.files("benchmarks.harness").joinpath("seconds.csv")))
+
+
+class Estimate(NamedTuple):
+    """Attributes:
+    seconds: of one job, its share of simulation and compilation included.
+    peak_mib: largest memory of a process that ran such jobs, in MiB.
+    measured: whether such jobs were measured.
+    """
+
+    seconds: float
+    peak_mib: float
+    measured: bool
+
+
+@functools.cache
+def _measured() -> dict[tuple[str, ...], tuple[float, float]]:
+    rows = csv.DictReader(PATH.read_text(encoding="utf-8").splitlines())
+    return {
+        tuple(row[name] for name in COLUMNS[:4]): (float(row["seconds"]), float(row["peak_mib"]))
+        for row in rows
+    }
+
+
+def estimate(job: Job) -> Estimate:
+    """A job's estimate: of its table and method, else of its method in other tables of this size; one
+    second where neither was measured."""
+    place = job.cell.suite, job.cell.table, job.cell.size, job.method
+    known = _measured()
+    if place in known:
+        return Estimate(*known[place], True)
+    alike = [value for key, value in known.items() if key[2:] == place[2:]]
+    if not alike:
+        return Estimate(1.0, 0.0, False)
+    seconds, peak = (statistics.median(column) for column in zip(*alike, strict=True))
+    return Estimate(seconds, peak, False)
+
+
+def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The table's lines from rows of a store: medians over jobs, of seconds, and of the peak the
+    least."""
+    jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
+    for row in rows:
+        if row["status"] != "ok" or "wall_s" not in row["detail"]:
+            continue
+        place = tuple(row[name] for name in COLUMNS[:4])
+        one = str((row["dataset"], row["seed"], row["settings"]))
+        spent = row["detail"]["wall_s"], row["detail"]["peak_mib"], row["device"]
+        jobs.setdefault(place, {})[one] = spent
+    return [
+        {
+            **dict(zip(COLUMNS[:4], place, strict=True)),
+            "seconds": round(statistics.median(seconds for seconds, _, _ in spent.values()), 2),
+            "peak_mib": round(min(peak for _, peak, _ in spent.values())),
+            "device": next(iter(spent.values()))[2],
+        }
+        for place, spent in sorted(jobs.items())
+    ]
+
+
+def write(lines: Sequence[dict[str, Any]], path: Path = PATH) -> None:
+    """Replace the table's lines of the tables that are measured anew; keep the others."""
+    anew = {tuple(line[name] for name in COLUMNS[:4]) for line in lines}
+    kept: list[dict[str, Any]] = []
+    if path.is_file():
+        old = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        kept = [row for row in old if tuple(row[name] for name in COLUMNS[:4]) not in anew]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        order = lambda row: [str(row[name]) for name in COLUMNS[:4]]  # noqa: E731
+        writer.writerows(sorted([*kept, *lines], key=order))

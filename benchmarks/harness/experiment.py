@@ -1,0 +1,139 @@
+"""What an experiment is: its settings, its methods, its metrics, and how it runs.
+
+A contributor adds an attack by adding one `Method` to a measurement's table; the sweep, `--list`,
+the report, the estimates and the law tests read the same record.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from benchmarks.harness.settings import flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """What is measured.
+
+    Attributes:
+      name: as in the column `metric`.
+      about: what it says, one line.
+      proportion: whether it lies between 0 and 1: then intervals do too, and are Wilson's where all
+        seeds agree and an outcome says of how many records it is (`scored_records`).
+      chance: what a blind guess reaches, where that does not depend on the data.
+    """
+
+    name: str
+    about: str
+    proportion: bool = False
+    chance: float | None = None
+
+
+def takes_everything(settings: Any) -> None:
+    """The declaration of a method that no setting of its experiment stops."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One method of an experiment.
+
+    Attributes:
+      name: as in the column `method`.
+      about: what it does, one line.
+      run: the attack; what it is called with is the experiment's to say.
+      settings: the attack's own frozen record, with the values that hold where a cell says nothing
+        else; or None.
+      filled: names of those of its settings that the experiment fills in from the run, such as the
+        client's recipe: a cell does not set them.
+      refuses: from an experiment's settings to why the method cannot be used there, or None if it
+        can.
+      observes: whether it looks at messages at all; a guess does not.
+      selects: whether it has an objective, by which an adversary can choose among sets of rounds.
+      learns: from (data, attribute, seed) to what it learns on public records before it attacks, or
+        None; how it is called is the experiment's to say.
+      simulates: whether it simulates the client's training.
+      x64: whether it computes in 64 bits.
+    """
+
+    name: str
+    about: str
+    run: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    settings: Any = None
+    filled: tuple[str, ...] = ()
+    refuses: Callable[[Any], str | None] = dataclasses.field(
+        default=takes_everything, compare=False
+    )
+    observes: bool = True
+    selects: bool = False
+    learns: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    simulates: bool = False
+    x64: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One question with all methods that answer it. Experiments of equal name are equal.
+
+    Attributes:
+      name: of the measurement.
+      settings: the type of its settings, a frozen record.
+      methods: its methods, baselines among them.
+      metrics: all that it measures.
+      run: `run(jobs, data_dir)` runs jobs of one group and yields outcomes as they come.
+      asked: flat names of settings that change what is asked of a run, not the run.
+      traced: flat names of settings in which members of one compiled program may differ.
+      structure: from settings to what else members must have in common, such as whether there is
+        noise at all.
+      batched: whether `run` takes all seeds as one batch, on all devices. If not, each seed is a
+        group of its own.
+      alone: whether nothing may run beside it: it measures time.
+    """
+
+    name: str
+    settings: type = dataclasses.field(compare=False)
+    methods: tuple[Method, ...] = dataclasses.field(compare=False)
+    metrics: tuple[Metric, ...] = dataclasses.field(compare=False)
+    run: Callable[..., Iterator[Any]] = dataclasses.field(compare=False)
+    asked: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    traced: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    structure: Callable[[Any], Any] = dataclasses.field(default=takes_everything, compare=False)
+    batched: bool = dataclasses.field(default=True, compare=False)
+    alone: bool = dataclasses.field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for kind, named in (("method", self.methods), ("metric", self.metrics)):
+            names = [each.name for each in named]
+            twice = {name for name in names if names.count(name) > 1}
+            if twice:
+                raise ValueError(f"experiment {self.name}: {kind} {min(twice)!r} is there twice")
+
+    def method(self, name: str) -> Method:
+        """A method by name. Raises `ValueError` if there is none."""
+        return _by_name(self.methods, name, f"method={name!r} is unknown to {self.name}")
+
+    def metric(self, name: str) -> Metric:
+        """A metric by name. Raises `ValueError` if there is none."""
+        return _by_name(self.metrics, name, f"metric={name!r} is unknown to {self.name}")
+
+    def with_methods(self, *methods: Method) -> "Experiment":
+        """This experiment with more methods: how an attack from outside enters a sweep."""
+        return dataclasses.replace(self, methods=self.methods + methods)
+
+    def run_of(self, settings: Any) -> tuple[tuple[str, Any], ...]:
+        """What tells one run from another: all settings but what is asked of it."""
+        return _without(settings, self.asked)
+
+    def program_of(self, settings: Any) -> Any:
+        """What must be equal for runs to share one compiled program."""
+        return _without(settings, self.asked + self.traced), self.structure(settings)
+
+
+def _by_name(named: Iterable[Any], name: str, complaint: str) -> Any:
+    for each in named:
+        if each.name == name:
+            return each
+    raise ValueError(f"{complaint}; choose from {', '.join(each.name for each in named)}")
+
+
+def _without(settings: Any, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in flatten(settings).items() if name not in names)

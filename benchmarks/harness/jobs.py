@@ -1,0 +1,299 @@
+"""Jobs: what a sweep runs, hashable and addressed by content; and the suites that list them."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.experiment import Experiment, Method
+from benchmarks.harness.settings import Value, flatten
+
+Attacks = Mapping[str, Any]
+"""Settings of methods by their names, where they are not the method's own defaults."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One setting of one table.
+
+    Attributes:
+      suite: name of the suite, "lyu2021".
+      table: name of the table in it, "table3".
+      size: "small" or "paper".
+      dataset: name of the data set.
+      experiment: what is measured.
+      settings: a record of the experiment's type.
+      attacks: (method, record) pairs, where a method's settings are not its defaults.
+
+    Raises:
+      ValueError: if the settings are not of the experiment's type, or `attacks` names a method that
+        it has not, or a record that is not of the method's type.
+    """
+
+    suite: str
+    table: str
+    size: str
+    dataset: str
+    experiment: Experiment
+    settings: Any
+    attacks: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        kind = self.experiment.settings
+        if type(self.settings) is not kind:
+            raise ValueError(
+                f"settings={self.settings!r} of {self.suite}/{self.table} are no {kind.__name__}"
+            )
+        for name, record in self.attacks:
+            method = self.experiment.method(name)
+            if type(record) is not type(method.settings):
+                kind = type(method.settings)
+                raise ValueError(f"settings={record!r} of method {name!r} are no {kind.__name__}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One method in one cell with one seed. A seed draws the split, the victim, the initial model,
+    batch order and the attack's start; all methods of a cell share it.
+
+    Raises:
+      ValueError: if the experiment has no such method, or the method refuses the cell's settings.
+    """
+
+    cell: Cell
+    method: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        reason = self.how.refuses(self.cell.settings)
+        if reason:
+            raise ValueError(f"method={self.method!r} cannot run here: {reason}")
+
+    @property
+    def how(self) -> Method:
+        """The method's record."""
+        return self.cell.experiment.method(self.method)
+
+    @property
+    def attack(self) -> Any:
+        """Settings of the method in this cell."""
+        return dict(self.cell.attacks).get(self.method, self.how.settings)
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        """All that is set, by flat names: the cell's, and the method's own under its name."""
+        own = {} if self.attack is None else flatten(self.attack)
+        filled = tuple(f"{name}." for name in self.how.filled)
+        set_here = {k: v for k, v in own.items() if not f"{k}.".startswith(filled)}
+        return flatten(self.cell.settings) | {f"{self.method}.{k}": v for k, v in set_here.items()}
+
+    @property
+    def facts(self) -> dict[str, Value]:
+        """What `--where` may ask of a job before it has run."""
+        cell = self.cell
+        place = {
+            "suite": cell.suite,
+            "table": cell.table,
+            "size": cell.size,
+            "dataset": cell.dataset,
+        }
+        return place | {"method": self.method, "seed": self.seed} | self.settings
+
+    @property
+    def key(self) -> str:
+        """Content address: equal jobs have equal keys in every process."""
+        return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one job measured, one per metric and selection. A value that is not finite is none: its
+    status says so.
+
+    Attributes:
+      job: the job.
+      metric: a metric of the job's experiment.
+      value: the score; None if it failed.
+      selection: "objective" (chosen by what the adversary knows), "oracle" (chosen by the score) or
+        "none".
+      status: "ok", or why there is no value.
+      chance: score of a blind guess; the metric's own where it is not said.
+      majority: score of the most frequent true value.
+      train_accuracy: of the victim's last observed model on its own records.
+      test_accuracy: of the same model on held-out records.
+      compile_s: seconds to compile the group's program.
+      run_s: wall time of the group's program divided by its members, seconds.
+      device: what it ran on.
+      dtype: precision of the attack.
+      detail: further facts of this outcome, such as the rounds chosen; `scored_records` says of how
+        many independent records a proportion is.
+      note: what a reader must know of the data.
+      images: by caption, `[height, width]` or `[height, width, 3]` in [0, 1]: shown in the report.
+
+    Raises:
+      ValueError: if the job's experiment has no such metric.
+    """
+
+    job: Job
+    metric: str
+    value: float | None
+    selection: str = "none"
+    status: str = "ok"
+    chance: float | None = None
+    majority: float | None = None
+    train_accuracy: float | None = None
+    test_accuracy: float | None = None
+    compile_s: float | None = None
+    run_s: float | None = None
+    device: str = ""
+    dtype: str = ""
+    detail: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    images: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        metric = self.job.cell.experiment.metric(self.metric)
+        if self.chance is None:
+            object.__setattr__(self, "chance", metric.chance)
+        if self.value is None and self.status == "ok":
+            object.__setattr__(self, "status", "diverged")
+        if self.value is not None and not math.isfinite(self.value):
+            object.__setattr__(self, "value", None)
+            object.__setattr__(self, "status", "diverged")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A cell before its suite and table are known.
+
+    Attributes:
+      dataset: name of the data set.
+      settings: a record of the experiment's type.
+      attacks: settings of methods by name.
+    """
+
+    dataset: str
+    settings: Any
+    attacks: Attacks = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table or figure of a paper, as a grid.
+
+    Attributes:
+      name: "table3".
+      title: what it shows, one line.
+      experiment: what is measured.
+      places: from (size, data_dir) to its cells; a real source replaces its stand-in where it is at
+        hand.
+      methods: the methods of its rows; all of the experiment's if empty.
+      skips: from (settings, method) to whether the table leaves a method out, for its cost.
+
+    Raises:
+      ValueError: if the experiment lacks one of the methods.
+    """
+
+    name: str
+    title: str
+    experiment: Experiment
+    places: Callable[[str, str | None], Sequence[Place]]
+    methods: tuple[str, ...] = ()
+    skips: Callable[[Any, Method], bool] = lambda settings, method: False
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            names = tuple(method.name for method in self.experiment.methods)
+            object.__setattr__(self, "methods", names)
+        for name in self.methods:
+            self.experiment.method(name)
+
+    def cells(self, suite: str, size: str, data_dir: str | None) -> list[Cell]:
+        """Its cells, each once."""
+        place = suite, self.name, size
+        drawn = self.places(size, data_dir)
+        made = (
+            Cell(*place, p.dataset, self.experiment, p.settings, tuple(sorted(p.attacks.items())))
+            for p in drawn
+        )
+        return list(dict.fromkeys(made))
+
+    def takes(self, cell: Cell, name: str) -> bool:
+        """Whether a method has rows in a cell."""
+        method = self.experiment.method(name)
+        return not method.refuses(cell.settings) and not self.skips(cell.settings, method)
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Tables of one paper.
+
+    Attributes:
+      name: as on the command line.
+      tables: in the paper's order.
+      published: from (cell, method, metric) to the published value, or None.
+    """
+
+    name: str
+    tables: tuple[Table, ...]
+    published: Callable[[Cell, str, str], float | None] = lambda cell, method, metric: None
+
+    def table(self, name: str) -> Table:
+        """A table by name. Raises `ValueError` if there is none."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        names = ", ".join(table.name for table in self.tables)
+        raise ValueError(f"table {name!r} is not in {self.name}; choose from {names}")
+
+    def jobs(
+        self,
+        table: Table,
+        size: str,
+        methods: Sequence[str],
+        seeds: Sequence[int],
+        data_dir: str | None,
+    ) -> list[Job]:
+        """All jobs of a table, cell by cell."""
+        return [
+            Job(cell, method, seed)
+            for cell in table.cells(self.name, size, data_dir)
+            for method in methods
+            if table.takes(cell, method)
+            for seed in seeds
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Jobs that share data and simulation, and one seed where their experiment is not batched."""
+
+    jobs: tuple[Job, ...]
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is measured."""
+        return self.jobs[0].cell.experiment
+
+    @property
+    def label(self) -> str:
+        """One line for progress."""
+        cell = self.jobs[0].cell
+        tables = "+".join(dict.fromkeys(job.cell.table for job in self.jobs))
+        seed = "" if self.experiment.batched else f" seed={self.jobs[0].seed}"
+        return f"{cell.suite}/{tables} {cell.dataset}{seed}"
+
+
+def group(jobs: Iterable[Job]) -> list[Group]:
+    """Jobs that can run together, in the order of their first member."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        cell, experiment = job.cell, job.cell.experiment
+        seed = None if experiment.batched else job.seed
+        shared = experiment, cell.dataset, experiment.program_of(cell.settings), seed
+        groups.setdefault(shared, []).append(job)
+    return [Group(tuple(members)) for members in groups.values()]

@@ -1,0 +1,296 @@
+"""Which anonymous updates come from the same client? (Song 2020, section VII-B; linkability)
+
+A method here is `run(linking, settings) -> descriptors` of the clients' side and of the server's
+own, `[rounds, participants, d]` each; a trained one gives them after every epoch, `[epochs, ...]`.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Representing, infer_all_counts, round_counts, uniform_counts
+from attacks.metrics import detection
+from attacks.users import linkability as link
+from benchmarks.harness.engines import run_members
+from benchmarks.harness.experiment import Experiment, Method, Metric
+from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.scenarios.anonymous import Anonymous, AnonymousSettings, Side, draw
+from benchmarks.scenarios.pictures import Represent
+from benchmarks.scenarios.streams import Stream, stream
+from jaxfl import Model
+from jaxfl.federated import map_clients, strategy_here
+from jaxfl.models import record_gradient
+
+Array = jax.Array
+Descriptors = tuple[Array, Array]
+VOTES = 3
+PAIRS = 2000
+TRUNK_RATE = 0.1
+"""See `attacks.users.linkability.Siamese.embedding_rate`."""
+REFERENCES = 1000
+"""Gradients of single records that `whitened` learns its metric from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkSettings(AnonymousSettings):
+    """Two federations, and what is asked of descriptors.
+
+    Attributes:
+      representing: how representatives are searched for.
+      labels: of representatives: "bias" (inferred from the last bias), "uniform" or "known".
+      siamese: of the siamese networks' training.
+      epoch: after how many of its epochs a siamese network is judged.
+      interval: rounds between a query and its gallery.
+    """
+
+    representing: Representing = Representing(images=30, evaluations=200, tv_weight=1e-5)
+    labels: Literal["bias", "uniform", "known"] = "bias"
+    siamese: link.Siamese = link.Siamese(100, 64)
+    epoch: int = 100
+    interval: int = 1
+
+
+class Linking:
+    """Both federations, and what methods share, made once."""
+
+    def __init__(self, settings: LinkSettings, drawn: Anonymous) -> None:
+        self.settings, self.drawn = settings, drawn
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """The clients', and the server's own."""
+        return self.drawn.clients, self.drawn.shadow
+
+    @property
+    def trunk(self) -> Any:
+        """The shared model at the round that the siamese network begins with."""
+        at = self.settings.trunk_round - self.settings.first
+        return jax.tree.map(lambda a: a[at], self.drawn.clients.received)
+
+    def known(self, count: int) -> tuple[Array, Array]:
+        """Some of the server's own records."""
+        rows = np.concatenate(self.drawn.shadow.parts)
+        rows = np.random.default_rng(self.settings.first).permutation(rows)[:count]
+        return jnp.asarray(self.drawn.data.x[rows]), jnp.asarray(self.drawn.data.y[rows])
+
+    def gradients(self) -> Array:
+        """Gradients of at most `REFERENCES` records `[records, parameters]`, at models of all
+        observed rounds by turns."""
+        model, received = self.drawn.model, self.drawn.clients.received
+        x, y = self.known(REFERENCES)
+        return _record_gradients(model, received, x, y, jnp.arange(len(x)) % self.settings.window)
+
+    def counts(self, side: Side) -> Array:
+        """How many representatives of each class `[rounds, participants, classes]` the server asks
+        for."""
+        drawn, images = self.drawn, self.settings.representing.images
+        classes, shape = drawn.model.classes or 0, side.senders.shape
+        if self.settings.labels == "uniform":
+            return jnp.broadcast_to(uniform_counts(images, classes), (*shape, classes))
+        if self.settings.labels == "known":
+            labels = [jnp.asarray(drawn.data.y[part]) for part in side.parts]
+            held = jnp.stack([jnp.bincount(y, length=classes) for y in labels])
+            every = jax.vmap(lambda n: round_counts(n.astype(jnp.float32), images))(held)
+            return every[side.senders]
+        x, y = self.known(REFERENCES)
+        bias = link.last_bias(drawn.model, side.pseudo_gradient)
+        return infer_all_counts(drawn.model, side.received, bias, x, y, images, drawn.virtual)
+
+    @functools.cached_property
+    def representatives(self) -> tuple[Array, Array]:
+        """Of the clients' side and of the server's own `[rounds, participants, images, ...]`. All
+        begin with the same noise, which would tell the updates of one client apart otherwise."""
+        drawn, made = self.drawn, []
+        settings = dataclasses.replace(self.settings.representing, virtual=drawn.virtual)
+        function = Represent(drawn.model, drawn.data.x.shape[1:], settings)
+        for side in self.sides:
+            counts = self.counts(side)
+            keys = jnp.broadcast_to(stream(drawn.key, Stream.REPRESENTATIVES), counts.shape[:2])
+            inputs = side.received, side.pseudo_gradient, counts, keys
+            made.append(run_members(function, inputs).results)
+        return made[0], made[1]
+
+    def train(
+        self, samples: Descriptors, embedding: link.Embedding, start: Any, rate: float
+    ) -> Descriptors:
+        """Descriptors of samples after each epoch of a siamese network's training, from `start`,
+        its embedding at a rate relative to the rest."""
+        flat = tuple(s.reshape(-1, *s.shape[2:]) for s in samples)
+        settings = self.settings.siamese
+        trained = link.train_siamese(
+            embedding,
+            flat[1],
+            self.drawn.shadow.senders.ravel(),
+            stream(self.drawn.key, Stream.SIAMESE),
+            start=start,
+            described=flat,
+            settings=dataclasses.replace(settings, embedding_rate=rate),
+        )
+        mine, other = (
+            d.reshape(len(d), *side.senders.shape, -1)
+            for d, side in zip(trained.descriptors, self.sides, strict=True)
+        )
+        return mine, other
+
+
+def _siamese_representatives(linking: Linking, settings: None) -> Descriptors:
+    embedding = link.image_embedding(linking.drawn.model)
+    return linking.train(linking.representatives, embedding, linking.trunk, TRUNK_RATE)
+
+
+def _siamese_updates(linking: Linking, settings: None) -> Descriptors:
+    model = linking.drawn.model
+    heads = [link.pooled_head(model, side.pseudo_gradient) for side in linking.sides]
+    mine, other = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in heads)
+    return linking.train((mine, other), link.vector_embedding(mine.shape[-1]), None, 1.0)
+
+
+def _whitened(linking: Linking, settings: None) -> Descriptors:
+    updates = [link.updates_as_vectors(side.pseudo_gradient) for side in linking.sides]
+    whitened = link.whiten(jnp.concatenate(updates), linking.gradients())
+    mine, other = jnp.split(whitened, [len(updates[0])])
+    return mine, other
+
+
+def _of_each(describe: Callable[[Linking, Side], Array]) -> Callable[[Linking, None], Descriptors]:
+    def run(linking: Linking, settings: None) -> Descriptors:
+        mine, other = (describe(linking, side) for side in linking.sides)
+        return mine, other
+
+    return run
+
+
+def _pooled(linking: Linking, settings: None) -> Descriptors:
+    """Descriptors of both sides' representatives by the shared model as it is."""
+    embedding, trunk = link.image_embedding(linking.drawn.model), linking.trunk
+
+    def one(images: Array) -> Array:
+        flat = images.reshape(-1, *images.shape[2:])
+        return link.describe(embedding, trunk, flat).reshape(*images.shape[:2], -1)
+
+    mine, other = map(one, linking.representatives)
+    return mine, other
+
+
+METHODS = (
+    Method(
+        "siamese_rep", "a siamese network on representatives, the paper's", _siamese_representatives
+    ),
+    Method("siamese_update", "a siamese network on updates, its rival", _siamese_updates),
+    Method("whitened", "cosines in the metric of the server's own records' gradients", _whitened),
+    Method(
+        "update",
+        "cosines of whole updates",
+        _of_each(lambda linking, side: link.updates_as_vectors(side.pseudo_gradient)),
+    ),
+    Method(
+        "head",
+        "cosines of the last layer's part, pooled",
+        _of_each(lambda linking, side: link.pooled_head(linking.drawn.model, side.pseudo_gradient)),
+    ),
+    Method(
+        "bias",
+        "cosines of the last bias' part",
+        _of_each(lambda linking, side: link.last_bias(linking.drawn.model, side.pseudo_gradient)),
+    ),
+    Method(
+        "histogram",
+        "labels inferred from the bias",
+        _of_each(lambda linking, side: linking.counts(side).astype(jnp.float32)),
+    ),
+    Method("rep", "the shared model's trunk on representatives", _pooled),
+)
+METRICS = (
+    Metric("precision", "of the nearest update so many rounds later (rank 1)", True),
+    Metric("tracking", "of Algorithm 2, K = 3", True),
+    Metric("tracking_one_to_one", "the same, no two clients the same", True),
+    Metric("matching_accuracy", "of pairs; threshold of the server's own federation", True, 0.5),
+    Metric("auc", "of pairs", True, 0.5),
+    Metric("matching_train_accuracy", "of the server's own pairs", True, 0.5),
+)
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of one group and seed: two federations, each method once for all that is asked of
+    it. Run time holds compilation, and of what methods share the first that needs it."""
+    cell, seed = jobs[0].cell, jobs[0].seed
+    began = time.perf_counter()
+    drawn = draw(cell.dataset, cell.settings, data_dir, seed)
+    simulated = time.perf_counter() - began
+    linking = Linking(cell.settings, drawn)
+    for method in dict.fromkeys(job.how for job in jobs):
+        wanted = [job for job in jobs if job.how == method]
+        began = time.perf_counter()
+        descriptors = method.run(linking, None)  # type: ignore[misc]
+        jax.block_until_ready(descriptors)
+        shared = {
+            "test_accuracy": drawn.test_accuracy,
+            "run_s": time.perf_counter() - began,
+            "device": jax.devices()[0].device_kind,
+            "dtype": "float32",
+            "note": drawn.data.note,
+            "detail": {"simulation_s": round(simulated, 1)},
+        }
+        outcomes = []
+        for job in wanted:
+            settings = job.cell.settings
+            trained = descriptors[0].ndim == 4
+            at = [d[settings.epoch - 1] if trained else d for d in descriptors]
+            scores = _scores(settings, drawn, *map(link.unit, at))
+            for metric, value in scores.items():
+                known = cell.experiment.metric(metric).chance
+                chance = 1 / settings.clients if known is None else known
+                outcomes.append(Outcome(job, metric, value, chance=chance, **shared))
+        yield outcomes
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: Array) -> Array:
+    """Gradients of single records `[records, parameters]`, each at the model of its round."""
+
+    def one(arguments: Any) -> Array:
+        record, label, t = arguments
+        return record_gradient(model, jax.tree.map(lambda a: a[t], received), record, label)
+
+    return map_clients(one, (x, y, rounds), strategy_here())
+
+
+def _scores(
+    settings: LinkSettings, drawn: Anonymous, mine: Array, other: Array
+) -> dict[str, float]:
+    senders, interval = drawn.clients.senders, settings.interval
+    query, gallery = (mine[interval:], senders[interval:]), (mine[:-interval], senders[:-interval])
+    scores = {"precision": link.link_precision(*query, *gallery)}
+    if interval == 1:
+        keys = jax.random.split(stream(drawn.key, Stream.PAIRS))
+        flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()
+        shadow, shadow_names = other.reshape(-1, other.shape[-1]), drawn.shadow.senders.ravel()
+        learned = link.pair_similarities(shadow, shadow_names, keys[0], PAIRS)
+        tested = link.pair_similarities(flat, names, keys[1], PAIRS)
+        threshold = link.fit_threshold(*learned)
+        one_to_one = link.follow(mine, votes=VOTES, one_to_one=True)
+        scores |= {
+            "tracking": link.follow_precision(link.follow(mine, votes=VOTES), senders),
+            "tracking_one_to_one": link.follow_precision(one_to_one, senders),
+            "matching_accuracy": link.matching_accuracy(*tested, threshold),
+            "auc": jnp.asarray(detection(np.asarray(tested[0]), np.asarray(tested[1])).auc),
+            "matching_train_accuracy": link.matching_accuracy(*learned, threshold),
+        }
+    return {name: float(value) for name, value in scores.items()}
+
+
+EXPERIMENT = Experiment(
+    "linkability",
+    LinkSettings,
+    METHODS,
+    METRICS,
+    run,
+    asked=("interval", "epoch"),
+    batched=False,
+)

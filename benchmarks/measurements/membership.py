@@ -1,0 +1,292 @@
+"""Which records are the victim's, of as many that it never saw, one attribute unknown in all? (Lyu
+2021, section 5.2; membership inference)
+
+A method here is `run(inputs, settings) -> Answers` on all members of a group; it is told half the
+number of records, which is how many the victim has. The attribute is scored on the records judged
+members.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    ClosedForm,
+    CosMatching,
+    Membership,
+    Virtual,
+    candidate_records,
+    closed_form,
+    cos_matching,
+    gradient_variance,
+    judge_presence,
+    split_variances,
+)
+from attacks.metrics import accuracy, detection
+from benchmarks.harness.engines import Compiled, run_members
+from benchmarks.harness.experiment import Experiment, Method, Metric
+from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.scenarios import victims
+from benchmarks.scenarios.streams import Stream, stream
+from benchmarks.scenarios.victims import Victim, VictimSettings, rounds_of, split, take
+from jaxfl import LocalTraining, Messages, Model
+from jaxfl.datasets import Dataset
+
+Array = jax.Array
+
+FITTED = 0.9
+"""Accuracy on its own records below which a victim has not fitted them."""
+
+
+class Answers(NamedTuple):
+    """Of every member of a group.
+
+    Attributes:
+      memberships: who is judged a member.
+      reconstructed: accuracy of the attribute on the records judged members.
+      spent: what it took.
+    """
+
+    memberships: list[Membership]
+    reconstructed: np.ndarray
+    spent: Compiled
+
+
+class Inputs(NamedTuple):
+    """What methods are given.
+
+    Attributes:
+      model: the model that was trained.
+      everyone: the victims, each with its records among as many others.
+      messages: the victims', in the rounds to be used.
+      last: the models that the victims returned last.
+      seeds: one of each member.
+    """
+
+    model: Model
+    everyone: Victim
+    messages: Messages
+    last: Any
+    seeds: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variances:
+    """Gradient variance of every candidate `[records, K]` at the last returned model."""
+
+    model: Model
+
+    def __call__(self, inputs: tuple[Victim, Any]) -> Array:
+        """Of one member, whose records are the victim's and others."""
+        victim, last = inputs
+        known = candidate_records(self.model, victim.knowledge())
+        return gradient_variance(self.model, last, *known)
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """Accuracy of the paper's attribute attack on the records judged members."""
+
+    model: Model
+    settings: CosMatching
+
+    def __call__(self, inputs: tuple[Victim, Messages]) -> Array:
+        """Of one member, whose records are those judged the victim's."""
+        victim, messages = inputs
+        virtual = Virtual(training=LocalTraining(victim.training.learning_rate))
+        settings = dataclasses.replace(self.settings, virtual=virtual)
+        key = stream(victim.key, Stream.ATTACK)
+        answer = cos_matching(self.model, messages, victim.knowledge(), key, settings=settings)
+        return accuracy(answer.values[0], victim.truth[:, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Decode:
+    """Presence of every record `[records]` and index of its attribute `[records]`, from the
+    messages."""
+
+    model: Model
+    settings: ClosedForm
+
+    def __call__(self, inputs: tuple[Victim, Messages]) -> tuple[Array, Array, Array]:
+        """Of one member, whose records are the victim's and as many others; and the status."""
+        victim, messages = inputs
+        training, half = victim.training, len(victim.x) // 2
+        step = training.learning_rate * training.steps(half)
+        settings = dataclasses.replace(self.settings, learning_rate=step)
+        known = victim.knowledge()
+        decoded = closed_form(self.model, messages, known, members=half, settings=settings)
+        answer = decoded.reconstruction
+        return jnp.asarray(decoded.presence), answer.values[0], answer.status
+
+
+def _mixture(inputs: Inputs, settings: CosMatching) -> Answers:
+    varied = run_members(Variances(inputs.model), (inputs.everyone, inputs.last))
+    pairs = zip(np.asarray(varied.results), inputs.seeds, strict=True)
+    judged = [split_variances(v, seed=seed) for v, seed in pairs]
+    rows = jnp.asarray(np.stack([_first(answer) for answer in judged]))
+    everyone = inputs.everyone
+    chosen = {
+        name: jax.vmap(lambda a, r: a[r])(getattr(everyone, name), rows)
+        for name in ("x", "y", "truth")
+    }
+    members = dataclasses.replace(everyone, **chosen)
+    matched = run_members(Match(inputs.model, settings), (members, inputs.messages))
+    spent = Compiled(None, varied.compile_s + matched.compile_s, varied.run_s + matched.run_s)
+    return Answers(judged, np.asarray(matched.results), spent)
+
+
+def _closed_form(inputs: Inputs, settings: ClosedForm) -> Answers:
+    done = run_members(Decode(inputs.model, settings), (inputs.everyone, inputs.messages), x64=True)
+    presence, values, status = map(np.asarray, done.results)
+    judged = [judge_presence(p, s) for p, s in zip(presence, status, strict=True)]
+    right = values == np.asarray(inputs.everyone.truth)[:, :, 0]
+    reconstructed = [r[_first(answer)].mean() for r, answer in zip(right, judged, strict=True)]
+    return Answers(judged, np.asarray(reconstructed), done)
+
+
+def _full_batch(settings: VictimSettings) -> str | None:
+    if settings.training.batch_size is None and settings.training.epochs == 1:
+        return _declines(settings)
+    return "the closed form is for clients that take one full-batch step a round"
+
+
+def _declines(settings: VictimSettings) -> str | None:
+    for name, only in {"columns": 1, "prior": "known", "labels": "known"}.items():
+        if getattr(settings, name) != only:
+            return f"{name}={getattr(settings, name)!r}: membership is measured with {only!r} alone"
+    return None
+
+
+METHODS = (
+    Method(
+        "mixture",
+        "a mixture of two on gradients' variances, then `cos` (Lyu 2021, section 3.3)",
+        _mixture,
+        CosMatching(steps=300),
+        filled=("virtual",),
+        refuses=_declines,
+    ),
+    Method(
+        "closed_form",
+        "membership and attribute decoded together",
+        _closed_form,
+        ClosedForm(),
+        filled=("learning_rate",),
+        refuses=_full_batch,
+        x64=True,
+    ),
+)
+METRICS = (
+    Metric("accuracy", "records whose membership was told", True, 0.5),
+    Metric("candidate_accuracy", "(record, value) pairs told, as the paper counts", True, 0.5),
+    Metric("auc", "area under the curve of membership", True, 0.5),
+    Metric(
+        "tpr_at_fpr_0.01", "members found where 1 % of the others are taken for members", True, 0.01
+    ),
+    Metric("attribute_accuracy", "attribute of the records judged members", True, 0.5),
+)
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of one group: one simulation, then all methods on its messages."""
+    cell = jobs[0].cell
+    settings = cell.settings
+    data = victims.records_of(settings, cell.dataset, data_dir)
+    places = list(dict.fromkeys((job.cell, job.seed) for job in jobs))
+    drawn = [(c.settings, seed) for c, seed in places]
+    trained = victims.train(data, drawn, settings.phases)
+    mixed = [_mixed(data, s, seed) for s, seed in drawn]
+    (x, y, attribute), truth = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mixed)
+    rounds = tuple(
+        sorted({t for name in settings.phases for t in rounds_of(name, settings.rounds)})
+    )
+    chosen, messages = trained.seen(np.arange(len(places)), rounds)
+    everyone = dataclasses.replace(chosen, x=x, y=y, truth=attribute)
+    last = take(trained.messages.returned, (slice(None), -1))
+    for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
+        inputs = Inputs(trained.model, everyone, messages, last, [seed for _, seed in places])
+        answers: Answers = method.run(inputs, attack)  # type: ignore[misc]
+        outcomes: list[Outcome] = []
+        for job in (job for job in jobs if (job.how, job.attack) == (method, attack)):
+            i = places.index((job.cell, job.seed))
+            facts = {
+                "train_accuracy": float(trained.train_accuracy[i]),
+                "compile_s": answers.spent.compile_s,
+                "run_s": answers.spent.run_s,
+                "device": jax.devices()[0].device_kind,
+                "dtype": "float64" if method.x64 else "float32",
+                "note": _note(data, method, trained.train_accuracy[i]),
+                "detail": {"scored_records": settings.records},
+            }
+            values = np.asarray(chosen.truth[i, :, 0])
+            most = float(np.bincount(values).max() / len(values))
+            outcomes += _outcomes(job, answers, i, np.asarray(truth[i]), most, facts)
+        yield outcomes
+
+
+def _mixed(data: Dataset, settings: VictimSettings, seed: int) -> tuple[tuple[Array, ...], Array]:
+    """The victim's records and as many held-out ones, in random order: records, labels and
+    attribute; whether they are the victim's."""
+    rows = split(data, settings, seed)
+    if len(rows.test) < len(rows.victim):
+        raise ValueError(
+            f"records={settings.records} exceeds the {len(rows.test)} held-out records of {data.name}"
+        )
+    both = np.concatenate([rows.victim, rows.test[: len(rows.victim)]])
+    order = np.random.default_rng(seed).permutation(len(both))
+    chosen = both[order]
+    attribute = data.values_of(settings.attribute)[chosen, None]
+    drawn = tuple(map(jnp.asarray, (data.x[chosen], data.y[chosen], attribute)))
+    return drawn, jnp.asarray(order < len(rows.victim))
+
+
+def _first(answer: Membership) -> np.ndarray:
+    """The half of the records that rank first: the server knows how many the victim has. A failed
+    answer ranks at will."""
+    return np.sort(np.argsort(-answer.scores, kind="stable")[: len(answer.scores) // 2])
+
+
+def _note(data: Dataset, method: Method, train_accuracy: float) -> str:
+    unfitted = method.name == "mixture" and train_accuracy < FITTED
+    text = "victim has not fitted its records, so that members' gradients vary like others'"
+    return "; ".join(filter(None, (data.note, text if unfitted else "")))
+
+
+def _outcomes(
+    job: Job, answers: Answers, i: int, truth: np.ndarray, most: float, facts: dict[str, Any]
+) -> Iterator[Outcome]:
+    answer = answers.memberships[i]
+    if answer.status:
+        yield Outcome(job, "accuracy", None, status="diverged", majority=0.5, **facts)
+        return
+    ranked = detection(answer.scores, truth)
+    scores = {"accuracy": (answer.members == truth).mean(), "auc": ranked.auc}
+    scores["tpr_at_fpr_0.01"] = ranked.tpr
+    if answer.candidates is not None:
+        scores = {"candidate_accuracy": (answer.candidates == truth[:, None]).mean()} | scores
+    for metric, value in scores.items():
+        yield Outcome(job, metric, float(value), majority=0.5, **facts)
+    reconstructed = float(answers.reconstructed[i])
+    yield Outcome(job, "attribute_accuracy", reconstructed, majority=most, **facts)
+
+
+EXPERIMENT = Experiment(
+    "membership",
+    VictimSettings,
+    METHODS,
+    METRICS,
+    run,
+    traced=(
+        "attribute",
+        "training.learning_rate",
+        "upload.clip",
+        "upload.noise_multiplier",
+        "upload.bits",
+    ),
+    structure=lambda settings: settings.protected,
+)

@@ -1,0 +1,208 @@
+"""Two federations: the clients', whose updates arrive without names, and the server's own, whose
+senders it knows (Song 2020, sections V-F and VI)."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Virtual
+from benchmarks.scenarios.pictures import shared_model
+from benchmarks.scenarios.sources import pictures
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Model,
+    Record,
+    evaluate,
+    one_client,
+    simulate,
+    stack_clients,
+)
+from jaxfl.datasets import Dataset
+
+Array = jax.Array
+TEST_RECORDS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class AnonymousSettings:
+    """Who holds what, and which updates are seen.
+
+    Attributes:
+      split: "classes" (three random classes a client, in equal parts), "iid", or "persons" (for
+        faces: a few persons' images in full, and one of every other person).
+      disjoint: whether the server's own federation knows other classes than the clients'.
+      clients, records: of either federation; records of each client where the split does not fix
+        their number.
+      training: of every client.
+      widths: of the shared model's convolutions.
+      side: pixels down and across.
+      first, window: updates of so many rounds from this (0-based) one on are linked.
+      trunk_round: the siamese network on representatives begins with the shared model of this
+        round, one of these.
+      shadow_every: every so-manieth round of the window is learned from, in the server's own
+        federation.
+    """
+
+    split: Literal["classes", "iid", "persons"] = "classes"
+    disjoint: bool = False
+    clients: int = 10
+    records: int = 100
+    training: LocalTraining = LocalTraining(0.002)
+    widths: tuple[int, ...] = (32, 64, 128, 256)
+    side: tuple[int, int] = (28, 28)
+    first: int = 120
+    window: int = 51
+    trunk_round: int = 150
+    shadow_every: int = 2
+
+
+class Side(NamedTuple):
+    """One of the two federations: the clients', or the server's own.
+
+    Attributes:
+      params: the shared model at the end.
+      received: the shared models of the observed rounds, leaves `[rounds, ...]`.
+      pseudo_gradient: shuffled or not, leaves `[rounds, participants, ...]`.
+      senders: who sent each `[rounds, participants]`.
+      parts: row numbers of each client.
+    """
+
+    params: Any
+    received: Any
+    pseudo_gradient: Any
+    senders: Array
+    parts: list[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Anonymous:
+    """Both federations.
+
+    Attributes:
+      data: pixels in [-1, 1].
+      model: the shared model.
+      training: every client's recipe.
+      clients, shadow: the two sides.
+      key: what is random in attacks.
+      test_accuracy: of the shared model, on records of nobody; None if there are none.
+    """
+
+    data: Dataset
+    model: Model
+    training: LocalTraining
+    clients: Side
+    shadow: Side
+    key: Array
+    test_accuracy: float | None
+
+    @property
+    def virtual(self) -> Virtual:
+        """How the server predicts updates: as if all clients had as many records as the smallest."""
+        return Virtual(training=self.training, records=min(map(len, self.clients.parts)))
+
+
+def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int) -> Anonymous:
+    """Train both federations, from the model that the server sent out first (Song 2020, section
+    V-F).
+
+    Raises:
+      ValueError: if the source has too few records, or `trunk_round` is none of the window's.
+    """
+    if not 0 <= settings.trunk_round - settings.first < settings.window:
+        raise ValueError(
+            f"trunk_round={settings.trunk_round} must be one of window={settings.window} rounds "
+            f"from {settings.first} on"
+        )
+    data = pictures(name, data_dir, settings.side)
+    mine, other = _divide(np.random.default_rng(seed), data, settings)
+    model = shared_model(data, settings.widths)
+    # The fourth is not used: recorded results would change without it.
+    init_key, client_key, shuffle_key, _, shadow_key, key = jax.random.split(
+        jax.random.key(seed), 6
+    )
+    clients = _side(settings, data, mine, model, (init_key, client_key), anonymous=shuffle_key)
+    shadow = _side(settings, data, other, model, (init_key, shadow_key), anonymous=None)
+    test = np.setdiff1d(mine, np.concatenate(clients.parts))[:TEST_RECORDS]
+    accuracy = None
+    if len(test):
+        held = one_client(data.x[test], data.y[test])
+        accuracy = float(evaluate(model, clients.params, held).accuracy)
+    return Anonymous(data, model, settings.training, clients, shadow, key, accuracy)
+
+
+def _divide(
+    rng: np.random.Generator, data: Dataset, settings: AnonymousSettings
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the clients' federation and of the server's own."""
+    order = rng.permutation(len(data))
+    if not settings.disjoint:
+        mine, other = np.array_split(order, 2)
+        return mine, other
+    classes = rng.permutation(data.classes or 0)
+    chosen = np.isin(data.y[order], classes[: len(classes) // 2])
+    return order[chosen], order[~chosen]
+
+
+def _parts(
+    rng: np.random.Generator, y: np.ndarray, rows: np.ndarray, settings: AnonymousSettings
+) -> list[np.ndarray]:
+    """Row numbers of every client, among `rows`."""
+    labels, count = y[rows], settings.records
+    classes = np.unique(labels)
+    parts = []
+    taken = np.zeros(len(rows), bool)
+    for _ in range(settings.clients):
+        if settings.split == "iid":
+            chosen = rng.permutation(np.flatnonzero(~taken))[:count]
+        elif settings.split == "classes":
+            held = rng.permutation(classes)[:3]
+            sizes = [count // 3 + (k < count % 3) for k in range(3)]
+            pools = [rng.permutation(np.flatnonzero((labels == c) & ~taken)) for c in held]
+            pairs = zip(pools, sizes, strict=True)
+            chosen = np.concatenate([pool[:size] for pool, size in pairs])
+        else:
+            whole = rng.permutation(classes)[: max(len(classes) // 10, 1)]
+            some = [
+                rng.permutation(np.flatnonzero(labels == c))[: None if c in whole else 1]
+                for c in classes
+            ]
+            chosen = np.concatenate(some)
+        if settings.split != "persons":
+            taken[chosen] = True
+            if len(chosen) < count:
+                raise ValueError(
+                    f"records={count} for each of clients={settings.clients} exceed the source"
+                )
+        parts.append(rows[chosen])
+    return parts
+
+
+def _side(
+    settings: AnonymousSettings,
+    data: Dataset,
+    rows: np.ndarray,
+    model: Model,
+    keys: tuple[Array, Array],
+    anonymous: Array | None,
+) -> Side:
+    """A federation, from keys of its first model and its training: the clients', seen through the
+    window and shuffled by the key `anonymous`; or the server's own."""
+    init_key, train_key = keys
+    seed = int(jax.random.randint(train_key, (), 0, 2**31 - 1))
+    parts = _parts(np.random.default_rng(seed), data.y, rows, settings)
+    end = settings.first + settings.window
+    record = Record(rounds=tuple(range(settings.first, end)))
+    federated = Federated(end, settings.training, record=record)
+    clients = stack_clients([(data.x[part], data.y[part]) for part in parts])
+    run = simulate(model, model.init(init_key), clients, train_key, federated)
+    if anonymous is not None:
+        seen, senders = run.anonymous(anonymous)
+        return Side(run.params, run.received, seen.pseudo_gradient, senders, parts)
+    every = settings.shadow_every
+    received, sent = jax.tree.map(lambda a: a[::every], (run.received, run.pseudo_gradient))
+    shape = jax.tree.leaves(sent)[0].shape[:2]
+    return Side(run.params, received, sent, jnp.broadcast_to(run.clients, shape), parts)

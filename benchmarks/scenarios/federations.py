@@ -1,0 +1,253 @@
+"""Many clients train together, some are attacked (Driouich 2022 and 2023): who trains on what, what
+is seen, and the models that their own recipe would make."""
+
+import dataclasses
+import time
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Knowledge, UnknownColumn
+from benchmarks.scenarios.sources import source
+from jaxfl import (
+    DPSGD,
+    ClientData,
+    Federated,
+    LocalTraining,
+    Messages,
+    Model,
+    Record,
+    linear,
+    local_update,
+    mlp,
+    simulate,
+    stack_clients,
+)
+from jaxfl.accounting import epsilon, noise_multiplier
+from jaxfl.datasets import Dataset, partitions
+
+Array = jax.Array
+DELTA = 1e-5
+LEAF_RECORDS = 2000
+"""Records of each of LEAF's clients (Driouich 2023, Appendix C)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FederationSettings:
+    """Who trains, how, and what is seen.
+
+    Attributes:
+      model: "linear" (least squares; Driouich 2022) or "mlp".
+      hidden: widths of the hidden layers.
+      batch_norm: whether normalisation by private batch statistics precedes each ReLU.
+      clients: number of clients.
+      records: at most so many per client, or 0 for all.
+      training: what a client does in a round, before any defence; a client with fewer records than
+        a batch trains on all of them.
+      rounds: communication rounds.
+      every: of which every so-manieth is observed, from the first.
+      defense: "none", "dp", "mixup" or "dp+mixup".
+      epsilon: of each client's whole training, at delta = 1e-5, where it is differentially private
+        with gradients clipped to 1.
+      attacked: clients that are attacked: so many, the largest if not all; of linear clients the
+        first, by whose numbers Driouich 2022 reports.
+      side: pixels down and across a face.
+    """
+
+    model: Literal["linear", "mlp"] = "mlp"
+    hidden: tuple[int, ...] = (256, 256, 256)
+    batch_norm: bool = False
+    clients: int = 10
+    records: int = 0
+    training: LocalTraining = LocalTraining(0.01, batch_size=512)
+    rounds: int = 1000
+    every: int = 10
+    defense: Literal["none", "dp", "mixup", "dp+mixup"] = "none"
+    epsilon: float = 10.0
+    attacked: int = 10
+    side: tuple[int, int] = (80, 70)
+
+    @property
+    def observed(self) -> tuple[int, ...]:
+        """Rounds whose messages are seen."""
+        return tuple(range(0, self.rounds, self.every))
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """One federation, trained.
+
+    Attributes:
+      data: the source.
+      parts: row numbers of every client.
+      model: the model.
+      training: every client's recipe; they differ in the batch size of clients that have fewer
+        records.
+      start: the common initial model.
+      final: the global model after the last round.
+      messages: of the attacked clients, in the observed rounds.
+      key: what is random in attacks.
+      seconds: of the simulation, compilation included.
+    """
+
+    data: Dataset
+    parts: list[np.ndarray]
+    model: Model
+    training: list[LocalTraining]
+    start: Any
+    final: Any
+    messages: list[Messages]
+    key: Array
+    seconds: float
+
+    def client(self, c: int) -> ClientData:
+        """The records of a client."""
+        rows = self.parts[c]
+        x, y = jnp.asarray(self.data.x[rows]), jnp.asarray(self.data.y[rows])
+        return ClientData(x, y, jnp.ones(len(rows), bool), jnp.asarray(c))
+
+    def knowledge(self, c: int) -> tuple[Knowledge, np.ndarray]:
+        """What an adversary knows of a client (all but its sensitive column, and that one's
+        distribution), and the truth."""
+        column = self.data.column(self.data.sensitive or 0)
+        values, rows = self.data.values_of(column.name), self.parts[c]
+        prior = np.bincount(values[np.concatenate(self.parts)], minlength=len(column.values))
+        shares = jnp.asarray(prior / prior.sum(), jnp.float32)
+        positions, candidates = jnp.asarray(column.positions), jnp.asarray(column.values)
+        unknown = UnknownColumn(positions, candidates, shares)
+        x = self.data.x[rows].copy()
+        x[:, list(column.positions)] = np.nan
+        return Knowledge(jnp.asarray(x), jnp.asarray(self.data.y[rows]), (unknown,)), values[rows]
+
+
+def records_of(name: str, settings: FederationSettings, data_dir: str | None) -> Dataset:
+    """A federation's data; a planted attribute in LEAF's, faces at the settings' size."""
+    if name.startswith("leaf"):
+        milder = {"spread": 0.1, "noise": 1.0} if name == "leaf_milder" else {}
+        # Clients' distributions are drawn between their records: fewer are taken in `divide`, so
+        # that these stay the same.
+        drawn = {"clients": settings.clients, "records": LEAF_RECORDS, "attribute": True} | milder
+        return source("leaf_synthetic", None, **drawn)
+    if name == "att_faces":
+        return source(name, data_dir, size=settings.side)
+    if name == "flight_airlines":
+        return source(name, data_dir, clients=settings.clients)
+    return source(name, data_dir)
+
+
+def divide(name: str, data: Dataset, settings: FederationSettings, seed: int) -> list[np.ndarray]:
+    """Row numbers of every client: by degree and age for Adult, by airline for fares, LEAF's own;
+    overlapping for faces. Those that are attacked come first."""
+    rng = np.random.default_rng(seed)
+    if name == "adult_bachelors":
+        parts = partitions.by_group_and_rest(rng, data, settings.clients)
+    elif name == "att_faces":
+        parts = partitions.overlapping_classes(rng, data.y, settings.clients)
+    else:
+        parts = partitions.by_group(data)
+    if settings.attacked < len(parts) and settings.model != "linear":
+        parts = sorted(parts, key=len, reverse=True)
+    limit = settings.records
+    return [np.sort(rng.permutation(p)[:limit]) if limit else p for p in parts]
+
+
+def model_of(data: Dataset, settings: FederationSettings) -> Model:
+    """The shared model."""
+    features = int(np.prod(data.x.shape[1:]))
+    if settings.model == "linear":
+        return linear(features)
+    task = "regression" if data.classes is None else "classification"
+    classes = data.classes or 1
+    return mlp(features, settings.hidden, classes, task=task, batch_norm=settings.batch_norm)
+
+
+def recipe(settings: FederationSettings, records: int) -> LocalTraining:
+    """What a client with that many records does in a round."""
+    whole, mixup = settings.training.batch_size, "mixup" in settings.defense
+    batch = None if whole is None else min(whole, records)
+    training = dataclasses.replace(settings.training, batch_size=batch, mixup=mixup)
+    if "dp" not in settings.defense:
+        return training
+    noise = noise_multiplier(settings.epsilon, **_accounted(training, records, settings.rounds))
+    return dataclasses.replace(training, privacy=DPSGD(1.0, noise))
+
+
+def _accounted(training: LocalTraining, records: int, rounds: int) -> dict[str, Any]:
+    """What the accountant has to know of a client's whole training."""
+    return {
+        "records": records,
+        "batch_size": training.batch_size,
+        "steps": training.steps(records) * rounds,
+        "delta": DELTA,
+        "mixup": training.mixup,
+    }
+
+
+def federate(
+    name: str, settings: FederationSettings, data_dir: str | None, seed: int
+) -> Federation:
+    """Train a federation. Under differential privacy all clients add as much noise as the one that
+    needs most."""
+    data = records_of(name, settings, data_dir)
+    parts, model = divide(name, data, settings, seed), model_of(data, settings)
+    dtype = jnp.result_type(float)
+    init_key, train_key, key = jax.random.split(jax.random.key(seed), 3)
+    start = jax.tree.map(lambda a: a.astype(dtype), model.init(init_key))
+    recipes = [recipe(settings, len(rows)) for rows in parts]
+    noises = [r.privacy.noise_multiplier for r in recipes if r.privacy is not None]
+    if noises:
+        privacy = DPSGD(1.0, max(noises))
+        recipes = [dataclasses.replace(r, privacy=privacy) for r in recipes]
+    common = max(zip(recipes, parts, strict=True), key=lambda pair: len(pair[1]))[0]
+    attacked = tuple(range(min(settings.attacked, len(parts))))
+    clients = stack_clients([(data.x[rows].astype(dtype), data.y[rows]) for rows in parts])
+    began = time.perf_counter()
+    record = Record(clients=attacked, rounds=settings.observed)
+    federated = Federated(rounds=settings.rounds, training=common, record=record)
+    run = simulate(model, start, clients, train_key, federated)
+    jax.block_until_ready(run.params)
+    messages = [run.messages(c) for c in attacked]
+    seconds = time.perf_counter() - began
+    return Federation(data, parts, model, recipes, start, run.params, messages, key, seconds)
+
+
+def optimum(federation: Federation, c: int, steps: int, x: Array | None = None) -> Any:
+    """What the client's recipe, without defences, makes of its records alone, from the common
+    start: its optimal local model.
+
+    Args:
+      federation: the federation.
+      c: the client.
+      steps: at least so many SGD steps, in whole epochs.
+      x: records to train on in place of its own.
+    """
+    data, training = federation.client(c), federation.training[c]
+    each = dataclasses.replace(training, epochs=1).steps(len(data.mask))
+    alone = dataclasses.replace(training, epochs=-(-steps // each), privacy=None, mixup=False)
+    data = data if x is None else dataclasses.replace(data, x=jnp.asarray(x))
+    key = jax.random.fold_in(federation.key, c)
+    return _train(federation.model, federation.start, data, key, alone)
+
+
+def isolated(federation: Federation, c: int, rounds: int) -> Any:
+    """The client's last model if the server sends it nothing but its own model back, in every
+    round: FedAvg of it alone."""
+    data = jax.tree.map(lambda a: a[None], federation.client(c))
+    record = Record(rounds=(rounds - 1,))
+    federated = Federated(rounds, federation.training[c], record=record)
+    key = jax.random.fold_in(federation.key, c)
+    run = simulate(federation.model, federation.start, data, key, federated)
+    return jax.tree.map(lambda a: a[0, 0], run.returned)
+
+
+_train = jax.jit(local_update, static_argnames="model")
+
+
+def epsilon_of(federation: Federation, rounds: int, c: int) -> float:
+    """What a client's private training spends over all rounds."""
+    training, records = federation.training[c], len(federation.parts[c])
+    assert training.privacy is not None
+    noise = float(training.privacy.noise_multiplier)
+    return epsilon(noise, **_accounted(training, records, rounds))

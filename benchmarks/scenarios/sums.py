@@ -1,0 +1,192 @@
+"""A federation behind secure aggregation, of which some clients have a property (Kerkouche 2023)."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Property
+from benchmarks.scenarios.sources import source
+from jaxfl import (
+    Aggregates,
+    Behavior,
+    ClientData,
+    Federated,
+    LocalTraining,
+    Model,
+    Record,
+    clipped_sgd,
+    evaluate,
+    lenet,
+    one_client,
+    simulate,
+)
+from jaxfl.datasets import Dataset
+
+Array = jax.Array
+BEHAVIORS = {
+    "membership": Behavior(),
+    "inversion": Behavior(update=-1.0),
+    "ascent": Behavior(gradient=-1.0),
+    "free_rider": Behavior(update=0.0),
+}
+TEST_RECORDS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class SumsSettings:
+    """Who has the property, and what the server sees.
+
+    Attributes:
+      panel: of the paper's figures.
+      property: "membership" (of one record in the positive clients' data), "inversion" (they send
+        their update inverted), "ascent" (they climb the loss) or "free_rider" (they send nothing).
+      clients, positives, per_round: number of clients, of those with the property, of participants
+        in a round.
+      records: of every client.
+      training: of every client.
+      clip: largest norm of a step's gradient, 0 for any.
+      factor: what a positive client of "inversion" multiplies its update by; detectors are trained
+        for -1.
+      auxiliary: records that the adversary has; half of them make directions, the others calibrate.
+      rounds: communication rounds.
+    """
+
+    panel: str
+    property: Literal["membership", "inversion", "ascent", "free_rider"]
+    records: int
+    clients: int = 50
+    positives: int = 5
+    per_round: int = 10
+    training: LocalTraining = LocalTraining(0.01, epochs=2, batch_size=10)
+    clip: float = 0.0
+    factor: float = -0.5
+    auxiliary: int = 6000
+    rounds: int = 300
+
+    @property
+    def recipe(self) -> LocalTraining:
+        """What honest clients do in a round."""
+        if not self.clip:
+            return self.training
+        return dataclasses.replace(self.training, optimizer=clipped_sgd(self.clip))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """One seed's federation. Leaves get a leading axis `[seeds]` in a group.
+
+    Attributes:
+      x: the clients' records `[clients, records, ...]`.
+      y: their labels `[clients, records]`.
+      positives: who has the property `[clients]`.
+      behavior: what each of the clients does `[clients]`.
+      prop: what is asked of a client, and how frequent the adversary takes it to be: as frequent as
+        it is.
+      x_auxiliary: the adversary's records `[auxiliary, ...]`.
+      y_auxiliary: their labels `[auxiliary]`.
+      x_test: held-out records `[test, ...]`.
+      y_test: their labels `[test]`.
+      key: everything random.
+    """
+
+    x: Array
+    y: Array
+    positives: Array
+    behavior: Behavior
+    prop: Property
+    x_auxiliary: Array
+    y_auxiliary: Array
+    x_test: Array
+    y_test: Array
+    key: Array
+
+
+def model_of(data: Dataset) -> Model:
+    """The shared model."""
+    return lenet("mnist" if data.x.shape[-1] == 1 else "cifar10")
+
+
+def records_of(name: str, data_dir: str | None) -> Dataset:
+    """The source of all records."""
+    return source(name, data_dir)
+
+
+def normalised(x: np.ndarray) -> np.ndarray:
+    """Pixels as the authors' code has them."""
+    return (x - 0.1307) / 0.3081 if x.shape[-1] == 1 else (x - 0.5) / 0.5
+
+
+def draw(data: Dataset, settings: SumsSettings, seed: int) -> Drawn:
+    """A federation for a seed.
+
+    Raises:
+      ValueError: if the source has too few records.
+    """
+    rng = np.random.default_rng(seed)
+    clients, records, auxiliary = settings.clients, settings.records, settings.auxiliary
+    if auxiliary + clients * records + TEST_RECORDS + 1 > len(data):
+        raise ValueError(
+            f"clients={clients} x records={records} and auxiliary={auxiliary} exceed {data.name}"
+        )
+    order = rng.permutation(len(data))
+    known, order = order[:auxiliary], order[auxiliary:]
+    parts = order[: clients * records].reshape(clients, -1).copy()
+    test = order[parts.size : parts.size + TEST_RECORDS]
+    chosen = rng.permutation(clients)[: settings.positives]
+    positives = np.isin(np.arange(clients), chosen)
+    target = None
+    if settings.property == "membership":
+        shared = parts[np.flatnonzero(positives)[0], 0]
+        parts[positives, 0] = shared
+        target = jnp.asarray(normalised(data.x[shared])), jnp.asarray(data.y[shared])
+
+    def held(rows: np.ndarray) -> tuple[Array, Array]:
+        return jnp.asarray(normalised(data.x[rows])), jnp.asarray(data.y[rows])
+
+    share, behavior = positives.mean(), BEHAVIORS[settings.property]
+    prop = jax.tree.map(jnp.asarray, Property(behavior, target, share))
+    if settings.property == "inversion":
+        behavior = dataclasses.replace(behavior, update=settings.factor)
+    key, (x, y) = jax.random.key(seed), held(parts)
+    among = behavior.among(positives)
+    return Drawn(x, y, jnp.asarray(positives), among, prop, *held(known), *held(test), key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Trains a federation behind secure aggregation. Cells that differ in data or behaviour alone
+    share a program: it takes no more of what was drawn than it needs."""
+
+    model: Model
+    training: LocalTraining
+    rounds: int
+    per_round: int
+
+    def __call__(
+        self, inputs: tuple[Array, Array, Behavior, Array, Array, Array]
+    ) -> tuple[Aggregates, Array]:
+        """All that the server sees, and the accuracy of the final model on held-out records; from
+        `x`, `y`, `behavior`, `x_test`, `y_test` and `key` of what was drawn."""
+        x, y, behavior, x_test, y_test, key = inputs
+        federated = Federated(
+            self.rounds,
+            self.training,
+            behavior=behavior,
+            clients_per_round=self.per_round,
+            record=Record(clients=(), sums=True),
+        )
+        init_key, train_key, _ = jax.random.split(key, 3)
+        clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
+        run = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
+        return run.aggregates(), evaluate(
+            self.model, run.params, one_client(x_test, y_test)
+        ).accuracy
+
+
+def detector_key(key: Array) -> Array:
+    """What is random in the training of detectors."""
+    return jax.random.split(key, 3)[2]

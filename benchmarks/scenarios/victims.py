@@ -1,0 +1,351 @@
+"""One client is attacked: it trains alone or in a federation, and the adversary knows its records
+but for some columns (Lyu 2021, section 4.1)."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Knowledge, UnknownColumn
+from benchmarks.harness.engines import run_members
+from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.streams import Stream, stream
+from jaxfl import (
+    ClientData,
+    Federated,
+    LocalTraining,
+    Messages,
+    Model,
+    Record,
+    Upload,
+    evaluate,
+    mlp,
+    one_client,
+    simulate,
+)
+from jaxfl.datasets import Dataset
+
+Array = jax.Array
+
+PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
+TEST_RECORDS = 500
+
+PHASES = {
+    "pre1": (0,),
+    "pre2": (0, 1),
+    "pre5": (0, 1, 2, 3, 4),
+    "gap10": (9, 19, 29, 39, 49),
+    "last5": (-5, -4, -3, -2, -1),
+    "first20": tuple(range(20)),
+    "first50": tuple(range(50)),
+}
+"""Sets of rounds (Lyu 2021, section 4.2, and two of our own), 0-based; negative ones count from the
+last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VictimSettings:
+    """Who is attacked, and what the adversary knows.
+
+    Attributes:
+      attribute: 0-based number of the unknown attribute.
+      records: |D_v|, records of the victim.
+      columns: unknown attributes; the first is `attribute`, the seed draws the others.
+      participants: clients in the federation; 1 is an isolated victim. Each has as many records as
+        the victim.
+      encoding: of categories.
+      hidden: widths of the hidden layers.
+      rounds: communication rounds.
+      training: of every client.
+      upload: what clients do to their updates.
+      phases: sets of rounds that the attack may use, by name.
+      simulated_phases: the same for methods that simulate the training; empty for `phases`.
+      prior: whether the adversary knows the attribute's distribution (and the labels', where these
+        are unknown).
+      labels: whether it knows the labels.
+    """
+
+    attribute: int
+    records: int
+    columns: int = 1
+    participants: int = 1
+    encoding: Literal["onehot", "scalar"] = "onehot"
+    hidden: tuple[int, ...] = (128,)
+    rounds: int = 100
+    training: LocalTraining = LocalTraining(0.1)
+    upload: Upload = Upload()
+    phases: tuple[str, ...] = ("pre1", "pre2", "pre5", "gap10", "last5")
+    simulated_phases: tuple[str, ...] = ()
+    prior: Literal["known", "unknown"] = "known"
+    labels: Literal["known", "unknown"] = "known"
+
+    @property
+    def several_steps(self) -> bool:
+        """Whether a client takes more than one step a round."""
+        return self.training.steps(self.records) > 1
+
+    @property
+    def protected(self) -> bool:
+        """Whether clients do anything to their updates before they send them."""
+        return self.upload != Upload()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Victim:
+    """One victim with one seed. Leaves get a leading axis `[members]` in a group.
+
+    Attributes:
+      x: its records `[records, features]`.
+      y: their labels `[records]`.
+      truth: index of each unknown attribute's true value `[records, columns]`; for scoring only.
+      columns: the attributes, with their priors.
+      label_prior: distribution of the labels `[classes]`.
+      training: its recipe.
+      upload: what clients do to their updates, or None.
+      key: everything random.
+    """
+
+    x: Array
+    y: Array
+    truth: Array
+    columns: tuple[UnknownColumn, ...]
+    label_prior: Array
+    training: LocalTraining
+    upload: Upload | None
+    key: Array
+
+    def knowledge(self, prior: bool = True, labels: bool = True) -> Knowledge:
+        """What the adversary knows: all but the columns, and priors and labels if it is granted
+        them."""
+        columns = self.columns
+        if not prior:
+            columns = tuple(dataclasses.replace(column, prior=None) for column in columns)
+        if labels:
+            return Knowledge(self.x, self.y, columns)
+        return Knowledge(self.x, None, columns, self.label_prior if prior else None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What else the training and its evaluation need.
+
+    Attributes:
+      x_test: held-out records `[test, features]`.
+      y_test: their labels `[test]`.
+      x_others: records of the other participants `[participants - 1, records, features]`.
+      y_others: their labels `[participants - 1, records]`.
+    """
+
+    x_test: Array
+    y_test: Array
+    x_others: Array
+    y_others: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Trains a victim, in its federation or alone, which is what isolation makes of it (Lyu 2021,
+    3.1).
+
+    Attributes:
+      model: the model.
+      rounds: communication rounds.
+      kept: the rounds whose messages are kept, the last one among them.
+    """
+
+    model: Model
+    rounds: int
+    kept: tuple[int, ...]
+
+    def __call__(self, inputs: tuple[Victim, Surroundings]) -> tuple[Messages, Array, Array]:
+        """The victim's messages, and the accuracy of its last model on its own and on held-out
+        records."""
+        victim, around = inputs
+        init_key, train_key = jax.random.split(stream(victim.key, Stream.TRAINING))
+        x = jnp.concatenate([victim.x[None], around.x_others])
+        y = jnp.concatenate([victim.y[None], around.y_others])
+        clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
+        record = Record(clients=(0,), rounds=self.kept)
+        federated = Federated(self.rounds, victim.training, victim.upload, record=record)
+        run = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
+        messages = run.messages(0)
+        last = jax.tree.map(lambda a: a[-1], messages.returned)
+        own = evaluate(self.model, last, one_client(victim.x, victim.y))
+        test = evaluate(self.model, last, one_client(around.x_test, around.y_test))
+        return messages, own.accuracy, test.accuracy
+
+
+class Run(NamedTuple):
+    """Trained victims. Leaves have a leading axis `[members]`.
+
+    Attributes:
+      model: their model.
+      victims: who they are.
+      messages: theirs, of the rounds `kept`.
+      kept: the rounds whose messages were kept.
+      train_accuracy: of the last model on the victim's records.
+      test_accuracy: of the same model on held-out records.
+    """
+
+    model: Model
+    victims: Victim
+    messages: Messages
+    kept: tuple[int, ...]
+    train_accuracy: np.ndarray
+    test_accuracy: np.ndarray
+
+    def seen(self, rows: np.ndarray, rounds: tuple[int, ...]) -> tuple[Victim, Messages]:
+        """Some victims with their messages of some rounds."""
+        places = np.asarray([self.kept.index(t) for t in rounds])
+        messages = take(take(self.messages, rows), (slice(None), places))
+        return take(self.victims, rows), messages
+
+
+def train(
+    data: Dataset,
+    drawn: list[tuple[VictimSettings, int]],
+    phases: tuple[str, ...],
+) -> Run:
+    """Draw and train victims as one compiled program.
+
+    Args:
+      data: whose records they have.
+      drawn: settings and seed of every victim, alike but for what is traced.
+      phases: sets of rounds whose messages are kept, by name.
+    """
+    settings = drawn[0][0]
+    model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
+    kept = kept_rounds(phases, settings.rounds)
+    members = [draw(data, settings, seed) for settings, seed in drawn]
+    victims, around = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    trained = run_members(Train(model, settings.rounds, kept), (victims, around)).results
+    messages, own, test = trained
+    return Run(model, victims, messages, kept, np.asarray(own), np.asarray(test))
+
+
+def records_of(settings: VictimSettings, name: str, data_dir: str | None) -> Dataset:
+    """The data set of a victim's records; it has classes."""
+    return classified(name, data_dir, encoding=settings.encoding)
+
+
+class Split(NamedTuple):
+    """Row numbers of a seed's records.
+
+    Attributes:
+      victim: the victim's.
+      others: the other participants' `[participants - 1, records]`.
+      training: all that clients could hold; the known prior is theirs.
+      test: held out.
+    """
+
+    victim: np.ndarray
+    others: np.ndarray
+    training: np.ndarray
+    test: np.ndarray
+
+
+def split(data: Dataset, settings: VictimSettings, seed: int) -> Split:
+    """Public records (10 %, at least 1,000 if there are enough), then training and test 8:2
+    (section 4.1).
+
+    Raises:
+      ValueError: if there are too few records for the participants.
+    """
+    order = np.random.default_rng(seed).permutation(len(data))
+    public = _public_count(data)
+    train = public + round(TRAIN_FRACTION * (len(data) - public))
+    records, participants = settings.records, settings.participants
+    if records * participants > train - public:
+        raise ValueError(
+            f"records={records} x participants={participants} exceeds "
+            f"{train - public} training records of {data.name}"
+        )
+    held = order[public : public + records * participants].reshape(participants, records)
+    return Split(held[0], held[1:], order[public:train], order[train:])
+
+
+def public_rows(data: Dataset, seed: int) -> np.ndarray:
+    """Records that a seed lets the adversary know, attribute included."""
+    order = np.random.default_rng(seed).permutation(len(data))
+    return order[: min(_public_count(data), MOST_PUBLIC)]
+
+
+def _public_count(data: Dataset) -> int:
+    return min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
+
+
+def draw(data: Dataset, settings: VictimSettings, seed: int) -> tuple[Victim, Surroundings]:
+    """A victim for a seed.
+
+    Raises:
+      ValueError: if the source has too few records or attributes.
+    """
+    rows = split(data, settings, seed)
+    if not 1 <= settings.columns <= len(data.columns):
+        raise ValueError(
+            f"columns={settings.columns} must lie between 1 and "
+            f"the {len(data.columns)} attributes of {data.name}"
+        )
+    others = np.setdiff1d(np.arange(len(data.columns)), settings.attribute)
+    more = np.random.default_rng(seed).permutation(others)[: settings.columns - 1].tolist()
+    attributes = [settings.attribute, *more]
+    values = [data.values_of(attribute)[rows.victim] for attribute in attributes]
+    labels = np.bincount(data.y[rows.training], minlength=data.classes or 0)
+    victim = Victim(
+        x=jnp.asarray(data.x[rows.victim]),
+        y=jnp.asarray(data.y[rows.victim]),
+        truth=jnp.asarray(np.stack(values, 1)),
+        columns=tuple(unknown_column(data, attribute, rows.training) for attribute in attributes),
+        label_prior=jnp.asarray(labels / len(rows.training), jnp.float32),
+        training=_traced(settings.training),
+        upload=_traced(settings.upload) if settings.protected else None,
+        key=jax.random.key(seed),
+    )
+    test = rows.test[:TEST_RECORDS]
+    held = data.x[test], data.y[test], data.x[rows.others], data.y[rows.others]
+    return victim, Surroundings(*map(jnp.asarray, held))
+
+
+def _traced(record: Any) -> Any:
+    """A record whose numbers are arrays, so that programs are shared by all their values."""
+    return jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.float32 if isinstance(a, float) else jnp.int32), record
+    )
+
+
+def unknown_column(data: Dataset, attribute: int, records: np.ndarray) -> UnknownColumn:
+    """An attribute of the data, with its distribution over some records as prior."""
+    column, prior = data.column(attribute), data.prior(attribute, records)
+    return UnknownColumn(
+        jnp.asarray(column.positions), jnp.asarray(column.values), jnp.asarray(prior, jnp.float32)
+    )
+
+
+def rounds_of(phase: str, rounds: int) -> tuple[int, ...]:
+    """The rounds of a phase, or of several joined by "+", counted from 0.
+
+    Raises:
+      ValueError: on an unknown phase, or one that needs more rounds.
+    """
+    chosen: set[int] = set()
+    for part in phase.split("+"):
+        if part not in PHASES:
+            raise ValueError(f"phases={part!r} is unknown; choose from {', '.join(PHASES)}")
+        chosen |= {t if t >= 0 else rounds + t for t in PHASES[part]}
+    if min(chosen) < 0 or max(chosen) >= rounds:
+        raise ValueError(f"phases={phase!r} needs more than rounds={rounds}")
+    return tuple(sorted(chosen))
+
+
+def kept_rounds(phases: tuple[str, ...], rounds: int) -> tuple[int, ...]:
+    """Rounds of the phases, and the last for evaluation."""
+    return tuple(sorted({t for name in phases for t in rounds_of(name, rounds)} | {rounds - 1}))
+
+
+def take(tree: Any, rows: Any) -> Any:
+    """Index every leaf."""
+    return jax.tree.map(lambda a: a[rows], tree)
