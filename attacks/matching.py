@@ -89,7 +89,8 @@ class Virtual:
             _check.positive_integer(records=self.records)
             if self.kind == "unrolled":
                 raise ValueError(
-                    f"records={self.records} needs kind='gradient': unrolled training runs on what is guessed"
+                    f"records={self.records} needs kind='gradient': unrolled training runs on "
+                    "what is guessed"
                 )
         self.training.check(self.records or records)
 

@@ -1,8 +1,8 @@
 """Do two runs agree? `python -m benchmarks.compare OLD/results.csv NEW/results.csv`.
 
-Rows are matched by suite, table, size, data, method, selection, metric and seed; of several such rows (cells of
-a table) by their order. Values agree within `--tolerance`. Exit code 1 if some differ, or if a row has no
-partner in the other file.
+Rows are matched by suite, table, size, data, method, selection, metric and seed; of several such
+rows (cells of a table) by their order. Values agree within `--tolerance`. Exit code 1 if some
+differ, or if a row has no partner in the other file.
 """
 
 import csv

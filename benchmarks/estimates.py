@@ -1,4 +1,5 @@
-"""Measured times become estimates: `python -m benchmarks.estimates --out results [other folders]`."""
+"""Measured times become estimates: `python -m benchmarks.estimates --out results
+[other folders]`."""
 
 import sys
 

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import tyro
 
-from attacks.metrics import Interval, accuracy_interval
-from benchmarks.store import Store
-from benchmarks.suites.frontier import METHODS, SETTINGS, TABLES
+from benchmarks.harness.intervals import Interval, accuracy_interval
+from benchmarks.harness.jobs import Table
+from benchmarks.harness.store import Store
+from benchmarks.suites.frontier import METHODS, SETTINGS, SUITE, place_of, places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,36 +32,24 @@ class Point:
 def points(rows: Sequence[dict[str, Any]], axis: str) -> dict[str, list[Point]]:
     """A table's rows (of one size) as one line per method, in the order in which the suite lists
     the places."""
-    setting = SETTINGS.get(axis, axis)
-    found: dict[tuple[str, Any], list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["table"] == axis and row["metric"] == "accuracy" and row["value"] is not None:
-            found.setdefault((row["method"], row["settings"][setting]), []).append(row)
+    by_place: dict[tuple[str, Any], list[dict[str, Any]]] = {}
+    mine = [row for row in rows if row["table"] == axis and row["metric"] == "accuracy"]
+    for row in (row for row in mine if row["value"] is not None):
+        place = row["method"], place_of(row["settings"], axis)
+        by_place.setdefault(place, []).append(row)
+    order = _order(rows, axis)
     lines: dict[str, list[Point]] = {}
     for method in METHODS:
-        line = [
-            _point(place, found[method, place])
-            for place in _places(rows, axis)
-            if (method, place) in found
-        ]
+        line = [_point(p, by_place[method, p]) for p in order if (method, p) in by_place]
         if line:
             lines[method] = line
     return lines
 
 
-def _places(rows: Sequence[dict[str, Any]], axis: str) -> list[Any]:
-    """The axis' places, in the suite's order."""
-    table = next(table for table in TABLES if table.name == axis)
-    sizes = dict.fromkeys(row["size"] for row in rows)
-    return list(
-        dict.fromkeys(
-            cell[SETTINGS.get(axis, axis)] for size in sizes for cell in table.cells(size, None)
-        )
-    )
-
-
 def _point(place: Any, rows: Sequence[dict[str, Any]]) -> Point:
-    interval = accuracy_interval([row["value"] for row in rows], rows[0]["settings"]["records"])
+    interval = accuracy_interval(
+        [row["value"] for row in rows], rows[0]["detail"]["scored_records"]
+    )
     return Point(place, interval, sum(row["majority"] for row in rows) / len(rows))
 
 
@@ -71,50 +60,48 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
     mpl.use("Agg")
     from matplotlib.figure import Figure
 
-    axes = [table for table in TABLES if points(rows, table.name)]
-    columns = min(3, len(axes))
-    figure = Figure(figsize=(3.6 * columns, 2.9 * -(-len(axes) // columns)), layout="constrained")
-    panels = figure.subplots(-(-len(axes) // columns), columns, squeeze=False).reshape(-1)
-    colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
-    for panel, table in zip(panels, axes, strict=False):
-        lines = points(rows, table.name)
-        level = {p.place: p.majority for line in lines.values() for p in line}
-        places = [place for place in _places(rows, table.name) if place in level]
-        panel.plot(
-            range(len(places)), [level[p] for p in places], ":", color="grey", label="majority"
-        )
-        for method, line in lines.items():
-            if method == "majority":
-                continue
-            x = [places.index(p.place) for p in line]
-            means = [p.accuracy.mean for p in line]
-            low = [max(0.0, p.accuracy.mean - max(p.accuracy.low, 0)) for p in line]
-            high = [max(0.0, min(p.accuracy.high, 1) - p.accuracy.mean) for p in line]
-            panel.errorbar(
-                x,
-                means,
-                yerr=[low, high],
-                fmt="o-",
-                markersize=3,
-                capsize=2,
-                color=colours[method],
-                label=method,
-            )
-        panel.set_xticks(range(len(places)), [str(p) for p in places], fontsize=7)
-        panel.set_title(table.title, fontsize=7, wrap=True)
-        panel.set(ylim=(0.2, 1.03), xlabel=SETTINGS.get(table.name, table.name))
-    for panel in panels[len(axes) :]:
+    tables = [table for table in SUITE.tables if points(rows, table.name)]
+    columns = min(3, len(tables))
+    down = -(-len(tables) // columns)
+    figure = Figure(figsize=(3.6 * columns, 2.9 * down), layout="constrained")
+    panels = figure.subplots(down, columns, squeeze=False).reshape(-1)
+    for panel, table in zip(panels, tables, strict=False):
+        _draw_axis(panel, rows, table)
+    for panel in panels[len(tables) :]:
         panel.set_visible(False)
-    named = {
-        text: handle
-        for panel in panels
-        for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=8
-    )
+    entries = [panel.get_legend_handles_labels() for panel in panels]
+    named = {text: handle for pair in entries for handle, text in zip(*pair, strict=True)}
+    style: dict[str, Any] = {"loc": "outside lower center", "ncols": len(named), "fontsize": 8}
+    figure.legend(list(named.values()), list(named), **style)
     figure.supylabel("attribute accuracy", fontsize=9)
     return figure
+
+
+def _draw_axis(panel: Any, rows: Sequence[dict[str, Any]], table: Table) -> None:
+    """One axis: a curve per method, the majority dotted."""
+    lines = points(rows, table.name)
+    level = {p.place: p.majority for line in lines.values() for p in line}
+    order = [place for place in _order(rows, table.name) if place in level]
+    across = range(len(order))
+    panel.plot(across, [level[p] for p in order], ":", color="grey", label="majority")
+    style = {"fmt": "o-", "markersize": 3, "capsize": 2}
+    for number, method in enumerate(METHODS):
+        if method == "majority" or method not in lines:
+            continue
+        x = [order.index(p.place) for p in lines[method]]
+        of = [p.accuracy for p in lines[method]]
+        low = [max(0.0, a.mean - max(a.low, 0)) for a in of]
+        high = [max(0.0, min(a.high, 1) - a.mean) for a in of]
+        means = [a.mean for a in of]
+        panel.errorbar(x, means, yerr=[low, high], color=f"C{number}", label=method, **style)
+    panel.set_xticks(across, [str(p) for p in order], fontsize=7)
+    panel.set_title(table.title, fontsize=7, wrap=True)
+    panel.set(ylim=(0.2, 1.03), xlabel=SETTINGS.get(table.name, table.name))
+
+
+def _order(rows: Sequence[dict[str, Any]], axis: str) -> list[Any]:
+    """The axis' places, in the suite's order."""
+    return places(axis, list(dict.fromkeys(row["size"] for row in rows)))
 
 
 def main(
@@ -134,9 +121,10 @@ def main(
         return 2
     rows = [row for row in store.rows() if row["suite"] == "frontier" and row["size"] == size]
     store.close()
-    if not any(points(rows, table.name) for table in TABLES):
+    if not any(points(rows, table.name) for table in SUITE.tables):
         print(
-            f"error: --out {out!r} holds no rows of frontier at {size} size; run python -m benchmarks.sweep frontier first",
+            f"error: --out {out!r} holds no rows of frontier at {size} size; run python -m "
+            "benchmarks.sweep frontier first",
             file=sys.stderr,
         )
         return 2

@@ -41,7 +41,8 @@ class Arguments:
     """small: same cells with fewer records, at most 30 minutes on 2 cores per suite; paper: the
     published sizes."""
     seeds: str = "3"
-    """A count (5 means seeds 0 to 4) or a comma-separated list ("0,2,7"; "3," is the seed 3 alone)."""
+    """A count (5 means seeds 0 to 4) or a comma-separated list ("0,2,7"; "3," is the seed
+    3 alone)."""
     methods: str | None = None
     """Comma-separated methods; all of a table's by default."""
     where: tuple[str, ...] = ()
@@ -147,7 +148,7 @@ def _filter(where: Sequence[str], jobs: Sequence[Job]) -> Callable[[Job], bool]:
     conditions: dict[str, list[str]] = {}
     for text in where:
         key, separator, values = text.partition("=")
-        if not separator or not values:
+        if not separator:
             raise UsageError(f"--where {text!r} must read key=value[,value]")
         try:
             name = full_name(key, known)
@@ -252,7 +253,7 @@ def _print_cells(console: Console, groups: list[Group]) -> None:
     for job in (job for g in groups for job in g.jobs):
         by_table.setdefault((job.cell.suite, job.cell.table), []).append(job)
     for (suite, name), jobs in by_table.items():
-        cells = [{"dataset": job.cell.dataset} | job.settings for job in jobs]
+        cells = [{"dataset": job.cell.dataset, **job.settings} for job in jobs]
         names = varying(cells, last={f"{job.method}." for job in jobs})
         short = short_names(key for cell in cells for key in cell)
         values = {key: value for cell in cells for key, value in cell.items()}

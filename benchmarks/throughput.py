@@ -218,7 +218,8 @@ def time_other(command: str, records: int) -> Timing:
     except (IndexError, KeyError, TypeError, ValueError) as error:
         why = done.stderr.strip().splitlines()[-1:] or [repr(error)]
         raise ValueError(
-            f"--beside {command!r} printed no JSON line with ms_min and ms_median, or s_min and s_median ({why[0]})"
+            f"--beside {command!r} printed no JSON line with ms_min and ms_median, or s_min and "
+            f"s_median ({why[0]})"
         ) from error
 
 
@@ -248,7 +249,10 @@ def main() -> int:
     arguments = tyro.cli(
         Attacks | Rounds | Messages, default=Attacks(), prog="python -m benchmarks.throughput"
     )
-    title = f"milliseconds, {arguments.rounds} rounds, {jax.devices()[0].device_kind}, jax {jax.__version__}"
+    title = (
+        f"milliseconds, {arguments.rounds} rounds, {jax.devices()[0].device_kind}, jax "
+        f"{jax.__version__}"
+    )
     table = Table(title=title)
     for name in (
         "what",

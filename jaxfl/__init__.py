@@ -1,9 +1,9 @@
 """jaxfl: federated learning as pure functions, and what its messages give away."""
 
 from jaxfl.architectures import lenet, linear, logistic, mlp, trunk_cnn
-from jaxfl.client_behaviors import Behavior, behave
+from jaxfl.client_behaviors import Behavior
 from jaxfl.clients import ClientData, one_client, stack_clients
-from jaxfl.defenses import DPSGD, Upload, protect
+from jaxfl.defenses import DPSGD, Mixup, Upload
 from jaxfl.evaluation import Evaluation, evaluate
 from jaxfl.federated import (
     Federated,
@@ -23,7 +23,8 @@ from jaxfl.models import (
     mean_loss,
     squared_error,
 )
-from jaxfl.training import LocalTraining, clipped_sgd, local_update
+from jaxfl.plugins import PerClient, Plugin
+from jaxfl.training import LocalTraining, client_round, clipped_sgd, local_update
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 
 __version__ = "0.1.0"
@@ -38,15 +39,18 @@ __all__ = [
     "Federated",
     "LocalTraining",
     "Messages",
+    "Mixup",
     "Model",
+    "PerClient",
+    "Plugin",
     "Record",
     "Server",
     "ServerState",
     "Transcript",
     "Trunk",
     "Upload",
-    "behave",
     "binary_cross_entropy",
+    "client_round",
     "clipped_sgd",
     "cross_entropy",
     "evaluate",
@@ -60,7 +64,6 @@ __all__ = [
     "mean_loss",
     "mlp",
     "one_client",
-    "protect",
     "simulate",
     "squared_error",
     "stack_clients",

@@ -102,7 +102,8 @@ def shape(expected: tuple[int | None, ...], **named: Any) -> None:
 
 
 def finite(where: Any = None, **named: Any) -> None:
-    """Raise `ValueError` if a named array holds NaN or infinity (in the rows that `where` selects)."""
+    """Raise `ValueError` if a named array holds NaN or infinity (in the rows that
+    `where` selects)."""
     for name, array in named.items():
         if is_traced(array, where):
             continue
@@ -120,7 +121,8 @@ def finite(where: Any = None, **named: Any) -> None:
         if bad.any():
             place = tuple(int(i) for i in np.argwhere(bad)[0])
             raise ValueError(
-                f"{name} holds {int(bad.sum())} values that are not finite (the first, {values[place]}, at {place}); "
+                f"{name} holds {int(bad.sum())} values that are not finite (the first, "
+                f"{values[place]}, at {place}); "
                 "remove or impute them"
             )
 
@@ -149,5 +151,6 @@ def distribution(length: int, **named: Any) -> None:
         values = np.asarray(array, np.float64)
         if not np.isfinite(values).all() or (values < 0).any() or abs(values.sum() - 1) > 1e-4:
             raise ValueError(
-                f"{name}={values.tolist()} must be non-negative and sum to 1; it sums to {values.sum():g}"
+                f"{name}={values.tolist()} must be non-negative and sum to 1; it sums to "
+                f"{values.sum():g}"
             )

@@ -87,7 +87,8 @@ def stack_clients(
         _check_records(f"records[{c}][0]", f"records[{c}][1]", x, y)
         if x.shape[1:] != pairs[0][0].shape[1:]:
             raise ValueError(
-                f"records[{c}][0] has records of shape {x.shape[1:]}; client 0 has {pairs[0][0].shape[1:]}"
+                f"records[{c}][0] has records of shape {x.shape[1:]}; client 0 has "
+                f"{pairs[0][0].shape[1:]}"
             )
     longest = max(len(x) for x, _ in pairs)
 
@@ -114,11 +115,13 @@ def _features(x: Any) -> Any:
 def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
     if x.ndim < 1 or len(x) == 0:
         raise ValueError(
-            f"{x_name} has shape {x.shape}, no records; a client needs at least one (drop empty clients)"
+            f"{x_name} has shape {x.shape}, no records; a client needs at least one (drop empty "
+            "clients)"
         )
     if y.ndim < 1 or len(y) != len(x):
         raise ValueError(
-            f"{y_name} has shape {y.shape}; it needs one label for each of the {len(x)} records of {x_name}"
+            f"{y_name} has shape {y.shape}; it needs one label for each of the {len(x)} records "
+            f"of {x_name}"
         )
     _check.finite(**{x_name: x})
 
@@ -155,11 +158,13 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
     sizes = np.asarray(clients.sizes)
     if (sizes == 0).any():
         raise ValueError(
-            f"clients.mask leaves client {int(np.argmin(sizes))} without records; drop empty clients"
+            f"clients.mask leaves client {int(np.argmin(sizes))} without records; drop empty "
+            "clients"
         )
     if batch_size is not None and batch_size > sizes.max():
         raise ValueError(
-            f"batch_size={batch_size} is larger than every client (largest: {sizes.max()} records); "
+            f"batch_size={batch_size} is larger than every client (largest: {sizes.max()} "
+            "records); "
             "use batch_size=None for full batches"
         )
     _check_values("clients", model, clients)

@@ -10,6 +10,7 @@ import optax
 
 from jaxfl import _check
 from jaxfl.models import Model, inputs_and_errors, mean_loss, zero_rows
+from jaxfl.plugins import Plugin
 
 Array = jax.Array
 
@@ -19,7 +20,7 @@ MOST_BITS = 16
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Upload:
+class Upload(Plugin):
     """How an update is sent: clipped, then noised, then quantised. All numbers are traced.
 
     Attributes:
@@ -37,6 +38,26 @@ class Upload:
     noise_multiplier: float | Array = 0.0
     bits: int | Array = 0
 
+    def send(self, update: Any, key: Array) -> Any:
+        """An update as it is sent: a pytree of floating-point arrays; the key draws noise and
+        rounding."""
+        leaves, structure = jax.tree.flatten(update)
+        square = sum((leaf**2).sum() for leaf in leaves)
+        norm = jnp.where(
+            square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0
+        )  # differentiable at 0
+        long = norm > self.clip
+        factor = jnp.where(long, jnp.where(long, self.clip, 1) / jnp.where(long, norm, 1), 1)
+        deviation = self.noise_multiplier * jnp.where(jnp.isfinite(self.clip), self.clip, norm)
+        sent = []
+        for leaf, leaf_key in zip(leaves, jax.random.split(key, len(leaves)), strict=True):
+            noise_key, rounding_key = jax.random.split(leaf_key)
+            noised = factor * leaf + deviation * jax.random.normal(
+                noise_key, leaf.shape, leaf.dtype
+            )
+            sent.append(jnp.where(self.bits > 0, _rounded(noised, rounding_key, self.bits), noised))
+        return jax.tree.unflatten(structure, sent)
+
     def check(self) -> None:
         """Raise `ValueError` on numbers out of range."""
         clip, bits = self.clip, self.bits
@@ -45,30 +66,6 @@ class Upload:
         _check.not_negative(noise_multiplier=self.noise_multiplier)
         if not _check.is_traced(bits) and float(bits) not in range(MOST_BITS + 1):
             raise ValueError(f"bits={bits!r} must be an integer from 0 (off) to {MOST_BITS}")
-
-
-def protect(update: Any, key: Array, upload: Upload) -> Any:
-    """An update as it is sent.
-
-    Args:
-      update: a pytree of floating-point arrays.
-      key: draws noise and rounding.
-      upload: see `Upload`.
-    """
-    leaves, structure = jax.tree.flatten(update)
-    square = sum((leaf**2).sum() for leaf in leaves)
-    norm = jnp.where(
-        square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0
-    )  # differentiable at 0
-    long = norm > upload.clip
-    factor = jnp.where(long, jnp.where(long, upload.clip, 1) / jnp.where(long, norm, 1), 1)
-    deviation = upload.noise_multiplier * jnp.where(jnp.isfinite(upload.clip), upload.clip, norm)
-    sent = []
-    for leaf, leaf_key in zip(leaves, jax.random.split(key, len(leaves)), strict=True):
-        noise_key, rounding_key = jax.random.split(leaf_key)
-        noised = factor * leaf + deviation * jax.random.normal(noise_key, leaf.shape, leaf.dtype)
-        sent.append(jnp.where(upload.bits > 0, _rounded(noised, rounding_key, upload.bits), noised))
-    return jax.tree.unflatten(structure, sent)
 
 
 def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
@@ -83,7 +80,7 @@ def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DPSGD:
+class DPSGD(Plugin):
     """Differentially private training of one client (Abadi et al. 2016, Algorithm 1). Numbers are
     traced.
 
@@ -98,6 +95,12 @@ class DPSGD:
 
     clip: float | Array = 1.0
     noise_multiplier: float | Array = 1.0
+
+    def step_gradient(
+        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
+    ) -> Any:
+        """See `private_gradient`."""
+        return private_gradient(model, params, x, y, mask, key, self)
 
     def check(self) -> None:
         """Raise `ValueError` on numbers out of range."""
@@ -174,6 +177,18 @@ def _clipped_by_layers(
         return found["/".join(parents)][last]
 
     return jax.tree.map_with_path(place, params)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mixup(Plugin):
+    """Every record of a batch is averaged with another one (see `mixed`)."""
+
+    def batch(
+        self, model: Model, x: Array, y: Array, mask: Array, key: Array
+    ) -> tuple[Model, Array, Array]:
+        """See `mixed`."""
+        return mixed(model, x, y, mask, key)
 
 
 def mixed(model: Model, x: Array, y: Array, mask: Array, key: Array) -> tuple[Model, Array, Array]:

@@ -12,18 +12,18 @@ import numpy as np
 import optax
 
 from jaxfl import _check
-from jaxfl.client_behaviors import Behavior, behave
 from jaxfl.clients import ClientData, check_clients, check_test
-from jaxfl.defenses import Upload, protect
 from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
-from jaxfl.training import LocalTraining, local_update
+from jaxfl.plugins import PerClient, Plugin
+from jaxfl.training import LocalTraining, client_round
 from jaxfl.transcript import Transcript
 
 Array = jax.Array
 Strategy = Literal["vmap", "map"] | int
-UPLOAD = 2**32 - 1
-"""Tells the stream for what clients do to their updates from the clients' own: no id is that large."""
+SENDING = 2**32 - 1
+"""Tells the stream for what clients do to their updates from the clients' own: no id is
+that large."""
 
 
 class ServerState(NamedTuple):
@@ -169,9 +169,7 @@ class Federated:
     Attributes:
       rounds: communication rounds (static).
       training: what a client does in a round; its numbers are traced.
-      upload: what a client does to its update before it sends it, or None (nothing).
-      behavior: how clients misbehave, fields `[clients]` in the order of the clients' data; None if
-        all are honest.
+      plugins: what clients do beside the recipe, in order; `PerClient` where they differ.
       clients_per_round: participants drawn without replacement in each round, or None for all
         (static).
       strategy: how clients run (static): "vmap" at once, "map" one after the other, an integer in
@@ -183,8 +181,7 @@ class Federated:
 
     rounds: int = dataclasses.field(default=1, metadata={"static": True})
     training: LocalTraining = LocalTraining()
-    upload: Upload | None = None
-    behavior: Behavior | None = None
+    plugins: tuple[Plugin, ...] = ()
     clients_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
     strategy: Strategy | None = dataclasses.field(default=None, metadata={"static": True})
     record: Record = dataclasses.field(default=Record(), metadata={"static": True})
@@ -193,11 +190,14 @@ class Federated:
         """Raise `ValueError` on settings that these clients cannot run."""
         _check.positive_integer(rounds=self.rounds)
         self.training.check()
-        if self.upload is not None:
-            self.upload.check()
         count = len(clients.mask)
-        if self.behavior is not None:
-            self.behavior.check(count)
+        for plugin in self.plugins:
+            if not isinstance(plugin, Plugin):
+                raise ValueError(f"plugins holds {plugin!r}, which is no jaxfl.Plugin")
+            if isinstance(plugin, PerClient):
+                plugin.check_clients(count)
+            else:
+                plugin.check()
         if self.clients_per_round is not None:
             _check.positive_integer(clients_per_round=self.clients_per_round)
             if self.clients_per_round > count:
@@ -209,7 +209,8 @@ class Federated:
         outside = [t for t in self.record.rounds or () if not 0 <= t < self.rounds]
         if outside:
             raise ValueError(
-                f"record.rounds={self.record.rounds} names round {outside[0]}; rounds run from 0 to {self.rounds - 1}"
+                f"record.rounds={self.record.rounds} names round {outside[0]}; rounds run from "
+                f"0 to {self.rounds - 1}"
             )
         for name in ("rounds", "clients"):
             chosen = getattr(self.record, name)
@@ -219,7 +220,8 @@ class Federated:
             unknown = set(self.record.clients) - set(np.asarray(clients.id).tolist())
             if unknown:
                 raise ValueError(
-                    f"record.clients={self.record.clients} names client {unknown.pop()}, which is not among the clients"
+                    f"record.clients={self.record.clients} names client {unknown.pop()}, which "
+                    "is not among the clients"
                 )
 
 
@@ -270,14 +272,11 @@ def simulate(
         )
     strategy = federated.strategy or strategy_here()
     # Arrays of one dtype: a Python float and an array would compile twice.
-    numbers = federated.training, federated.upload, federated.behavior
-    training, upload, behavior = jax.tree.map(
-        lambda a: jnp.asarray(a, jnp.result_type(float)), numbers
+    training, plugins = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.result_type(float)), (federated.training, federated.plugins)
     )
-    if behavior is not None:
-        behavior = jax.tree.map(lambda a: jnp.broadcast_to(a, clients.id.shape), behavior)
     federated = dataclasses.replace(
-        federated, strategy=strategy, training=training, upload=upload, behavior=behavior
+        federated, strategy=strategy, training=training, plugins=plugins
     )
     return _simulate(model, server, params, clients, key, federated, test)
 
@@ -298,13 +297,15 @@ def _simulate(
     )
     kept_rounds = tuple(range(federated.rounds)) if record.rounds is None else tuple(record.rounds)
 
+    each = _of_each_client(federated.plugins, len(clients.id))
+
     @jax.checkpoint
     def round_(state: ServerState, t: Array) -> tuple[ServerState, Any, Any]:
         client_key, selection_key = jax.random.split(jax.random.fold_in(key, t))
-        present, (cohort, behavior) = _participants(
-            selection_key, (clients, federated.behavior), clients.id, federated.clients_per_round
+        present, (cohort, plugins) = _participants(
+            selection_key, (clients, each), clients.id, federated.clients_per_round
         )
-        received, returned = _train(model, server, state, cohort, behavior, client_key, federated)
+        received, returned = _train(model, server, state, cohort, plugins, client_key, federated)
         sums = _sums(received, returned, server.personal) if record.sums else None
         message = (*_messages(server, state, returned, cohort.id, kept_ids), sums)
         state = server.receive(state, returned, cohort.sizes, cohort.id)
@@ -334,6 +335,16 @@ def _simulate(
     )
 
 
+def _of_each_client(plugins: tuple[Plugin, ...], clients: int) -> tuple[Plugin | None, ...]:
+    """Plug-ins that differ between clients, leaves `[clients]`; None for everyone's."""
+    return tuple(
+        jax.tree.map(lambda a: jnp.broadcast_to(a, (clients,)), p.plugin)
+        if isinstance(p, PerClient)
+        else None
+        for p in plugins
+    )
+
+
 def _participants(key: Array, of_clients: Any, ids: Array, count: int | None) -> tuple[Array, Any]:
     """Who takes part `[clients]`, and their share of what clients have: the `count` smallest of one
     draw per client id."""
@@ -351,30 +362,24 @@ def _train(
     server: Server,
     state: ServerState,
     cohort: ClientData,
-    behavior: Behavior | None,
+    plugins: tuple[Plugin | None, ...],
     key: Array,
     federated: Federated,
 ) -> tuple[Any, Any]:
     """What the participants received (`[participants, ...]` if personal, else without axis) and
     returned."""
 
-    def client(arguments: tuple[ClientData, Behavior | None]) -> Any:
+    def client(arguments: tuple[ClientData, tuple[Plugin | None, ...]]) -> Any:
         data, own = arguments
         received = server.send(state, data.id)
+        chosen = tuple(o or p for o, p in zip(own, federated.plugins, strict=True))
         update_key = jax.random.fold_in(key, data.id)
-        if own is None:
-            returned = local_update(model, received, data, update_key, federated.training)
-        else:
-            returned = behave(model, received, data, update_key, federated.training, own)
-        if federated.upload is None:
-            return received, returned
-        upload_key = jax.random.fold_in(jax.random.fold_in(key, UPLOAD), data.id)
-        update = protect(
-            jax.tree.map(jnp.subtract, received, returned), upload_key, federated.upload
-        )
-        return received, jax.tree.map(jnp.subtract, received, update)
+        send_key = jax.random.fold_in(jax.random.fold_in(key, SENDING), data.id)
+        training = federated.training
+        returned = client_round(model, received, data, update_key, training, chosen, send_key)
+        return received, returned
 
-    received, returned = map_clients(client, (cohort, behavior), federated.strategy)
+    received, returned = map_clients(client, (cohort, plugins), federated.strategy)
     return (received if server.personal else server.send(state, cohort.id[0])), returned
 
 

@@ -13,8 +13,9 @@ import optax
 
 from jaxfl import _check
 from jaxfl.clients import ClientData
-from jaxfl.defenses import DPSGD, mixed, private_gradient
+from jaxfl.defenses import DPSGD, Mixup
 from jaxfl.models import Model, mean_loss
+from jaxfl.plugins import PerClient, Plugin, overriding
 
 Array = jax.Array
 
@@ -31,8 +32,8 @@ class LocalTraining:
         holds what is left, and the step follows the mean loss over the records it really has.
       optimizer: `optimizer(learning_rate) -> optax.GradientTransformation`, fresh in every round
         (static).
-      privacy: clip and noise the gradients, or None.
-      mixup: average every record of a batch with another one (static); before `privacy`.
+      plugins: what the recipe has clients do beside that, in order; at most one of them makes its
+        own gradients.
     """
 
     learning_rate: float | Array = 0.1
@@ -41,8 +42,22 @@ class LocalTraining:
     optimizer: Callable[..., optax.GradientTransformation] = dataclasses.field(
         default=optax.sgd, metadata={"static": True}
     )
-    privacy: DPSGD | None = None
-    mixup: bool = dataclasses.field(default=False, metadata={"static": True})
+    plugins: tuple[Plugin, ...] = ()
+
+    @property
+    def privacy(self) -> DPSGD | None:
+        """Differential privacy among the plug-ins, if there is any."""
+        return next((plugin for plugin in self.plugins if isinstance(plugin, DPSGD)), None)
+
+    @property
+    def mixup(self) -> bool:
+        """Whether mixup is among the plug-ins."""
+        return any(isinstance(plugin, Mixup) for plugin in self.plugins)
+
+    def without(self, *kinds: type[Plugin]) -> "LocalTraining":
+        """The recipe without plug-ins of these kinds; without any, if none is named."""
+        kept = (p for p in self.plugins if kinds and not isinstance(p, kinds))
+        return dataclasses.replace(self, plugins=tuple(kept))
 
     def steps(self, records: int) -> int:
         """Number of optimiser steps per round of a client with that many records."""
@@ -59,8 +74,14 @@ class LocalTraining:
                     f"batch_size={self.batch_size} is larger than the client's {records} records"
                 )
         _check.number(learning_rate=self.learning_rate)
-        if self.privacy is not None:
-            self.privacy.check()
+        for plugin in self.plugins:
+            if not isinstance(plugin, Plugin):
+                raise ValueError(f"plugins holds {plugin!r}, which is no jaxfl.Plugin")
+            if isinstance(plugin, PerClient):
+                raise ValueError("plugins holds a PerClient, which belongs into Federated.plugins")
+            plugin.check()
+        if len(overriding("step_gradient", self.plugins)) > 1:
+            raise ValueError(f"plugins={self.plugins} make gradients more than once; choose one")
 
 
 @functools.cache
@@ -134,12 +155,47 @@ def batch_gradient(
     model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, training: LocalTraining
 ) -> Any:
     """The gradient that one step follows, of the records `x [batch, ...]` where `mask` is True."""
-    if training.mixup:
-        key, mixing_key = jax.random.split(key)
-        model, x, y = mixed(model, x, y, mask, mixing_key)
-    if training.privacy is None:
-        return jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
-    return private_gradient(model, params, x, y, mask, key, training.privacy)
+    for plugin in overriding("batch", training.plugins):
+        key, own_key = jax.random.split(key)
+        model, x, y = plugin.batch(model, x, y, mask, own_key)
+    for plugin in overriding("step_gradient", training.plugins):
+        return plugin.step_gradient(model, params, x, y, mask, key)
+    return jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
+
+
+def client_round(
+    model: Model,
+    params: Any,
+    data: ClientData,
+    key: Array,
+    training: LocalTraining,
+    plugins: tuple[Plugin, ...] = (),
+    send_key: Array | None = None,
+) -> Any:
+    """What a client returns in a round: `local_update`, and what plug-ins make of it.
+
+    Args:
+      model: the model (static).
+      params: the received model.
+      data: one client, without client axis.
+      key: as for `local_update`.
+      training: the recipe.
+      plugins: what the client does beside the recipe.
+      send_key: draws what is random in what is sent; `key` by default.
+    """
+    every = (*training.plugins, *plugins)
+    for plugin in overriding("recipe", every):
+        training = plugin.recipe(training)
+    returned = local_update(model, params, data, key, training)
+    senders = overriding("send", every)
+    if not senders:
+        return returned
+    update = jax.tree.map(jnp.subtract, params, returned)
+    send_key = key if send_key is None else send_key
+    for place, plugin in enumerate(senders):
+        own_key = jax.random.fold_in(send_key, place) if place else send_key
+        update = plugin.send(update, own_key)
+    return jax.tree.map(jnp.subtract, params, update)
 
 
 def batch_order(key: Array, mask: Array) -> Array:

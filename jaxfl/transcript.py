@@ -47,7 +47,8 @@ class Messages:
         return len(self.rounds)
 
     def select(self, rounds: Sequence[int]) -> "Messages":
-        """The messages of these (0-based) rounds. Raises `ValueError` if one of them is not held."""
+        """The messages of these (0-based) rounds. Raises `ValueError` if one of them is
+        not held."""
         held = np.asarray(self.rounds).tolist()
         missing = [t for t in rounds if t not in held]
         if missing:
@@ -73,7 +74,8 @@ class Messages:
         received, returned = jax.tree.map(_as_float, (received, returned))
         if repr(jax.tree.structure(received)) != repr(jax.tree.structure(returned)):
             raise ValueError(
-                "received and returned have different tree structures; record both from the same model"
+                "received and returned have different tree structures; record both from the "
+                "same model"
             )
         leaves = list(
             zip(jax.tree.leaves_with_path(received), jax.tree.leaves(returned), strict=True)
@@ -105,7 +107,8 @@ class Messages:
         tree = _unflatten(path)
         if set(tree) != {"received", "returned", "rounds"}:
             raise ValueError(
-                f"path={str(path)!r} holds {sorted(tree)}; messages need received, returned and rounds"
+                f"path={str(path)!r} holds {sorted(tree)}; messages need received, returned and "
+                "rounds"
             )
         return Messages.from_arrays(**tree)
 
@@ -127,7 +130,8 @@ class AnonymousMessages:
 
     @property
     def pseudo_gradient(self) -> Any:
-        """`received - returned`, leaves `[rounds, participants, ...]`, positive along the gradient."""
+        """`received - returned`, leaves `[rounds, participants, ...]`, positive along
+        the gradient."""
         return jax.tree.map(lambda w, v: w[:, None] - v, self.received, self.returned)
 
 
@@ -215,7 +219,8 @@ class Transcript:
         missing = [t for t in wanted if t not in self.rounds]
         if missing:
             raise ValueError(
-                f"rounds={wanted} names round {missing[0]}, which the record did not keep; kept: {self.rounds}"
+                f"rounds={wanted} names round {missing[0]}, which the record did not keep; "
+                f"kept: {self.rounds}"
             )
         if self.cohort is not None:
             present = np.asarray(self.participation)[:, np.asarray(self.ids).tolist().index(client)]
@@ -243,7 +248,8 @@ class Transcript:
         self._need_everyone("anonymous")
         if self.personal:
             raise ValueError(
-                "anonymous() needs a server that sends everyone the same model; personal models name the sender"
+                "anonymous() needs a server that sends everyone the same model; personal "
+                "models name the sender"
             )
         places = jnp.argmax(
             self.clients[:, None] == self.ids, axis=1
@@ -320,7 +326,8 @@ class Transcript:
     def _need_everyone(self, view: str) -> None:
         if len(self.clients) != len(self.ids):
             raise ValueError(
-                f"{view}() needs Record(clients='all'); this transcript kept {len(self.clients)} of {len(self.ids)} clients"
+                f"{view}() needs Record(clients='all'); this transcript kept "
+                f"{len(self.clients)} of {len(self.ids)} clients"
             )
 
 

@@ -1,4 +1,5 @@
-"""Shared by all tests: a small world whose attack succeeds, and the real data where it is at hand."""
+"""Shared by all tests: a small world whose attack succeeds, and the real data where it is
+at hand."""
 
 import dataclasses
 import functools
@@ -28,7 +29,7 @@ import numpy as np
 import pytest
 
 import jaxfl
-from benchmarks import engines
+from benchmarks.harness import engines
 
 OLDER_LOOPS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")
 compiled_as_by_users = functools.partial(
@@ -58,7 +59,7 @@ class World:
 @pytest.fixture(autouse=True, scope="module")
 def release_programs():
     """Compiled programs hold memory mappings, of which a process may have only so many (see
-    `benchmarks.engines`)."""
+    `benchmarks.harness.engines`)."""
     yield
     engines._compile.cache_clear()
     jax.clear_caches()

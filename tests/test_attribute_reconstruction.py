@@ -25,7 +25,8 @@ from attacks import (
     squared_distance,
     virtual_update,
 )
-from attacks.metrics import accuracy_interval, majority_rate, wilson_interval
+from attacks.metrics import majority_rate
+from benchmarks.harness.intervals import accuracy_interval, wilson_interval
 from jaxfl import (
     Federated,
     LocalTraining,

@@ -17,12 +17,21 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from attacks.metrics import Interval, accuracy_interval, student_interval, wilson_interval
-from benchmarks import attribute_experiment, frontier_figure, plots, report, sweep
-from benchmarks.jobs import Cell, Job, Outcome
-from benchmarks.store import COLUMNS, Store
-from benchmarks.suites import SUITES, quick
-from benchmarks.suites.lyu2021 import settings
+from benchmarks import frontier_figure, report, sweep
+from benchmarks.compare import differences
+from benchmarks.harness import plots
+from benchmarks.harness import report as reports
+from benchmarks.harness.intervals import (
+    Interval,
+    accuracy_interval,
+    student_interval,
+    wilson_interval,
+)
+from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.harness.runner import _row
+from benchmarks.harness.store import COLUMNS, Store
+from benchmarks.suites import METRICS, SUITES
+from tests.cells import cell_of, outcomes_of
 
 TINY = [
     "quick/attributes",
@@ -106,7 +115,8 @@ def test_report_is_written_anew_from_the_store(finished, capsys):
         (["--methods", "magic"], "--methods 'magic' is unknown here"),
         (
             ["--where", "colour=red"],
-            "--where 'colour' is no column or setting here; choose from adam_rate, attribute",
+            "--where 'colour' is no column or setting here; choose from attribute, "
+            "closed_form.iterations",
         ),
         (["--where", "records"], "--where 'records' must read key=value"),
         (["--where", "records=7"], "nothing to run"),
@@ -192,12 +202,15 @@ def test_list_and_dry_run(capsys):
     assert run("--list") == 0
     listed = capsys.readouterr().out
     assert all(
-        f"{suite}/{table.name}" in listed for suite, tables in SUITES.items() for table in tables
+        f"{suite.name}/{table.name}" in listed
+        for suite in SUITES.values()
+        for table in suite.tables
     )
     assert run("lyu2021/table3", "--size", "paper", "--dry-run") == 0
     plan = capsys.readouterr().out
     assert "144 jobs in 3 groups" in plan
     assert "records=300" in plan
+    assert "gls" not in plan  # what cells say is of the methods that run
 
 
 @pytest.mark.parametrize("size", ["paper", "small"])
@@ -205,18 +218,14 @@ def test_every_published_number_belongs_to_a_cell(size):
     from benchmarks.suites.grids import published_rows
 
     metrics = ("accuracy", "candidate_accuracy", "counts_variance", "cramers_v_squared")
-    values = []
-    for table in SUITES["lyu2021"]:
-        for cell in table.cells(size, None):
-            if (
-                dict(cell.settings)["encoding"] == "onehot"
-                and dict(cell.settings).get("learning_rate") != 1.0
+    values, suite = [], SUITES["lyu2021"]
+    for table in suite.tables:
+        for cell in table.cells("lyu2021", size, None):
+            training = getattr(cell.settings, "training", None)
+            if cell.settings.encoding == "onehot" and (
+                training is None or training.learning_rate != 1.0
             ):
-                found = [
-                    table.published(cell, method, metric)
-                    for method in table.methods
-                    for metric in metrics
-                ]
+                found = [suite.published(cell, n, m) for n in table.methods for m in metrics]
                 values += [v for v in found if v is not None]
     expected = [float(row["value"]) for row in published_rows("lyu2021")]
     if size == "small":  # batches of 32 do not fit the smallest victims
@@ -226,18 +235,23 @@ def test_every_published_number_belongs_to_a_cell(size):
 
 
 def test_some_published_numbers():
-    cells = next(t for t in SUITES["lyu2021"] if t.name == "table12")
+    suite = SUITES["lyu2021"]
     found = {
-        (c["batch_size"], c["attribute"], c["records"]): cells.published(c, "cos", "accuracy")
-        for c in cells.cells("paper", None)
+        (c.settings.training.batch_size, c.settings.attribute, c.settings.records): suite.published(
+            c, "cos", "accuracy"
+        )
+        for c in suite.table("table12").cells("lyu2021", "paper", None)
     }
     assert found[8, 69, 300] == 0.5967
-    assert found["full", 1, 50] == 0.94
+    assert found[None, 1, 50] == 0.94
 
 
 def test_job_keys_are_stable_and_distinct():
-    cell = Cell("s", "t", "small", "d", (("a", 1),))
-    assert Job(cell, "cos", 0).key == Job(Cell("s", "t", "small", "d", (("a", 1),)), "cos", 0).key
+    cell, again = cell_of("quick/attributes"), cell_of("quick/attributes")
+    assert Job(cell, "cos", 0).key == Job(again, "cos", 0).key
+    other = cell_of("quick/attributes", attacks={"cos": {"steps": 7}})
+    assert Job(other, "cos", 0).key != Job(cell, "cos", 0).key
+    assert Job(other, "random", 0).key == Job(cell, "random", 0).key  # which `cos` does not concern
     assert len({Job(cell, m, s).key for m in ("cos", "random") for s in range(3)}) == 6
 
 
@@ -245,7 +259,7 @@ def test_the_redo_command_selects_just_that_line(finished):
     rows = Store(finished).rows()
     line = next(
         line
-        for s in report.sections(rows)
+        for s in reports.sections(rows, METRICS)
         for line in s.lines
         if line.method == "cos" and line.selection == "oracle"
     )
@@ -264,24 +278,25 @@ def test_rows_of_an_older_version_may_lack_a_setting(finished):
     rows = store.rows()
     store.close()
     older = [
-        r | {"settings": {k: v for k, v in r["settings"].items() if k != "gls_orders"}}
+        r | {"settings": {k: v for k, v in r["settings"].items() if k != "cos.steps"}}
         for r in rows
         if r["seed"] == 0
     ]
-    sections = report.sections([*older, *(r for r in rows if r["seed"] != 0)])
+    sections = reports.sections([*older, *(r for r in rows if r["seed"] != 0)], METRICS)
     assert sum(line.n for line in sections[0].lines) == len(rows)
 
 
 def test_images_are_kept_and_shown(tmp_path):
-    job = Job(quick.TABLES[0].cells("small", None)[0], "cos", 3)
+    job = Job(cell_of("driouich2023/table1"), "last", 3)
     outcome = Outcome(job, "ssim", 0.5, images={"a <face>": np.eye(4)})
     store = Store(tmp_path)
     for value in (0.5, 0.6):  # measured again, replaced
-        store.add([sweep._row(dataclasses.replace(outcome, value=value), "versions")])
+        row = _row(dataclasses.replace(outcome, value=value), "versions", lambda job, metric: None)
+        store.add([row])
     (image,) = store.images()
     assert image["caption"] == "a <face>"
     assert np.allclose(imread(io.BytesIO(image["png"]))[..., 0], np.eye(4))
-    page = report.write(store.rows(), store.folder, store.images()).read_text()
+    page = reports.write(store.rows(), store.folder, METRICS, store.images()).read_text()
     assert page.count("data:image/png") == 1
     assert "seed 3: a &lt;face&gt;" in page
     store.close()
@@ -331,21 +346,16 @@ def test_the_frontier_figure_shows_every_axis_that_has_rows(tmp_path, capsys):
     ("changed", "message"),
     [
         ({"columns": 31}, "columns=31 must lie between 1 and the 30 attributes"),
-        ({"phases": "gap10"}, "phases='gap10' needs more than rounds=6"),
-        ({"phases": "pre3"}, "phases='pre3' is unknown"),
+        ({"phases": ("gap10",)}, "phases='gap10' needs more than rounds=6"),
+        ({"phases": ("pre3",)}, "phases='pre3' is unknown"),
         ({"records": 400}, "records=400 x participants=1 exceeds"),
     ],
 )
 def test_settings_that_cannot_be_run_are_named(changed, message):
-    chosen = settings(
-        **({"attribute": 0, "records": 20, "rounds": 6, "phases": "pre2", "steps": 5} | changed)
-    )
+    few = {"attribute": 0, "records": 20, "rounds": 6, "phases": ("pre2",)}
+    cell = cell_of("quick/attributes", few | changed, {"cos": {"steps": 5}}, "breast_cancer")
     with pytest.raises(ValueError, match=message):
-        list(
-            attribute_experiment.run(
-                [Job(Cell("s", "t", "small", "breast_cancer", chosen), "cos", 0)], None
-            )
-        )
+        outcomes_of([Job(cell, "cos", 0)])
 
 
 def test_the_figure_copes_with_what_is_there():
@@ -358,7 +368,12 @@ def test_the_figure_copes_with_what_is_there():
                 "metric": "accuracy",
                 "method": method,
             },
-            **{"value": value, "majority": 0.6, "settings": {"columns": columns, "records": 75}},
+            **{
+                "value": value,
+                "majority": 0.6,
+                "settings": {"columns": columns},
+                "detail": {"scored_records": 75},
+            },
         }
 
     frontier_figure.draw(
@@ -414,6 +429,20 @@ def test_accuracies_that_count_no_records_have_an_interval_over_seeds():
 
 
 def test_a_value_that_is_not_finite_is_a_failure():
-    outcome = Outcome(Job(Cell("s", "t", "small", "d", ()), "m", 0), "auc", math.nan)
+    outcome = Outcome(Job(cell_of("quick/attributes"), "cos", 0), "accuracy", math.nan)
     assert outcome.value is None
     assert outcome.status == "diverged"
+
+
+def test_two_runs_are_compared_row_by_row(finished, tmp_path, capsys):
+    path = finished / "results.csv"
+    assert differences(path, path, 1e-6) == []
+    rows = rows_of(finished)
+    rows[1]["value"] = str(float(rows[1]["value"]) + 0.5)
+    with (tmp_path / "changed.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows[1:])
+    lines = differences(path, tmp_path / "changed.csv", 1e-6)
+    assert any("rows, then" in line for line in lines)
+    assert any(" then " in line and "rows" not in line for line in lines)

@@ -27,7 +27,8 @@ from attacks.attributes.candidate_decoding.constraints import (
 )
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations
 from attacks.matching import column_objective
-from attacks.metrics import accuracy_interval, majority_rate
+from attacks.metrics import majority_rate
+from benchmarks.harness.intervals import accuracy_interval
 from jaxfl import (
     Federated,
     LocalTraining,

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import jaxfl
-from jaxfl import DPSGD, Federated, Upload, accounting, protect, simulate
+from jaxfl import DPSGD, Federated, Mixup, Upload, accounting, simulate
 from jaxfl.defenses import mixed, private_gradient
 from tests.conftest import largest_difference
 
@@ -25,9 +26,9 @@ def norm(tree):
 
 
 def test_clipping_shortens_long_updates_only():
-    assert norm(protect(UPDATE, KEY, Upload(clip=1.0))) == pytest.approx(1.0, rel=1e-5)
-    assert largest_difference(protect(UPDATE, KEY, Upload(clip=1e6)), UPDATE) == 0
-    direction = jnp.vdot(protect(UPDATE, KEY, Upload(clip=1.0))["a"], UPDATE["a"])
+    assert norm(Upload(clip=1.0).send(UPDATE, KEY)) == pytest.approx(1.0, rel=1e-5)
+    assert largest_difference(Upload(clip=1e6).send(UPDATE, KEY), UPDATE) == 0
+    direction = jnp.vdot(Upload(clip=1.0).send(UPDATE, KEY)["a"], UPDATE["a"])
     assert direction == pytest.approx(norm({"a": UPDATE["a"]}) ** 2 / norm(UPDATE), rel=1e-5)
 
 
@@ -35,16 +36,16 @@ def test_clipping_shortens_long_updates_only():
     "upload", [Upload(clip=2.0, noise_multiplier=0.5), Upload(noise_multiplier=0.5)]
 )
 def test_noise_has_the_stated_deviation(upload):
-    quiet = protect(UPDATE, KEY, Upload(clip=upload.clip))
+    quiet = Upload(clip=upload.clip).send(UPDATE, KEY)
     unit = 2.0 if np.isfinite(upload.clip) else norm(UPDATE)
-    noise = jax.tree.map(jnp.subtract, protect(UPDATE, KEY, upload), quiet)["a"]
+    noise = jax.tree.map(jnp.subtract, upload.send(UPDATE, KEY), quiet)["a"]
     assert float(noise.std()) == pytest.approx(0.5 * unit, rel=0.1)
     assert abs(float(noise.mean())) < 0.05 * unit
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_rounding_is_unbiased_and_takes_two_to_the_bits_values(bits):
-    sent = jax.vmap(lambda k: protect(UPDATE, k, Upload(bits=bits)))(jax.random.split(KEY, 400))
+    sent = jax.vmap(lambda k: Upload(bits=bits).send(UPDATE, k))(jax.random.split(KEY, 400))
     assert len(np.unique(np.round(np.asarray(sent["a"]), 5))) <= 2**bits
     largest = float(jnp.abs(UPDATE["a"]).max())
     step = 2 * largest / (2**bits - 1)
@@ -54,7 +55,7 @@ def test_rounding_is_unbiased_and_takes_two_to_the_bits_values(bits):
 
 def test_a_run_without_effect_is_the_plain_run_and_a_noisy_one_is_not(world):
     def run(upload):
-        federated = Federated(rounds=3, upload=upload)
+        federated = Federated(rounds=3, plugins=() if upload is None else (upload,))
         return simulate(world.model, world.params, world.clients, world.key, federated)
 
     plain, empty, noisy = run(None), run(Upload()), run(Upload(noise_multiplier=0.1))
@@ -71,7 +72,7 @@ def test_a_run_without_effect_is_the_plain_run_and_a_noisy_one_is_not(world):
 @pytest.mark.parametrize("upload", [Upload(), Upload(noise_multiplier=0.1), Upload(clip=0.01)])
 def test_gradients_pass_through_what_is_sent(world, upload):
     def loss(rate):
-        federated = Federated(rounds=2, training=jaxfl.LocalTraining(rate), upload=upload)
+        federated = Federated(rounds=2, training=jaxfl.LocalTraining(rate), plugins=(upload,))
         params = simulate(world.model, world.params, world.clients, world.key, federated).params
         return sum((a**2).sum() for a in jax.tree.leaves(params))
 
@@ -79,14 +80,14 @@ def test_gradients_pass_through_what_is_sent(world, upload):
     numeric = (loss(0.101) - loss(0.099)) / 0.002
     assert slope == pytest.approx(float(numeric), rel=0.05, abs=1e-3)
     assert jnp.isfinite(
-        jax.grad(lambda u: protect(u, KEY, upload)["a"].sum())(
-            jax.tree.map(jnp.zeros_like, UPDATE)
-        )["a"]
+        jax.grad(lambda u: upload.send(u, KEY)["a"].sum())(jax.tree.map(jnp.zeros_like, UPDATE))[
+            "a"
+        ]
     ).all()
 
 
 def test_the_finest_rounding_stays_within_the_largest():
-    sent = jax.vmap(lambda k: protect({"a": jnp.array([1.0, 0.5, -1.0])}, k, Upload(bits=16))["a"])(
+    sent = jax.vmap(lambda k: Upload(bits=16).send({"a": jnp.array([1.0, 0.5, -1.0])}, k)["a"])(
         jax.random.split(KEY, 5000)
     )
     assert jnp.abs(sent).max() <= 1.0
@@ -107,7 +108,7 @@ def test_bad_numbers():
         (Upload(bits=24), "bits=24 must be an integer from 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            simulate(model, model.init(KEY), clients, KEY, Federated(upload=upload))
+            simulate(model, model.init(KEY), clients, KEY, Federated(plugins=(upload,)))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,8 @@ def batch():
 
 
 def test_private_gradients_agree_with_optax(batch):
-    """Norms by layers, norms by `vmap(grad)`, and optax's own aggregation; differences below 1e-5."""
+    """Norms by layers, norms by `vmap(grad)`, and optax's own aggregation; differences
+    below 1e-5."""
     model, plain, params, x, y, mask = batch
     for clip in (0.1, 0.7, 100.0):
         found = [
@@ -176,10 +178,10 @@ def test_mixup_averages_neighbours_and_has_the_gradient_of_the_average_label(bat
 
 @pytest.mark.parametrize(
     "training",
-    [{"privacy": DPSGD(0.3, 0.5)}, {"mixup": True}, {"privacy": DPSGD(0.3, 0.5), "mixup": True}],
+    [(DPSGD(0.3, 0.5),), (Mixup(),), (Mixup(), DPSGD(0.3, 0.5))],
 )
 def test_defended_training_ignores_padding_and_runs_in_federations(world, training):
-    training = jaxfl.LocalTraining(0.1, epochs=2, batch_size=8, **training)
+    training = jaxfl.LocalTraining(0.1, epochs=2, batch_size=8, plugins=training)
     x, y = world.records[0]
     short = jaxfl.one_client(x, y)
     longer = jaxfl.ClientData(
@@ -221,7 +223,8 @@ def test_epsilon_is_recomputed():
 
 
 def test_a_record_is_in_no_more_mixed_gradients_than_accounted_for(batch):
-    """Without one record two of a batch's averages are gone and one is new; epsilon counts three."""
+    """Without one record two of a batch's averages are gone and one is new; epsilon
+    counts three."""
     model, _, _, x, y, mask = batch
 
     def averages(mask):
@@ -251,6 +254,56 @@ def test_bad_private_training(world):
         (DPSGD(0.0), r"clip=0\.0 must be positive"),
         (DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0"),
     ):
-        federated = Federated(rounds=1, training=jaxfl.LocalTraining(0.1, privacy=privacy))
+        federated = Federated(rounds=1, training=jaxfl.LocalTraining(0.1, plugins=(privacy,)))
         with pytest.raises(ValueError, match=message):
             simulate(world.model, world.params, world.clients, KEY, federated)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TopK(jaxfl.Plugin):
+    """Sparsification as a user would write it: the largest numbers are sent, the others are not."""
+
+    share: float
+
+    def send(self, update, key):
+        flat, restore = ravel_pytree(update)
+        least = jnp.quantile(jnp.abs(flat), 1 - self.share)
+        return restore(jnp.where(jnp.abs(flat) >= least, flat, 0))
+
+
+def test_a_plug_in_of_ones_own_needs_no_file_of_the_library(world):
+    def sent(*plugins, **recipe):
+        training = jaxfl.LocalTraining(0.1, **recipe)
+        federated = Federated(rounds=2, training=training, plugins=plugins)
+        run = simulate(world.model, world.params, world.clients, world.key, federated)
+        return ravel_pytree(jax.tree.map(lambda a: a[0, 0], run.pseudo_gradient))[0]
+
+    whole, tenth = sent(), sent(TopK(0.1))
+    count = int((tenth != 0).sum())
+    assert abs(count - 0.1 * len(whole)) <= 1
+    assert set(np.argsort(-np.abs(whole))[:count]) == set(np.flatnonzero(tenth))
+    assert np.allclose(tenth[tenth != 0], whole[tenth != 0], atol=1e-6)
+    # In the recipe it does the same; twice the negative is once; per client only where it is said.
+    assert (sent(plugins=(TopK(0.1),)) == tenth).all()
+    inverted = jaxfl.Behavior(update=-1.0)
+    assert np.allclose(sent(inverted, inverted), whole, atol=1e-6)
+    assert np.allclose(sent(inverted.of(jnp.asarray([True, False, False]))), -whole, atol=1e-6)
+    assert np.allclose(sent(inverted.of(jnp.asarray([False, True, True]))), whole, atol=1e-6)
+
+
+def test_plug_ins_that_cannot_be_are_named(world):
+    def run(**changed):
+        federated = Federated(training=jaxfl.LocalTraining(0.1, **changed))
+        simulate(world.model, world.params, world.clients, world.key, federated)
+
+    for plugins, message in (
+        ((0.1,), r"plugins holds 0\.1, which is no jaxfl\.Plugin"),
+        ((jaxfl.PerClient(Upload()),), "belongs into Federated.plugins"),
+        ((DPSGD(), DPSGD()), "make gradients more than once"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(plugins=plugins)
+    federated = Federated(plugins=("clip",))
+    with pytest.raises(ValueError, match="plugins holds 'clip', which is no"):
+        simulate(world.model, world.params, world.clients, world.key, federated)

@@ -18,8 +18,9 @@ from jaxfl import (
     Behavior,
     Federated,
     LocalTraining,
+    PerClient,
     Record,
-    behave,
+    client_round,
     clipped_sgd,
     lenet,
     local_update,
@@ -60,7 +61,7 @@ def trained(federation, behavior, records=None, keep="all"):
     federated = Federated(
         ROUNDS,
         TRAINING,
-        behavior=behavior,
+        plugins=() if behavior is None else (PerClient(behavior),),
         clients_per_round=PER_ROUND,
         record=Record(clients=keep, sums=True),
     )
@@ -178,9 +179,11 @@ def test_class_means_follow_the_model_between_rounds_of_one_detector(
     )
     rows = halves(jax.random.split(KEY, 5)[0], len(x))[1]
     gradient = jax.grad(lambda p, x, y: mean_loss(model, p, x, y))
-    along = lambda x, y: (
-        jax.vmap(lambda p: ravel_pytree(gradient(p, x, y))[0])(received) * found.direction
-    ).sum(1)  # noqa: E731
+
+    def along(x, y):
+        gradients = jax.vmap(lambda p: ravel_pytree(gradient(p, x, y))[0])(received)
+        return (gradients * found.direction).sum(1)
+
     mean = with_ = along(x[rows], y[rows])
     if prop.target is not None:
         with_ = (mean * (RECORDS - 1) + along(*(a[None] for a in prop.target))) / RECORDS
@@ -273,7 +276,7 @@ def test_behaviours_are_what_they_say(federation):
     data = one_client(*own[0])
     honest = local_update(model, params, data, KEY, TRAINING)
     done = {
-        b: behave(model, params, data, KEY, TRAINING, Behavior(*b))
+        b: client_round(model, params, data, KEY, TRAINING, (Behavior(*b),))
         for b in ((1, 1), (-1, 1), (1, -0.5), (1, 0))
     }
     assert largest_difference(done[1, 1], honest) < 1e-6
@@ -375,5 +378,5 @@ def test_bad_settings_are_named(federation, auxiliary):
         detectors_of(federation, run, auxiliary, Property(target=(record * np.nan, 0)))
     with pytest.raises(ValueError, match=r"y has shape \(299,\)"):
         detectors_of(federation, run, (auxiliary[0], auxiliary[1][:-1]), inversion)
-    with pytest.raises(ValueError, match=r"behavior.update has shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"Behavior.update has shape \(3,\)"):
         trained(federation, Behavior(update=jnp.ones(3)))

@@ -1,5 +1,6 @@
 """Groups of jobs: what is compiled once, what members share, and what runs side by side."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,57 +11,54 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import attribute_experiment, engines
-from benchmarks.jobs import Cell, Job, expand, group
+from benchmarks.harness import engines
+from benchmarks.harness.jobs import Job, group
+from benchmarks.harness.settings import replace
 from benchmarks.suites import SUITES
-from benchmarks.suites.lyu2021 import settings
+from tests.cells import cell_of, outcomes_of
 
 
 def test_eight_learning_rates_and_five_seeds_are_one_compilation():
-    table = next(t for t in SUITES["quick"] if t.name == "learning_rate")
-    groups = group(
-        (table, job) for job in expand("quick", table, "small", ("cos",), range(5), None)
-    )
+    suite = SUITES["quick"]
+    table = suite.table("learning_rate")
+    groups = group(suite.jobs(table, "small", ("cos",), range(5), None))
     assert len(groups) == 1
     assert len(groups[0].jobs) == 40
     jobs = [Job(_short(job.cell), job.method, job.seed) for job in groups[0].jobs]
     engines._compile.cache_clear()
-    outcomes = [o for batch in table.run(jobs, None) for o in batch]
+    outcomes = outcomes_of(jobs)
     assert len(outcomes) == 40
     assert engines._compile.cache_info().misses == 2  # the victims' training, and the attack
-    rates = {o.job.cell["learning_rate"]: o.train_accuracy for o in outcomes if o.job.seed == 0}
+    rates = {
+        o.job.settings["training.learning_rate"]: o.train_accuracy
+        for o in outcomes
+        if o.job.seed == 0
+    }
     assert len(rates) == 8
     assert len(set(rates.values())) > 3
 
 
 def _short(cell):
-    shorter = dict(cell.settings) | {"rounds": 12, "steps": 5}
-    return Cell(cell.suite, cell.table, cell.size, cell.dataset, tuple(sorted(shorter.items())))
+    attacks = dict(cell.attacks)
+    attacks["cos"] = replace(attacks["cos"], {"steps": 5})
+    shorter = replace(cell.settings, {"rounds": 12})
+    return dataclasses.replace(cell, settings=shorter, attacks=tuple(sorted(attacks.items())))
+
+
+SHORT = {"records": 20, "attribute": 0, "rounds": 6, "phases": ("pre2",)}
+
+
+def breast_cancer(steps, **changed):
+    """A cell of a few records and rounds."""
+    changes = SHORT | {name.replace("__", "."): value for name, value in changed.items()}
+    attacks = {"cos": {"steps": steps}}
+    return cell_of("quick/attributes", changes, attacks, "breast_cancer")
 
 
 def test_members_of_a_group_do_not_depend_on_each_other():
-    cell = Cell(
-        "quick",
-        "t",
-        "small",
-        "breast_cancer",
-        settings(records=20, attribute=0, rounds=6, phases="pre2", steps=20),
-    )
-    other = Cell(
-        "quick",
-        "t",
-        "small",
-        "breast_cancer",
-        settings(records=20, attribute=5, rounds=6, phases="pre2", steps=20),
-    )
-    together = next(
-        iter(
-            attribute_experiment.run(
-                [Job(c, "cos", s) for c in (cell, other) for s in (0, 1, 2)], None
-            )
-        )
-    )
-    alone = next(iter(attribute_experiment.run([Job(other, "cos", 1)], None)))
+    cell, other = breast_cancer(20), breast_cancer(20, attribute=5)
+    together = outcomes_of([Job(c, "cos", s) for c in (cell, other) for s in (0, 1, 2)])
+    alone = outcomes_of([Job(other, "cos", 1)])
     match = next(o for o in together if o.job == alone[0].job)
     assert match.value == alone[0].value
     assert match.detail["objective"] == pytest.approx(alone[0].detail["objective"], abs=1e-6)
@@ -69,12 +67,13 @@ def test_members_of_a_group_do_not_depend_on_each_other():
 TWO_DEVICES = """
 import threading, types
 import jax, numpy as np
-from benchmarks.engines import _side_by_side, local, once, run_members
+from benchmarks.harness.engines import _side_by_side, local, once, run_members
 assert jax.local_device_count() == 2
 print(run_members(abs, np.arange(-5.0, 0, dtype=np.float32)).results.tolist())
 
 def group(name, batched, alone=False):
-    return types.SimpleNamespace(name=name, batched=batched, alone=alone)
+    experiment = types.SimpleNamespace(batched=batched, alone=alone)
+    return types.SimpleNamespace(name=name, experiment=experiment)
 
 both = threading.Barrier(2, timeout=60)
 asked = []
@@ -113,7 +112,8 @@ def alone(group):
     yield group.name
 
 mixed = [group("seed", False), group("batch", True), group("timed", False, alone=True)]
-assert [found for _, found in local(alone, mixed)] == ["seed", "batch", "timed"]  # on CPU as they come
+# On CPU as they come.
+assert [found for _, found in local(alone, mixed)] == ["seed", "batch", "timed"]
 jax.default_backend = lambda: "gpu"
 assert [found for _, found in local(alone, mixed)] == ["batch", "timed", "seed"]
 """
@@ -132,27 +132,24 @@ def test_members_are_shared_by_devices_and_other_groups_run_side_by_side():
 
 
 def test_cells_of_two_tables_that_differ_only_in_phases_are_measured_once():
-    jobs = []
-    for table in (t for t in SUITES["lyu2021"] if t.name in ("table7", "table8")):
-        found = expand("lyu2021", table, "small", ("closed_form",), (0,), None)
-        jobs += [
-            (table, job)
-            for job in found
-            if job.cell["records"] == 50 and job.cell.dataset == "purchase_like"
-        ]
+    jobs, suite = [], SUITES["lyu2021"]
+    for name in ("table7", "table8"):
+        listed = suite.jobs(suite.table(name), "small", ("closed_form",), (0,), None)
+        alike = (job for job in listed if job.cell.dataset == "purchase_like")
+        jobs += [job for job in alike if job.cell.settings.records == 50]
     groups = group(jobs)
     assert len(groups) == 1
     assert len(jobs) == 12
     short = [
         Job(_short(job.cell), job.method, job.seed)
         for job in groups[0].jobs
-        if "gap10" not in job.cell["phases"]
+        if "gap10" not in job.cell.settings.phases
     ]
-    outcomes = [o for batch in groups[0].tables[0].run(short, None) for o in batch]
+    outcomes = outcomes_of(short)
     assert [o.job for o in outcomes] == short
     by_phase = {}
     for o in outcomes:
-        by_phase.setdefault((o.job.cell["attribute"], o.detail["rounds_used"]), set()).add(
+        by_phase.setdefault((o.job.cell.settings.attribute, o.detail["rounds_used"]), set()).add(
             (o.value, o.detail["objective"])
         )
     assert all(len(values) == 1 for values in by_phase.values())
@@ -160,19 +157,11 @@ def test_cells_of_two_tables_that_differ_only_in_phases_are_measured_once():
 
 
 def test_unused_settings_do_not_compile_again():
-    cells = [
-        Cell(
-            "s",
-            name,
-            "small",
-            "breast_cancer",
-            settings(records=20, attribute=0, rounds=6, phases="pre2", steps=5, **other),
-        )
-        for name, other in (("a", {}), ("b", {"batch_size": 5}), ("c", {"participants": 2}))
-    ]
+    others = ({}, {"training__batch_size": 5}, {"participants": 2})
+    cells = [breast_cancer(5, **other) for other in others]
     engines._compile.cache_clear()
     for cell in cells:
-        list(attribute_experiment.run([Job(cell, "cos", 0)], None))
+        outcomes_of([Job(cell, "cos", 0)])
     assert engines._compile.cache_info().misses == 4  # three trainings, one attack
 
 
@@ -208,6 +197,6 @@ def test_programs_compiled_outside_members_are_dropped_between_outcomes(monkeypa
             program(0.0)
             yield name
 
-    group = types.SimpleNamespace(alone=False, batched=True)
+    group = types.SimpleNamespace(experiment=types.SimpleNamespace(alone=False, batched=True))
     assert len(list(engines.local(run, [group, group]))) == 6
     assert held == [0] * 6

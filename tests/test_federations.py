@@ -1,77 +1,78 @@
 """The experiments of Driouich 2022 and 2023, end to end on small federations."""
 
 import csv
-import dataclasses
-import json
 import types
 
 import numpy as np
 import pytest
 
-from benchmarks import local_model_experiment, sweep
-from benchmarks.federations import divide, federate, isolated, optimum, recipe, source
-from benchmarks.jobs import Job
-from benchmarks.local_model_scores import equivalent_count, source_scores
-from benchmarks.suites import SUITES, driouich2022, driouich2023
+from benchmarks import sweep
+from benchmarks.harness.intervals import equivalent_count
+from benchmarks.harness.jobs import Job
+from benchmarks.harness.settings import flatten
+from benchmarks.measurements.local_model_scores import source_scores
+from benchmarks.scenarios import federations
+from benchmarks.scenarios.federations import isolated, optimum, recipe
+from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
+from tests.cells import all_methods, cell_of, outcomes_of
 from tests.conftest import largest_difference
 
 TINY = {
-    "hidden": "16",
+    "hidden": (16,),
     "clients": 4,
     "records": 60,
-    "batch_size": 32,
+    "training.batch_size": 32,
     "rounds": 40,
     "every": 4,
     "attacked": 2,
     "optimum_steps": 200,
-}
-TINY |= {
-    "pseudo": 8,
-    "pseudo_steps": 20,
-    "finish": 20,
     "zest_masks": 250,
     "zest_records": 4,
-    "cos_steps": 20,
-    "fit_steps": 20,
-}
-TINY |= {
-    "search_steps": 5,
     "targets": 0,
-    "inversion_steps": 20,
-    "gradient_steps": 20,
-    "orders": 4,
-    "passes": 2,
-    "side": "12,12",
+    "inversion.steps": 20,
+    "side": (12, 12),
+}
+DECODING = {"attack.orders": 4, "attack.passes": 2}
+ATTACKS = {
+    "pseudo_records": {"records": 8, "steps": 20, "finish": 20},
+    "cos": {"attack.steps": 20},
+    "network": {"fit_steps": 20, "search_steps": 5},
+    "network_literal": {"fit_steps": 20, "search_steps": 5},
+    "invert_gradient": {"steps": 20},
+    "gls": DECODING,
+    "records": DECODING,
 }
 
 
 def tiny(table, dataset, **changed):
-    cell = next(
-        c for c in table_of("driouich2023", table).cells("small", None) if c.dataset == dataset
-    )
-    return dataclasses.replace(
-        cell, settings=tuple(sorted((dict(cell.settings) | TINY | changed).items()))
-    )
+    changes = {name.replace("__", "."): value for name, value in changed.items()}
+    return cell_of(f"driouich2023/{table}", TINY | changes, ATTACKS, dataset)
 
 
-def table_of(suite, name):
-    return next(table for table in SUITES[suite] if table.name == name)
+def federate(cell):
+    return federations.federate(cell.dataset, cell.settings, None, 0)
 
 
-def scores(cell, methods, data_dir=None):
-    jobs = [Job(cell, method, 0) for method in methods]
-    found = [o for outcomes in local_model_experiment.run(jobs, data_dir) for o in outcomes]
-    return {(o.job.method, o.metric): o.value for o in found}, found
+def source(cell):
+    return federations.records_of(cell.dataset, cell.settings, None)
+
+
+def divide(data, cell, seed):
+    return federations.divide(cell.dataset, data, cell.settings, seed)
+
+
+def scores(cell, methods=None, data_dir=None):
+    outcomes = outcomes_of(all_methods(cell, methods), data_dir)
+    return {(o.job.method, o.metric): o.value for o in outcomes}, outcomes
 
 
 def test_a_table_of_clients():
     """The first client holds nearly one class: its records' errors are nearly parallel, which hides
     the attribute best."""
-    methods = [m for m in local_model_experiment.METHODS if m != "invert_gradient"]
     cell = tiny("table1", "leaf_milder")
-    found, outcomes = scores(cell, methods)
-    data = source(cell, None)
+    found, outcomes = scores(cell)
+    data = source(cell)
     values = [
         data.values_of(data.column(data.sensitive).name)[rows] for rows in divide(data, cell, 0)
     ]
@@ -89,8 +90,9 @@ def test_a_table_of_clients():
 
 
 def test_faces_and_batch_normalisation(data_dir, cache):
-    cell = tiny("table1", "att_faces", batch_norm=1, attacked=1, batch_size=16)
-    assert not local_model_experiment.applies(cell, "gls")
+    cell = tiny("table1", "att_faces", batch_norm=True, attacked=1, training__batch_size=16)
+    with pytest.raises(ValueError, match="method='gls' cannot run here: batch_norm=True"):
+        Job(cell, "gls", 0)
     found, outcomes = scores(cell, ["last", "invert_gradient"], data_dir)
     assert {metric for _, metric in found} >= {"zest", "ssim", "source_accuracy", "train_accuracy"}
     assert 0 < found["last", "ssim"] < 1
@@ -101,8 +103,8 @@ def test_faces_and_batch_normalisation(data_dir, cache):
 
 
 def test_an_isolated_client_trains_alone():
-    cell = tiny("table10", "leaf_synthetic", batch_size="full")
-    federation = federate(cell, None, 0)
+    cell = tiny("table10", "leaf_synthetic", training__batch_size=None)
+    federation = federate(cell)
     alone = isolated(federation, 1, 20)
     assert largest_difference(alone, optimum(federation, 1, 20)) < 1e-5
     assert largest_difference(alone, federation.final) > 1e-3
@@ -118,11 +120,11 @@ def test_private_clients_say_what_they_spend():
 
 def test_who_holds_what():
     cell = tiny("fig4", "leaf_synthetic")
-    parts = divide(source(cell, None), cell, 0)
+    parts = divide(source(cell), cell, 0)
     assert [len(p) for p in parts] == [60] * 4
-    assert recipe(cell, 60).steps(60) == 2
-    assert recipe(cell, 20).batch_size == 20
-    federation = federate(cell, None, 0)
+    assert recipe(cell.settings, 60).steps(60) == 2
+    assert recipe(cell.settings, 20).batch_size == 20
+    federation = federate(cell)
     assert len(federation.messages) == 2  # of the attacked clients alone
     assert len(federation.messages[0]) == 10
     known, truth = federation.knowledge(1)
@@ -132,7 +134,7 @@ def test_who_holds_what():
 
 def test_clients_keep_their_distribution_whatever_their_size():
     few, many = (tiny("fig2", "leaf_synthetic", records=records) for records in (50, 200))
-    data, more = source(few, None), source(many, None)
+    data, more = source(few), source(many)
     assert [len(rows) for rows in divide(more, tiny("fig2", "leaf_synthetic", records=0), 0)] == [
         2000
     ] * 4
@@ -210,29 +212,17 @@ def test_linear_clients(data_dir, cache, tmp_path):
     )
 
 
-@pytest.mark.parametrize("suite", [driouich2022, driouich2023])
-def test_every_published_number_belongs_to_a_cell(suite):
-    used = set()
-    for table in suite.TABLES:
-        for cell in table.cells("paper", None):
-            for method in table.methods:
-                for metric in (
-                    "zest",
-                    "attribute_accuracy",
-                    "source_accuracy",
-                    "ssim",
-                    "mape",
-                    "train_accuracy",
-                ):
-                    value = suite.published(cell, method, metric)
-                    if value is not None:
-                        used.add(
-                            (
-                                cell.table,
-                                cell.dataset,
-                                json.dumps(dict(cell.settings), sort_keys=True),
-                                method,
-                                metric,
-                            )
-                        )
-    assert len(used) == len(published_rows(suite.SUITE))
+@pytest.mark.parametrize("name", ["driouich2022", "driouich2023"])
+def test_every_published_number_belongs_to_a_cell(name):
+    used, suite = set(), SUITES[name]
+    for table in suite.tables:
+        metrics = [metric.name for metric in table.experiment.metrics]
+        for cell in table.cells(name, "paper", None):
+            place = cell.table, cell.dataset, str(flatten(cell.settings))
+            used |= {
+                (*place, method, metric)
+                for method in table.methods
+                for metric in metrics
+                if suite.published(cell, method, metric) is not None
+            }
+    assert len(used) == len(published_rows(name))

@@ -3,46 +3,53 @@
 import numpy as np
 import pytest
 
-from benchmarks import generative_experiment, generative_worlds, judges
-from benchmarks.jobs import Job
+from benchmarks.measurements import generator_judges, generators
+from benchmarks.scenarios import generated
 from jaxfl.datasets import Dataset
-from tests.users import TINY_GAME, pictures, tiny
+from tests.cells import TINY_GAME, all_methods, cell_of, outcomes_of, pictures
+
+
+def tiny(table, changes, **more):
+    changes = changes | {name.replace("__", "."): value for name, value in more.items()}
+    return cell_of(f"song2020/{table}", changes)
+
+
+def play(table, changes, seed, **more):
+    return generators.Play("mnist", tiny(table, changes, **more).settings, None, seed)
 
 
 @pytest.fixture
 def images(monkeypatch):
     data = pictures()
-    monkeypatch.setattr(generative_experiment, "load_images", lambda name, data_dir, side: data)
-    monkeypatch.setattr(judges, "STEPS", 10)
-    monkeypatch.setattr(generative_experiment, "SAMPLES", 24)
+    monkeypatch.setattr(generators, "pictures", lambda name, data_dir, side: data)
+    monkeypatch.setattr(generator_judges, "STEPS", 10)
+    monkeypatch.setattr(generators, "SAMPLES", 24)
 
 
 def test_every_generator_is_judged(images):
-    cell = tiny("table4", TINY_GAME)
-    jobs = [Job(cell, method, 0) for method in generative_experiment.METHODS]
-    jobs += [
-        Job(tiny("fig10", TINY_GAME, round=4), method, 0)
-        for method in ("none", "mgan_passive", "mgan_active")
-    ]
-    outcomes = [o for some in generative_experiment.run(jobs, None) for o in some]
+    jobs = all_methods(tiny("table4", TINY_GAME))
+    methods = [job.method for job in jobs]
+    judged = ("none", "mgan_passive", "mgan_active")
+    jobs += all_methods(tiny("fig10", TINY_GAME, round=4), judged)
+    outcomes = outcomes_of(jobs)
     found = {(o.job.method, o.metric): o for o in outcomes}
-    for method in generative_experiment.METHODS:
+    for method in methods:
         assert 1 <= found[method, "classifier_score"].value <= 10.001
         assert 0 <= found[method, "victim_like"].value <= 1
     assert found["mgan_passive", "victim_like"].images["for others"].shape == (3 * 28, 8 * 28)
     assert found["mgan_active", "shared_accuracy"].value is not None
     passive, adversarial = (
-        found[m, "victim_like"].images["for the victim"] for m in generative_experiment.PASSIVE
+        found[m, "victim_like"].images["for the victim"] for m in generators.PASSIVE
     )
     assert not np.array_equal(passive, adversarial)
     assert {m for m, metric in found if metric == "degraded_like"} == {"victim", "others"}
 
 
 def test_turned_digits_and_worn_glasses_make_the_victim(images):
-    data = generative_experiment.load_images("mnist", None, "28,28")
-    plain = generative_worlds.digits(data, tiny("table4", TINY_GAME), 0)
-    world = generative_worlds.digits(data, tiny("fig7", TINY_GAME), 0)
-    assert np.allclose(world.parts[0][0], generative_worlds.turned(plain.parts[0][0]))
+    data = generators.pictures("mnist", None, (28, 28))
+    plain = generated.digits(data, tiny("table4", TINY_GAME).settings, 0)
+    world = generated.digits(data, tiny("fig7", TINY_GAME).settings, 0)
+    assert np.allclose(world.parts[0][0], generated.turned(plain.parts[0][0]))
     assert np.array_equal(world.parts[1][0], plain.parts[1][0])
     assert 0.45 < world.judges[2].mean() < 0.55
     rng = np.random.default_rng(1)
@@ -53,14 +60,14 @@ def test_turned_digits_and_worn_glasses_make_the_victim(images):
         (),
         40,
     )
-    faces = generative_worlds.faces(people, tiny("fig8", {}), 0)
+    faces = generated.faces(people, tiny("fig8", {}).settings, 0)
     assert sorted(np.bincount(faces.parts[0][1])[[3, 18]].tolist()) == [5, 5]
     assert len(faces.parts[0][1]) == 10
     assert not np.isin(faces.judges[1], [3, 18]).any()
     pixel = people.x[:, 0, 0, 0]
     worn = [
         pixel[10 * (person - 1) + n - 1]
-        for person, numbers in generative_worlds.GLASSES.items()
+        for person, numbers in generated.GLASSES.items()
         for n in numbers
     ]
     unworn = np.concatenate(
@@ -71,7 +78,7 @@ def test_turned_digits_and_worn_glasses_make_the_victim(images):
     )
     assert not np.isin(unworn, worn).any()
     assert all(len(set(y)) <= 6 for _, y in faces.parts)
-    bare = np.concatenate([x[:, 0, 0, 0] for x, _ in generative_worlds.unworn(faces)])
+    bare = np.concatenate([x[:, 0, 0, 0] for x, _ in generated.unworn(faces)])
     assert sorted(bare) == sorted(
         set(pixel[[30 + k for k in range(10)] + [180 + k for k in range(10)]]) - set(worn)
     )
@@ -89,12 +96,14 @@ def test_degraded_copies_blend_only_what_is_alike():
         np.repeat([-0.9, 0.0, 0.9], 40)[:, None, None, None], (120, 8, 8, 1)
     ).astype(np.float32)
     before = x.copy()
-    copies = judges.degraded(x, y, like, np.random.default_rng(0))
+    copies = generator_judges.degraded(x, y, like, np.random.default_rng(0))
     assert np.array_equal(x, before)
     assert copies.dtype == x.dtype
     assert abs(copies).max() <= 1
-    assert np.array_equal(copies, judges.degraded(x, y, like, np.random.default_rng(0)))
-    assert not np.array_equal(copies, judges.degraded(x, y, like, np.random.default_rng(1)))
+    assert np.array_equal(copies, generator_judges.degraded(x, y, like, np.random.default_rng(0)))
+    assert not np.array_equal(
+        copies, generator_judges.degraded(x, y, like, np.random.default_rng(1))
+    )
     bright = copies.mean((1, 2, 3))
     assert bright[80:].min() > bright[40:80].min() > bright[:40].min()
     assert (
@@ -103,21 +112,21 @@ def test_degraded_copies_blend_only_what_is_alike():
     # Every image has a partner of its own group: with two colours in a group, some copies lie
     # between them.
     mixed = np.where(np.arange(120)[:, None, None, None] % 2, x, -x)
-    between = judges.degraded(mixed, y, like, np.random.default_rng(0)).mean((1, 2, 3))
+    between = generator_judges.degraded(mixed, y, like, np.random.default_rng(0)).mean((1, 2, 3))
     assert ((between[80:] > -0.2) & (between[80:] < 0.2)).any()
 
 
 def test_a_full_batch_is_one_step(images):
-    attack = generative_experiment.Attack(tiny("fig7", TINY_GAME, batch_size="full"), None, 0)
-    assert attack.training.steps(12) == 1
-    assert generative_experiment.Attack(tiny("fig7", TINY_GAME), None, 0).training.steps(12) == 2
+    whole = tiny("fig7", TINY_GAME, training__batch_size=None)
+    assert whole.settings.training.steps(12) == 1
+    assert tiny("fig7", TINY_GAME).settings.training.steps(12) == 2
 
 
 def test_the_attacking_client_has_not_the_class_it_wants(images):
     for seed in range(5):
-        attack = generative_experiment.Attack(tiny("table4", TINY_GAME, classes_held=3), None, seed)
-        assert attack.target in attack.world.parts[0][1]
-        assert attack.target not in attack.world.parts[attack.attacker][1]
-    everyone = generative_experiment.Attack(tiny("table4", TINY_GAME, classes_held=10), None, 0)
+        game = play("table4", TINY_GAME, seed, classes_held=3)
+        assert game.target in game.world.parts[0][1]
+        assert game.target not in game.world.parts[game.attacker][1]
+    everyone = play("table4", TINY_GAME, 0, classes_held=10)
     with pytest.raises(ValueError, match="classes_held=10: no client is without"):
         _ = everyone.attacker

@@ -17,11 +17,13 @@ from attacks.attributes.candidate_decoding.candidates import mean_gradients
 from attacks.attributes.candidate_decoding.gls import KEPT, _one_round, _Round
 from attacks.attributes.candidate_decoding.simulated_client import guess_of, simulated_path
 from attacks.attributes.knowledge import check_knowledge
-from attacks.metrics import accuracy_interval, majority_rate
+from attacks.metrics import majority_rate
+from benchmarks.harness.intervals import accuracy_interval
 from jaxfl import (
     DPSGD,
     Federated,
     LocalTraining,
+    Mixup,
     Model,
     cross_entropy,
     mlp,
@@ -84,7 +86,10 @@ def test_gls_with_full_batches_has_no_noise_but_a_path():
 @pytest.mark.parametrize("privacy", [None, DPSGD(2.0, 0.0)])  # the median norm
 def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess(privacy):
     """A guess of 0.3 says that 0.3 of the records are ones, not that a record is 0.3."""
-    training, model = LocalTraining(0.3, privacy=privacy), mlp(D, (64,), 3)
+    training, model = (
+        LocalTraining(0.3, plugins=() if privacy is None else (privacy,)),
+        mlp(D, (64,), 3),
+    )
     x, y, truth, messages = make_victim(model, rounds=1, training=training, column=ONE_HOT)
     known = Knowledge(x, y, (ONE_HOT,))
     candidates, labels = candidate_records(model, check_knowledge(model, messages, known))
@@ -197,9 +202,10 @@ def test_mean_gradients_are_those_of_every_model_averaged():
 
 
 def test_gls_knows_to_which_norm_gradients_were_clipped():
-    """Clipping changes the weights of records; an adversary that knows the norm reads through it."""
+    """Clipping changes the weights of records; an adversary that knows the norm reads
+    through it."""
     model = mlp(D, (64,), 3)
-    training = LocalTraining(0.3, privacy=DPSGD(0.15, 0.0))
+    training = LocalTraining(0.3, plugins=(DPSGD(0.15, 0.0),))
     x, y, truth, messages = make_victim(model, rounds=5, training=training)
     known = Knowledge(x, y, (binary_column(6, 0.4),))
     aware, unaware = (
@@ -210,7 +216,7 @@ def test_gls_knows_to_which_norm_gradients_were_clipped():
     assert (np.asarray(aware.values[0]) == truth).mean() > (
         np.asarray(unaware.values[0]) == truth
     ).mean()
-    training = LocalTraining(0.3, privacy=DPSGD(2.0, 0.0))  # half of the records are clipped
+    training = LocalTraining(0.3, plugins=(DPSGD(2.0, 0.0),))  # half of the records are clipped
     messages = make_victim(model, rounds=5, training=training)[3]
     aware, unaware = (
         gls(model, messages, known, KEY, settings=GLS(t, orders=4))
@@ -222,7 +228,7 @@ def test_gls_knows_to_which_norm_gradients_were_clipped():
 def test_gls_knows_that_records_were_mixed():
     """Mixup hides who was paired; an adversary that knows of it reads more (0.75, else 0.69;
     majority 0.61) and fits better."""
-    model, training = mlp(D, (64,), 3), LocalTraining(0.3, mixup=True)
+    model, training = mlp(D, (64,), 3), LocalTraining(0.3, plugins=(Mixup(),))
     read, majorities = [], []
     for seed in range(3):
         x, y, truth, messages = make_victim(model, seed, rounds=20, training=training)
@@ -250,7 +256,7 @@ def test_another_optimiser_is_refused(drift):
 
 def test_labels_in_any_type_mean_the_same():
     """Under mixup a partner's label is averaged over: as a class, whatever its type."""
-    model, training = mlp(D, (16,), 3), LocalTraining(0.3, mixup=True)
+    model, training = mlp(D, (16,), 3), LocalTraining(0.3, plugins=(Mixup(),))
     x, y, _, messages = make_victim(model, rounds=3, training=training)
     of = [Knowledge(x, labels, (binary_column(6, 0.4),)) for labels in (y, y.astype(np.float32))]
     found = [

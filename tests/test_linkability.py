@@ -11,7 +11,8 @@ from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 
 def walk(rng, rounds, clients, width, noise):
-    """Descriptors of clients that stay where they are but for noise, shuffled; and who sent each."""
+    """Descriptors of clients that stay where they are but for noise, shuffled; and who
+    sent each."""
     places = rng.normal(size=(clients, width))
     senders = np.stack([rng.permutation(clients) for _ in range(rounds)])
     samples = places[senders] + noise * rng.normal(size=(rounds, clients, width))

@@ -10,73 +10,78 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import linkability_experiment, representatives_experiment
-from benchmarks.jobs import Job
-from benchmarks.suites import song2020
+from benchmarks.harness.jobs import Job
+from benchmarks.measurements import linkability, solvers
+from benchmarks.scenarios import anonymous
+from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
 from jaxfl import stack_clients
 from jaxfl.federated import local_update
-from tests.users import TINY_LINKS, pictures, tiny
+from tests.cells import TINY_LINKS, all_methods, cell_of, outcomes_of, pictures
+
+METHODS = linkability.METHODS
+
+
+def tiny(table, changes, **more):
+    return cell_of(f"song2020/{table}", changes | more)
+
+
+def draw(cell):
+    return anonymous.draw(cell.dataset, cell.settings, None, 0)
 
 
 @pytest.fixture
 def images(monkeypatch):
     data = pictures(14)
-    for module in (linkability_experiment, representatives_experiment):
-        monkeypatch.setattr(module, "load_images", lambda name, data_dir, side: data)
-    monkeypatch.setattr(linkability_experiment, "REFERENCES", 40)
-    monkeypatch.setattr(linkability_experiment, "PAIRS", 50)
-    monkeypatch.setattr(representatives_experiment, "BEFORE", 100)
+    for module in (anonymous, solvers):
+        monkeypatch.setattr(module, "pictures", lambda name, data_dir, side: data)
+    monkeypatch.setattr(linkability, "REFERENCES", 40)
+    monkeypatch.setattr(linkability, "PAIRS", 50)
+    monkeypatch.setattr(solvers, "BEFORE", 100)
 
 
 def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):
     """What it makes of updates stays the same, to the bit, whoever is said to have sent them."""
     cells = [tiny("table3", TINY_LINKS, interval=k, epoch=e) for k, e in ((1, 2), (3, 1))]
-    jobs = [Job(cell, method, 0) for method in linkability_experiment.METHODS for cell in cells]
-    attacked = linkability_experiment.federate(cells[0], None, 0)
-    attack = linkability_experiment._Attack(cells[0], attacked)
-    monkeypatch.setattr(linkability_experiment, "federate", lambda *_: attacked)
-    monkeypatch.setattr(linkability_experiment, "_Attack", lambda *_: attack)
-    outcomes = [o for some in linkability_experiment.run(jobs, None) for o in some]
+    jobs = [Job(cell, method.name, 0) for method in METHODS for cell in cells]
+    drawn = draw(cells[0])
+    linking = linkability.Linking(cells[0].settings, drawn)
+    monkeypatch.setattr(linkability, "draw", lambda *_: drawn)
+    monkeypatch.setattr(linkability, "Linking", lambda *_: linking)
+    outcomes = outcomes_of(jobs)
     assert all(o.chance == 0.25 for o in outcomes if o.metric == "precision")
-    found = {(o.job.method, o.job.cell["interval"], o.metric): o.value for o in outcomes}
-    for method in linkability_experiment.METHODS:
-        assert 0 <= found[method, 3, "precision"] <= 1
-        assert {"tracking", "matching_accuracy", "auc"} <= {
-            m for name, k, m in found if (name, k) == (method, 1)
-        }
+    found = {(o.job.method, o.job.cell.settings.interval, o.metric): o.value for o in outcomes}
+    for method in METHODS:
+        assert 0 <= found[method.name, 3, "precision"] <= 1
+        metrics = {m for name, k, m in found if (name, k) == (method.name, 1)}
+        assert {"tracking", "matching_accuracy", "auc"} <= metrics
     # Three classes a client and one full-batch step a round: nothing needs to be learned.
     assert found["update", 1, "precision"] == 1
 
     monkeypatch.undo()
-    wrong = attacked.clients._replace(
-        senders=attacked.clients.senders[:, jnp.asarray([1, 2, 3, 0])]
-    )
-    misled = linkability_experiment._Attack(cells[0], dataclasses.replace(attacked, clients=wrong))
-    for method in linkability_experiment.METHODS:
-        for one, other in zip(
-            attack.descriptors(method, 2), misled.descriptors(method, 2), strict=True
-        ):
-            assert (one == other).all()
+    senders = drawn.clients.senders[:, jnp.asarray([1, 2, 3, 0])]
+    renamed = dataclasses.replace(drawn, clients=drawn.clients._replace(senders=senders))
+    misled = linkability.Linking(cells[0].settings, renamed)
+    for method in METHODS:
+        pairs = zip(method.run(linking, None), method.run(misled, None), strict=True)
+        assert all((one == other).all() for one, other in pairs)
 
 
 def test_a_siamese_network_begins_with_the_model_of_its_round(images):
     cell = tiny("table3", TINY_LINKS, trunk_round=4)
-    attacked = linkability_experiment.federate(cell, None, 0)
+    attacked = draw(cell)
     expected = jax.tree.map(operator.itemgetter(4 - TINY_LINKS["first"]), attacked.clients.received)
-    chex.assert_trees_all_equal(linkability_experiment._Attack(cell, attacked)._shared, expected)
+    chex.assert_trees_all_equal(linkability.Linking(cell.settings, attacked).trunk, expected)
     for outside in (1, 8):
         with pytest.raises(ValueError, match=f"trunk_round={outside}"):
-            linkability_experiment.federate(
-                tiny("table3", TINY_LINKS, trunk_round=outside), None, 0
-            )
+            draw(tiny("table3", TINY_LINKS, trunk_round=outside))
 
 
 def test_both_federations_are_seen_through_the_window(images):
     """Every update is what its sender's model moved by: of the clients' in the order of their
     shuffled names."""
     cell = tiny("table3", TINY_LINKS, shadow_every=2, first=1, window=4, trunk_round=2)
-    attacked = linkability_experiment.federate(cell, None, 0)
+    attacked = draw(cell)
     assert (np.sort(attacked.clients.senders) == np.arange(4)).all()
     assert (attacked.clients.senders != np.arange(4)).any(1).sum() > 1
     # The window ends with the training: averaging what was sent last gives the model of the end.
@@ -108,30 +113,27 @@ def test_both_federations_are_seen_through_the_window(images):
 
 
 def test_solvers_are_timed_on_the_same_update(images):
-    cell = tiny("solvers", {"images": 6, "widths": "2,2,4,4", "steps": 3, "evaluations": 8})
-    jobs = [Job(cell, method, 0) for method in representatives_experiment.METHODS]
-    found = {
-        (o.job.method, o.metric): o.value
-        for some in representatives_experiment.run(jobs, None)
-        for o in some
-    }
-    for method in representatives_experiment.METHODS:
+    few = {"representing.images": 6, "widths": (2, 2, 4, 4), "steps": 3}
+    cell = tiny("solvers", few | {"representing.evaluations": 8})
+    found = {(o.job.method, o.metric): o.value for o in outcomes_of(all_methods(cell))}
+    for method in ("adam", "lbfgsb", "adam_batched"):
         assert 0 < found[method, "objective"] < 1.5
         assert -1 <= found[method, "class_mean_correlation"] <= 1
 
 
 def test_records_that_are_not_there_are_named(images):
     with pytest.raises(ValueError, match="records=900"):
-        linkability_experiment.federate(tiny("table3", TINY_LINKS, records=900), None, 0)
+        draw(tiny("table3", TINY_LINKS, records=900))
 
 
 def test_every_published_value_belongs_to_a_cell():
+    suite, rows = SUITES["song2020"], published_rows("song2020")
     used = {
         (t.name, cell.dataset, method, row["metric"])
-        for t in song2020.TABLES
-        for cell in t.cells("paper", None)
+        for t in suite.tables
+        for cell in t.cells("song2020", "paper", None)
         for method in t.methods
-        for row in published_rows("song2020")
-        if song2020.published(cell, method, row["metric"]) is not None
+        for row in rows
+        if suite.published(cell, method, row["metric"]) is not None
     }
-    assert len(used) == len(published_rows("song2020"))
+    assert len(used) == len(rows)

@@ -24,6 +24,7 @@ from jaxfl import (
     Federated,
     LocalTraining,
     Messages,
+    Mixup,
     linear,
     logistic,
     mean_loss,
@@ -174,7 +175,7 @@ def test_a_network_without_hidden_layers_is_the_affine_map():
 def test_defences_of_the_recipe_are_not_those_of_made_up_records(heterogeneous):
     model, _, messages = heterogeneous
     settings = PseudoRecords(TRAINING, local_records=60, records=16, steps=50, finish=50)
-    defended = dataclasses.replace(TRAINING, privacy=DPSGD(0.1, 5.0), mixup=True)
+    defended = dataclasses.replace(TRAINING, plugins=(Mixup(), DPSGD(0.1, 5.0)))
     plain = pseudo_records(model, messages[0], KEY, (6,), settings=settings)
     same = pseudo_records(
         model, messages[0], KEY, (6,), settings=dataclasses.replace(settings, training=defended)

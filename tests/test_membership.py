@@ -1,6 +1,8 @@
 """Membership: closed forms, success where a client has fitted its records or sends one gradient,
 failure where not."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,10 +20,9 @@ from attacks import (
     variance_mixture,
 )
 from attacks.metrics import detection
-from benchmarks.jobs import Cell, Job
-from benchmarks.suites import SUITES
-from benchmarks.suites.lyu2021 import settings
+from benchmarks.harness.jobs import Job
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from tests.cells import cell_of, outcomes_of
 
 N, D = 40, 30
 MODEL = mlp(D, (64,), 3)
@@ -148,29 +149,29 @@ def test_failure_is_data():
     assert decode_membership(MODEL, messages, knowledge, N, settings=ClosedForm(0.1))[0].status == 1
 
 
+def table_cell(dataset, **changes):
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    attacks = {"mixture": {"steps": changes.pop("steps")}}
+    cell = cell_of("lyu2021/table11", changes, attacks)
+    return dataclasses.replace(cell, dataset=dataset)
+
+
 def test_one_diverged_member_leaves_the_others_alone():
-    table = next(t for t in SUITES["lyu2021"] if t.name == "table11")
-
-    def job(rate, method):
-        chosen = settings(
-            attribute=0, records=20, phases="pre2", rounds=3, learning_rate=rate, steps=5
-        )
-        return Job(Cell("lyu2021", "table11", "small", "breast_cancer", chosen), method, 0)
-
-    jobs = [job(rate, method) for method in table.methods for rate in (0.1, 1e30)]
-    outcomes = [o for batch in table.run(jobs, None) for o in batch]
-    assert {o.job.method for o in outcomes if o.status == "diverged"} == set(table.methods)
-    assert all(o.value is None for o in outcomes if o.job.cell["learning_rate"] == 1e30)
-    assert all(o.value is not None for o in outcomes if o.job.cell["learning_rate"] == 0.1)
-    assert table.signature(job(0.1, "mixture").cell) != table.signature(
-        Cell(
-            "lyu2021",
-            "table11",
-            "small",
-            "breast_cancer",
-            settings(phases="pre5", attribute=0, records=20),
-        )
-    )
+    shared = {"attribute": 0, "records": 20, "phases": ("pre2",), "rounds": 3, "steps": 5}
+    shared["training__batch_size"] = None
+    cells = {
+        r: table_cell("breast_cancer", training__learning_rate=r, **shared) for r in (0.1, 1e30)
+    }
+    methods = [method.name for method in cells[0.1].experiment.methods]
+    jobs = [Job(cell, method, 0) for method in methods for cell in cells.values()]
+    outcomes = outcomes_of(jobs)
+    assert {o.job.method for o in outcomes if o.status == "diverged"} == set(methods)
+    assert all(o.value is None for o in outcomes if o.job.cell == cells[1e30])
+    assert all(o.value is not None for o in outcomes if o.job.cell == cells[0.1])
+    other = table_cell("breast_cancer", **(shared | {"phases": ("pre5",)}))
+    program = other.experiment.program_of
+    assert program(cells[0.1].settings) == program(cells[1e30].settings)
+    assert program(cells[0.1].settings) != program(other.settings)
 
 
 def test_bad_input():
@@ -188,16 +189,10 @@ def test_bad_input():
 
 
 def test_the_table_scores_both_methods_on_the_same_victims(data_dir):
-    table = next(t for t in SUITES["lyu2021"] if t.name == "table11")
-    chosen = settings(
-        attribute=69, records=30, phases="pre5", rounds=60, learning_rate=1.0, steps=50
-    )
-    jobs = [
-        Job(Cell("lyu2021", "table11", "small", "location30", chosen), m, s)
-        for m in table.methods
-        for s in (0, 1)
-    ]
-    outcomes = [o for batch in table.run(jobs, data_dir) for o in batch]
+    changes = {"attribute": 69, "records": 30, "rounds": 60, "training__learning_rate": 1.0}
+    cell = table_cell("location30", training__batch_size=None, steps=50, **changes)
+    jobs = [Job(cell, m.name, seed) for m in cell.experiment.methods for seed in (0, 1)]
+    outcomes = outcomes_of(jobs, data_dir)
     values = {(o.job.method, o.metric): o.value for o in outcomes if o.job.seed == 0}
     assert values["closed_form", "accuracy"] == 1.0
     assert values["closed_form", "attribute_accuracy"] == 1.0

@@ -36,11 +36,11 @@ one_round = jax.jit(_one_round, static_argnums=0)
 
 
 def test_the_noise_of_private_training_is_as_long_as_it_is_drawn():
-    training = LocalTraining(0.5, 2, 4, privacy=DPSGD(0.3, 2.0))
+    training = LocalTraining(0.5, 2, 4, plugins=(DPSGD(0.3, 2.0),))
     model, records = mlp(D, (8,), 3), 10  # batches of 4, 4 and 2
     x, y, _, _ = make_victim(model)
     data, params = one_client(x[:records], y[:records]), model.init(KEY)
-    quiet = dataclasses.replace(training, privacy=DPSGD(0.3, 0.0))
+    quiet = dataclasses.replace(training, plugins=(DPSGD(0.3, 0.0),))
 
     @jax.jit
     def noise(key):

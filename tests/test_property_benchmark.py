@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import property_experiment, report
-from benchmarks.jobs import Job
-from benchmarks.suites import kerkouche2023
+from benchmarks.harness.jobs import Job
+from benchmarks.measurements import properties
+from benchmarks.scenarios import sums
+from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
 from jaxfl import mlp
 from jaxfl.datasets import Dataset
+from tests.cells import cell_of, outcomes_of
 
 # At a learning rate of .05 inverting clients make training diverge, for detectors of every round
 # too.
@@ -24,16 +26,14 @@ TINY = {
     "per_round": 4,
     "rounds": 30,
     "records": 5,
-    "batch_size": 5,
-    "learning_rate": 0.02,
-}
-TINY |= {
+    "training.batch_size": 5,
+    "training.learning_rate": 0.02,
     "auxiliary": 200,
-    "pairs": 20,
-    "gradients": 100,
+    "detectors.pairs": 20,
+    "detectors.gradients": 100,
+    "detectors.every": 2,
     "property": "inversion",
     "factor": -1.0,
-    "every": 2,
 }
 
 
@@ -44,53 +44,38 @@ def images(monkeypatch):
     y = rng.integers(0, 10, 500)
     x = rng.random((10, 28, 28, 1))[y] + 0.3 * rng.normal(size=(500, 28, 28, 1))
     data = Dataset("images", x.astype(np.float32), y.astype(np.int32), (), 10)
-    monkeypatch.setattr(property_experiment, "_load", lambda name, data_dir: data)
-    monkeypatch.setattr(property_experiment, "TEST_RECORDS", 100)
-    monkeypatch.setattr(
-        property_experiment, "lenet", lambda name: mlp(784, (16,), 10)
-    )  # compiles in less time
+    monkeypatch.setattr(sums, "records_of", lambda name, data_dir: data)
+    monkeypatch.setattr(sums, "TEST_RECORDS", 100)
+    monkeypatch.setattr(sums, "model_of", lambda data: mlp(784, (16,), 10))  # compiles faster
 
 
-def cells(*seen):
-    cell = kerkouche2023.TABLES[1].cells("small", None)[0]
-    return [
-        dataclasses.replace(
-            cell, settings=tuple(sorted((dict(cell.settings) | TINY | {"seen": t}).items()))
-        )
-        for t in seen
-    ]
+def cells(*seen, **changes):
+    return [cell_of("kerkouche2023/fig4", TINY | changes | {"seen": t}) for t in seen]
 
 
 def test_every_method_answers_for_every_number_of_rounds(images):
-    methods = [
-        m for m in property_experiment.METHODS if not m.startswith("prolin")
-    ]  # which takes long to compile
+    names = [method.name for method in properties.METHODS]
+    methods = [m for m in names if not m.startswith("prolin")]  # which takes long to compile
     jobs = [Job(cell, method, 0) for method in methods for cell in cells(10, 30)]
     jobs += [Job(cell, "gibbs", 0) for cell in cells("mean")]
-    outcomes = [o for some in property_experiment.run(jobs, None) for o in some]
-    found = {(o.job.method, o.job.cell["seen"], o.metric): o.value for o in outcomes}
+    outcomes = outcomes_of(jobs)
+    found = {(o.job.method, o.job.cell.settings.seen, o.metric): o.value for o in outcomes}
     assert {(m, t) for m in methods[:-1] for t in (10, 30)} <= {
         key[:2] for key in found if key[2] == "f1"
     }
     assert found["gibbs", 30, "auc"] >= 0.9
-    assert found["oracle", 30, "f1"] == max(found[m, 30, "f1"] for m in property_experiment.OURS)
+    assert found["oracle", 30, "f1"] == max(found[m, 30, "f1"] for m in properties.OURS)
     assert all(o.selection == ("oracle" if o.job.method == "oracle" else "none") for o in outcomes)
     assert found["detector", 30, "separation"] > 1
     assert 0 <= found["detector", 30, "overlap"] <= 1
     assert found["gibbs", "mean", "auc"] >= 0.5
-    assert all(
-        set(o.detail) <= set(report.DERIVED) for o in outcomes
-    )  # else a report would take them for settings
 
 
 def test_positive_clients_share_the_record_and_nobody_else_has_it(images):
-    cell = cells(10)[0]
-    cell = dataclasses.replace(
-        cell, settings=tuple(sorted((dict(cell.settings) | {"property": "membership"}).items()))
-    )
-    data = property_experiment._load("images", None)
+    (cell,) = cells(10, property="membership")
+    data = sums.records_of("images", None)
     for seed in range(3):
-        member = property_experiment.draw(data, cell, seed)
+        member = sums.draw(data, cell.settings, seed)
         assert int(member.positives.sum()) == 2
         held = (np.asarray(member.x) == np.asarray(member.prop.target[0])).all((2, 3, 4))
         assert held.sum(1).tolist() == np.asarray(member.positives).astype(int).tolist()
@@ -105,52 +90,50 @@ def test_positive_clients_share_the_record_and_nobody_else_has_it(images):
 
 
 def test_scores_that_are_not_finite_are_failures(images, monkeypatch):
-    monkeypatch.setattr(
-        property_experiment, "least_squares", lambda o, t: jnp.full((len(t), 10), jnp.nan)
+    (cell,) = cells(10)
+    broken = dataclasses.replace(
+        cell.experiment.method("ols"), run=lambda sight, _: jnp.full((len(sight.seen), 10), jnp.nan)
     )
-    outcomes = [
-        o for some in property_experiment.run([Job(cells(10)[0], "ols", 0)], None) for o in some
-    ]
+    experiment = dataclasses.replace(cell.experiment, methods=(broken,))
+    outcomes = outcomes_of([Job(dataclasses.replace(cell, experiment=experiment), "ols", 0)])
     assert {o.metric for o in outcomes} == {"f1", "auc", "average_precision"}
     assert all(o.value is None and o.status == "diverged" for o in outcomes)
 
 
 def test_too_few_records_are_named(images):
-    cell = cells(10)[0]
-    cell = dataclasses.replace(
-        cell, settings=tuple(sorted((dict(cell.settings) | {"auxiliary": 1000}).items()))
-    )
+    (cell,) = cells(10, auxiliary=1000)
     with pytest.raises(ValueError, match="auxiliary=1000 exceed images"):
-        list(property_experiment.run([Job(cell, "box", 0)], None))
+        outcomes_of([Job(cell, "box", 0)])
 
 
 def test_every_published_value_belongs_to_a_cell():
-    used = set()
-    for table in kerkouche2023.TABLES:
-        for cell in table.cells("paper", None):
+    used, suite = set(), SUITES["kerkouche2023"]
+    for table in suite.tables:
+        for cell in table.cells("kerkouche2023", "paper", None):
+            settings = cell.settings
             for method in table.methods:
-                if (
-                    cell["seen"] != "mean"
-                    and kerkouche2023.published(cell, method, "f1") is not None
-                ):
-                    used.add((cell["property"], cell["panel"], method, cell["seen"]))
+                value = suite.published(cell, method, "f1")
+                if settings.seen != "mean" and value is not None:
+                    used.add((settings.property, settings.panel, method, settings.seen))
     assert len(used) == len(published_rows("kerkouche2023"))
-    mean = next(
-        cell for cell in kerkouche2023.TABLES[0].cells("paper", None) if cell["seen"] == "mean"
-    )
-    assert kerkouche2023.published(mean, "prolin", "f1") == pytest.approx(0.955, abs=0.001)
+    mean = suite.tables[0].cells("kerkouche2023", "paper", None)[0]
+    assert mean.settings.seen == "mean"
+    assert suite.published(mean, "prolin", "f1") == pytest.approx(0.955, abs=0.001)
 
 
 TWO_DEVICES = """
 import jax, jax.numpy as jnp
-from benchmarks.engines import run_members
-from benchmarks.property_experiment import Decode
+from benchmarks.harness.engines import run_members
+from benchmarks.measurements.properties import Decode, EXPERIMENT
 from tests.test_property_inference import observed
 pairs = [observed(seed=seed)[0] for seed in range(2)]
-inputs = jax.tree.map(lambda *a: jnp.stack(a), *pairs), jnp.ones((2, 60)), jax.random.split(jax.random.key(0), 2)
+observations = jax.tree.map(lambda *a: jnp.stack(a), *pairs)
+inputs = observations, jnp.ones((2, 60)), jax.random.split(jax.random.key(0), 2)
 assert jax.local_device_count() == 2
-for method in ("box", "gibbs", "ridge"):  # those without singular values, of which see `property_experiment.run`
-    print(method, run_members(Decode(method, (20, 60)), inputs).results.shape)
+# Those without singular values, of which see `properties.run`.
+for method in ("box", "gibbs", "ridge"):
+    how = EXPERIMENT.method(method)
+    print(method, run_members(Decode(how, how.settings, (20, 60)), inputs).results.shape)
 """
 
 

@@ -236,7 +236,7 @@ def moments(observations, seen, spread, drift):
     return a.sum(1) * m0, (m1 - m0)[:, None] * a, covariance
 
 
-def test_likelihood_knows_that_a_clients_features_are_alike_that_calibration_errs_and_features_drift():
+def test_likelihood_knows_that_features_are_alike_calibration_errs_and_features_drift():
     (observations, truth), seen, drift = irregular(), 25, 0.05
     matrix, vector = likelihood(
         until(observations, jnp.asarray(seen)), jnp.asarray(truth, jnp.float32), drift

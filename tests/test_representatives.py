@@ -1,4 +1,5 @@
-"""Representatives: what their objective says of the truth, what they recover, and what they cannot."""
+"""Representatives: what their objective says of the truth, what they recover, and what
+they cannot."""
 
 import dataclasses
 

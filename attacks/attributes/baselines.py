@@ -38,7 +38,8 @@ def random_guess(key: Array, records: int, candidates: int) -> Array:
 
 
 def majority_guess(prior: Array, records: int) -> Array:
-    """`majority`: the value most frequent in the known prior `[K]`, for every record `[records]`."""
+    """`majority`: the value most frequent in the known prior `[K]`, for every
+    record `[records]`."""
     return jnp.full(records, jnp.argmax(prior))
 
 

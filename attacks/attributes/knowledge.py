@@ -140,7 +140,8 @@ def binary_column(position: int, prior: float | None = None) -> UnknownColumn:
 
 
 def erase(knowledge: Knowledge) -> Array:
-    """Records with zeros in the unknown columns, so that no truth left there can reach an attack."""
+    """Records with zeros in the unknown columns, so that no truth left there can reach
+    an attack."""
     x = knowledge.x
     for column in knowledge.columns:
         x = x.at[:, column.positions].set(0)
@@ -148,7 +149,8 @@ def erase(knowledge: Knowledge) -> Array:
 
 
 def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
-    """Knowledge as arrays. Raises `ValueError` on what an attack cannot use, naming the argument."""
+    """Knowledge as arrays. Raises `ValueError` on what an attack cannot use, naming
+    the argument."""
     if len(messages) == 0:
         raise ValueError("messages holds no rounds; give at least one")
     return check_records_known(model, messages.model_shapes, knowledge)
@@ -180,7 +182,8 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
     taken = [int(p) for c in columns if not _check.is_traced(c.positions) for p in c.positions]
     if len(set(taken)) < len(taken):
         raise ValueError(
-            f"columns name positions {taken}, some of them twice; every feature belongs to one column"
+            f"columns name positions {taken}, some of them twice; every feature belongs to one "
+            "column"
         )
     knowledge = dataclasses.replace(knowledge, x=x, columns=columns)
     _check.finite(x=erase(knowledge))
@@ -223,7 +226,8 @@ def check_positions(name: str, positions: Any, features: int) -> Array:
     outside = [] if _check.is_traced(found) else [int(p) for p in found if not 0 <= p < features]
     if outside:
         raise ValueError(
-            f"{name}={found.tolist()} names feature {outside[0]}; features run from 0 to {features - 1}"
+            f"{name}={found.tolist()} names feature {outside[0]}; features run from 0 to "
+            f"{features - 1}"
         )
     return found
 

@@ -170,7 +170,8 @@ def invert_gradient(
     check_virtual(settings.virtual, batch)
     if len(shape) != 3:
         raise ValueError(
-            f"shape={tuple(shape)} must be of height, width and channels: the total variation is of images"
+            f"shape={tuple(shape)} must be of height, width and channels: the total variation "
+            "is of images"
         )
     check_record_shape(model, messages.model_shapes, shape=shape)
     if y is not None:

@@ -58,12 +58,14 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
     values, vectors = np.linalg.eigh((gain + gain.T) / 2)
     if values.max() >= 1 and epochs > 1:
         raise ValueError(
-            f"epochs={epochs}: the step is too long for a root of I - W (largest eigenvalue {values.max():.3g})"
+            f"epochs={epochs}: the step is too long for a root of I - W (largest eigenvalue "
+            f"{values.max():.3g})"
         )
     steps = (vectors * (1 - (1 - values) ** (1 / epochs) if epochs > 1 else values)) @ vectors.T
     if not (steps[-1, -1] > 0 and np.linalg.eigvalsh(steps)[0] > -ROUNDED * np.abs(values).max()):
         raise ValueError(
-            f"optimum.inverse is of no full-batch steps of least squares; its moments would be {steps.tolist()}"
+            "optimum.inverse is of no full-batch steps of least squares; its moments would be "
+            f"{steps.tolist()}"
         )
     second = steps / steps[-1, -1]
     return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))

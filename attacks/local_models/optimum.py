@@ -76,7 +76,8 @@ def linear_parameters(tree: Any) -> np.ndarray:
         or np.ndim(layers[0]["kernel"]) != 3
     ):
         raise ValueError(
-            "messages must be of a linear model: one layer with a kernel [rounds, features, 1] and a bias"
+            "messages must be of a linear model: one layer with a kernel [rounds, features, 1] "
+            "and a bias"
         )
     kernel, bias = np.asarray(layers[0]["kernel"]), np.asarray(layers[0]["bias"])
     if kernel.shape[2] != 1:
@@ -113,7 +114,8 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     _check.finite(received=received, returned=returned)
     if received.dtype != np.float64:
         warnings.warn(
-            "messages are float32: the optimum is decoded to few digits; simulate with 64-bit types",
+            "messages are float32: the optimum is decoded to few digits; simulate with 64-bit "
+            "types",
             stacklevel=2,
         )
     recorded = received.dtype
@@ -145,11 +147,20 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     elif not condition * eps < IDENTIFIABLE:
         reason = f"condition number {condition:.1e} leaves no digits in {recorded}"
     elif np.isnan(unexplained):
-        reason = f"nothing tells noise in {len(received)} rounds; give at least {rank + 2}, of different models"
+        reason = (
+            f"nothing tells noise in {len(received)} rounds; give at least {rank + 2}, of "
+            "different models"
+        )
     elif not unexplained < UNEXPLAINED:
-        reason = f"{unexplained:.1e} of the models is no affine map of the updates: they hold noise, see noisy_local_optimum"
+        reason = (
+            f"{unexplained:.1e} of the models is no affine map of the updates: they hold "
+            "noise, see noisy_local_optimum"
+        )
     elif not lost < LOST:
-        reason = f"condition number {condition:.1e}, and {lost:.1e} of the least direction may be noise or rounding"
+        reason = (
+            f"condition number {condition:.1e}, and {lost:.1e} of the least direction may "
+            "be noise or rounding"
+        )
     params = _descended(received, returned, eps) if reason else centre - mean @ inverse
     return LocalOptimum(params, inverse.T, condition, rank, float(unexplained), not reason, reason)
 
@@ -247,7 +258,8 @@ def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOpti
     rounds, size = received.shape
     if rounds <= size + 1:
         raise ValueError(
-            f"messages holds {rounds} rounds; least squares for {size} parameters needs at least {size + 2}"
+            f"messages holds {rounds} rounds; least squares for {size} parameters needs at "
+            f"least {size + 2}"
         )
     _check.fraction(delta=delta)
     inputs = np.c_[received, -np.ones(rounds)]

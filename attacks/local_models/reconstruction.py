@@ -142,7 +142,8 @@ def mapping_network(
     settings = settings or Mapping()
     if len(messages) < 10:
         raise ValueError(
-            f"messages holds {len(messages)} rounds; fitting and checking a network needs at least 10"
+            f"messages holds {len(messages)} rounds; fitting and checking a network needs at "
+            "least 10"
         )
     _check.one_of(("literal", "normalised"), scaling=settings.scaling)
     _check.positive_integer(fit_steps=settings.fit_steps, search_steps=settings.search_steps)
@@ -313,9 +314,7 @@ def pseudo_records(
         _check.plain_sgd(settings.training.optimizer)
     _check.positive(learning_rate=settings.learning_rate)
     _check_held_out(settings.held_out, len(messages))
-    settings = dataclasses.replace(
-        settings, training=dataclasses.replace(settings.training, privacy=None, mixup=False)
-    )
+    settings = dataclasses.replace(settings, training=settings.training.without())
     return _pseudo_records(model, messages, key, settings, tuple(record_shape))
 
 

@@ -113,7 +113,8 @@ def gradient_variance(model: Model, params: Any, x: Array, y: Array) -> Array:
     """
     if model.layers is None:
         raise ValueError(
-            "model.layers is None; the variance of the last layer's gradient needs a model that names its layers"
+            "model.layers is None; the variance of the last layer's gradient needs a model "
+            "that names its layers"
         )
     inputs, errors = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
     name = model.layers.names[-1]

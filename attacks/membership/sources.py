@@ -196,7 +196,8 @@ def decode_sources(
         )
     if len(messages) != len(sizes) or any(r != rounds[0] for r in rounds):
         raise ValueError(
-            f"messages of {len(messages)} clients must be of the same rounds, and sizes={list(sizes)} one each"
+            f"messages of {len(messages)} clients must be of the same rounds, and "
+            f"sizes={list(sizes)} one each"
         )
     _check.positive_integer(**{f"sizes[{c}]": size for c, size in enumerate(sizes)})
     _check.plain_sgd(training.optimizer)

@@ -83,5 +83,6 @@ class DetectorTraining:
                 )
         if self.kind != "first_order" and not 1 <= self.calibrating() < self.pairs:
             raise ValueError(
-                f"held_out={self.held_out} of pairs={self.pairs} leaves none to train or none to calibrate on"
+                f"held_out={self.held_out} of pairs={self.pairs} leaves none to train or none "
+                "to calibrate on"
             )

@@ -128,7 +128,8 @@ def train_detectors(
     _check.positive_integer(records=records)
     if records > len(x) // 2:
         raise ValueError(
-            f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at least twice as many"
+            f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at "
+            "least twice as many"
         )
     if settings.strategy is None:
         settings = dataclasses.replace(settings, strategy=strategy_here())

@@ -33,7 +33,8 @@ Array = jax.Array
 PASSES = 3
 """How often variances are computed anew from the decoded p: one pass takes them most of the way."""
 DRIFTS = (0.0, *(0.4 * 2.0**-k for k in range(8)))
-"""Values of q that are compared: the walk's standard deviation per round, in units of sqrt(v0_t)."""
+"""Values of q that are compared: the walk's standard deviation per round, in units
+of sqrt(v0_t)."""
 
 
 class Quadratic(NamedTuple):

@@ -98,7 +98,8 @@ def _check_cohort(observations: Observations) -> None:
     )
     if not least <= cohort <= clients:
         raise ValueError(
-            f"cohort={cohort} must lie between the {least} who took part in one round and the {clients} clients"
+            f"cohort={cohort} must lie between the {least} who took part in one round and the "
+            f"{clients} clients"
         )
 
 
@@ -208,7 +209,8 @@ class _State(NamedTuple):
 
 
 def _descend(rounds: _Rounds, free: tuple[Array, Array], settings: Prolin) -> ProlinAnswer:
-    """From features and p `free` until there is no progress; p where the sum of losses was least."""
+    """From features and p `free` until there is no progress; p where the sum of losses
+    was least."""
 
     def go_on(state: _State) -> Array:
         return (state.step < settings.iterations) & (state.idle < settings.patience)

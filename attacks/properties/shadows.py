@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxfl import Behavior, ClientData, LocalTraining, Model, behave, mean_loss
+from jaxfl import Behavior, ClientData, LocalTraining, Model, client_round, mean_loss
 from jaxfl.federated import map_clients
 
 Array = jax.Array
@@ -74,7 +74,8 @@ def shadow_updates(
                 for a, b in zip((own_x, own_y), prop.target, strict=True)
             )
         data = ClientData(own_x, own_y, jnp.ones(len(rows), bool), jnp.asarray(0))
-        returned = behave(model, params, data, key, training, prop.behavior.among(has))
+        own = (prop.behavior.among(has),)
+        returned = client_round(model, params, data, key, training, own)
         return ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
 
     return map_clients(one, (rows, has, keys), strategy)

@@ -78,7 +78,8 @@ def gan_attack(
     fake_class = (model.classes or 0) - 1
     if not 0 <= target < fake_class:
         raise ValueError(
-            f"target={target} must be one of the {fake_class} classes; the last is the attacker's own"
+            f"target={target} must be one of the {fake_class} classes; the last is the "
+            "attacker's own"
         )
     make = generator(tuple(data.x.shape[1:]), fake_class, settings.width)
     honest, records = honest_server(), len(data.mask)

@@ -69,7 +69,8 @@ class Adversarial:
                 _check.positive_integer(**{name: getattr(self, name)})
         if self.width % 8 or self.batch_size % 2:
             raise ValueError(
-                f"width={self.width} must be a multiple of 8, batch_size={self.batch_size} even: both are halved"
+                f"width={self.width} must be a multiple of 8, batch_size={self.batch_size} "
+                "even: both are halved"
             )
         if auxiliary is not None and self.batch_size > auxiliary:
             raise ValueError(

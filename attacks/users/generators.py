@@ -73,7 +73,8 @@ def generator(shape: tuple[int, ...], classes: int, width: int) -> Generator:
     """A `Generator`. Raises `ValueError` on shapes that its steps do not reach."""
     if len(shape) != 3 or shape[0] != shape[1] or (shape[0] != 28 and shape[0] % 16):
         raise ValueError(
-            f"shape={shape} is out of the generator's reach: 28x28, or sides that are multiples of 16"
+            f"shape={shape} is out of the generator's reach: 28x28, or sides that are multiples "
+            "of 16"
         )
     return Generator(tuple(shape), classes, width)
 

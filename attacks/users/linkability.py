@@ -93,7 +93,8 @@ def unit(descriptors: Array) -> Array:
 
 
 def similarity(a: Array, b: Array) -> Array:
-    """`-|a - b|` of descriptors of unit length `[n, d]` and `[m, d]`: `[n, m]` (Song 2020, Eq. 10)."""
+    """`-|a - b|` of descriptors of unit length `[n, d]` and `[m, d]`: `[n, m]` (Song 2020,
+    Eq. 10)."""
     return -jnp.sqrt(jnp.maximum(2 - 2 * jnp.matmul(a, b.T, precision="highest"), 0))
 
 

@@ -39,8 +39,8 @@ def _measured() -> dict[tuple[str, ...], tuple[float, float]]:
 
 
 def estimate(job: Job) -> Estimate:
-    """A job's estimate: of its table and method, else of its method in other tables of this size; one
-    second where neither was measured."""
+    """A job's estimate: of its table and method, else of its method in other tables of this size;
+    one second where neither was measured."""
     place = job.cell.suite, job.cell.table, job.cell.size, job.method
     known = _measured()
     if place in known:

@@ -95,7 +95,7 @@ class Job:
     def facts(self) -> dict[str, Value]:
         """What `--where` may ask of a job before it has run."""
         cell = self.cell
-        place = {
+        place: dict[str, Value] = {
             "suite": cell.suite,
             "table": cell.table,
             "size": cell.size,

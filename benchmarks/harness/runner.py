@@ -33,7 +33,8 @@ def run_groups(
     data_dir: str | None,
     published: Published,
 ) -> None:
-    """Run groups on an engine, with a bar; every outcome is in the store as soon as it is measured."""
+    """Run groups on an engine, with a bar; every outcome is in the store as soon as it
+    is measured."""
     versions = _versions()
     # TensorFlow Datasets exchanges `__import__` while it is loaded, which the bar's thread would
     # trip over.

@@ -34,7 +34,9 @@ CREATE TABLE IF NOT EXISTS results (
   PRIMARY KEY (job, selection, metric)
 )"""
 _CREATE_IMAGES = """
-CREATE TABLE IF NOT EXISTS images (job TEXT NOT NULL, caption TEXT NOT NULL, png BLOB NOT NULL, PRIMARY KEY (job, caption))"""
+CREATE TABLE IF NOT EXISTS images (
+  job TEXT NOT NULL, caption TEXT NOT NULL, png BLOB NOT NULL, PRIMARY KEY (job, caption)
+)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Store:
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
                 raise ValueError(
-                    f"out={str(folder)!r} was written by another version of jaxfl; choose another folder"
+                    f"out={str(folder)!r} was written by another version of jaxfl; choose "
+                    "another folder"
                 )
             self._database.execute(_CREATE)
             self._database.execute(_CREATE_IMAGES)
@@ -151,7 +154,8 @@ class Store:
         names = ("suite", "table", "size", "dataset", "method", "seed")
         columns = ", ".join(f'first."{name}"' for name in names)
         cursor = self._database.execute(
-            f"SELECT {columns}, caption, png FROM images JOIN (SELECT * FROM results GROUP BY job) AS first USING (job)"
+            f"SELECT {columns}, caption, png FROM images JOIN (SELECT * FROM results GROUP BY "
+            "job) AS first USING (job)"
             " ORDER BY images.rowid"
         )
         return [dict(zip((*names, "caption", "png"), values, strict=True)) for values in cursor]

@@ -207,7 +207,8 @@ class Play:
 
     @property
     def virtual(self) -> Virtual:
-        """How the server predicts updates: as if all clients had as many records as the smallest."""
+        """How the server predicts updates: as if all clients had as many records as
+        the smallest."""
         smallest = min(len(y) for _, y in self.world.parts)
         return Virtual(training=self.settings.training, records=smallest)
 

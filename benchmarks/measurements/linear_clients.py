@@ -8,7 +8,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class LinearSettings(FederationSettings):
         gradients chooses by its own objective (Appendix A.2).
     """
 
-    model: str = "linear"
+    model: Literal["linear", "mlp"] = "linear"
     hidden: tuple[int, ...] = ()
     training: LocalTraining = LocalTraining(0.01)
     client: int | str = "mean"
@@ -121,7 +121,7 @@ def _majority(client: Client, settings: None) -> Answer:
 
 
 def _by_model(
-    model: Callable[[Client], np.ndarray], rule: str = "rank"
+    model: Callable[[Client], np.ndarray], rule: Literal["rank", "threshold"] = "rank"
 ) -> Callable[[Client, None], Answer]:
     """The paper's rule on a model (Driouich 2022, Algorithm 3; "threshold": Driouich 2023)."""
 

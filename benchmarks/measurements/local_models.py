@@ -579,7 +579,8 @@ def _of_models(
     method: Method, params: list[Any], work: Work, asked: set[str]
 ) -> tuple[dict[str, Score], dict[str, np.ndarray]]:
     federation, count = work.federation, work.count
-    scores, pictures = dict(fit(federation, params)), {}
+    scores = dict(fit(federation, params))
+    pictures: dict[str, np.ndarray] = {}
     if "zest" in asked:
         theirs = [work.explained(c, params[c]) for c in range(count)]
         pairs = zip(theirs, work.explanations, strict=True)

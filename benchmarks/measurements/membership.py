@@ -235,7 +235,8 @@ def _mixed(data: Dataset, settings: VictimSettings, seed: int) -> tuple[tuple[Ar
     rows = split(data, settings, seed)
     if len(rows.test) < len(rows.victim):
         raise ValueError(
-            f"records={settings.records} exceeds the {len(rows.test)} held-out records of {data.name}"
+            f"records={settings.records} exceeds the {len(rows.test)} held-out records of "
+            f"{data.name}"
         )
     both = np.concatenate([rows.victim, rows.test[: len(rows.victim)]])
     order = np.random.default_rng(seed).permutation(len(both))

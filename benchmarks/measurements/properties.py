@@ -206,7 +206,7 @@ def _train(
     settings: PropertySettings, name: str, seeds: Sequence[int], data_dir: str | None
 ) -> Trained:
     data = sums.records_of(name, data_dir)
-    model, training = sums.model_of(data), settings.recipe
+    model, training = sums.model_of(data), settings.recipe()
     members = [sums.draw(data, settings, seed) for seed in seeds]
     drawn = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     held = drawn.x, drawn.y, drawn.behavior, drawn.x_test, drawn.y_test, drawn.key

@@ -101,7 +101,8 @@ class Anonymous:
 
     @property
     def virtual(self) -> Virtual:
-        """How the server predicts updates: as if all clients had as many records as the smallest."""
+        """How the server predicts updates: as if all clients had as many records as
+        the smallest."""
         return Virtual(training=self.training, records=min(map(len, self.clients.parts)))
 
 

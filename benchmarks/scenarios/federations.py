@@ -17,7 +17,9 @@ from jaxfl import (
     Federated,
     LocalTraining,
     Messages,
+    Mixup,
     Model,
+    Plugin,
     Record,
     linear,
     local_update,
@@ -167,11 +169,12 @@ def recipe(settings: FederationSettings, records: int) -> LocalTraining:
     """What a client with that many records does in a round."""
     whole, mixup = settings.training.batch_size, "mixup" in settings.defense
     batch = None if whole is None else min(whole, records)
-    training = dataclasses.replace(settings.training, batch_size=batch, mixup=mixup)
+    plugins: tuple[Plugin, ...] = (Mixup(),) if mixup else ()
+    training = dataclasses.replace(settings.training, batch_size=batch, plugins=plugins)
     if "dp" not in settings.defense:
         return training
     noise = noise_multiplier(settings.epsilon, **_accounted(training, records, settings.rounds))
-    return dataclasses.replace(training, privacy=DPSGD(1.0, noise))
+    return dataclasses.replace(training, plugins=(*plugins, DPSGD(1.0, noise)))
 
 
 def _accounted(training: LocalTraining, records: int, rounds: int) -> dict[str, Any]:
@@ -199,7 +202,9 @@ def federate(
     noises = [r.privacy.noise_multiplier for r in recipes if r.privacy is not None]
     if noises:
         privacy = DPSGD(1.0, max(noises))
-        recipes = [dataclasses.replace(r, privacy=privacy) for r in recipes]
+        recipes = [
+            dataclasses.replace(r, plugins=(*r.without(DPSGD).plugins, privacy)) for r in recipes
+        ]
     common = max(zip(recipes, parts, strict=True), key=lambda pair: len(pair[1]))[0]
     attacked = tuple(range(min(settings.attacked, len(parts))))
     clients = stack_clients([(data.x[rows].astype(dtype), data.y[rows]) for rows in parts])
@@ -225,7 +230,7 @@ def optimum(federation: Federation, c: int, steps: int, x: Array | None = None) 
     """
     data, training = federation.client(c), federation.training[c]
     each = dataclasses.replace(training, epochs=1).steps(len(data.mask))
-    alone = dataclasses.replace(training, epochs=-(-steps // each), privacy=None, mixup=False)
+    alone = dataclasses.replace(training.without(), epochs=-(-steps // each))
     data = data if x is None else dataclasses.replace(data, x=jnp.asarray(x))
     key = jax.random.fold_in(federation.key, c)
     return _train(federation.model, federation.start, data, key, alone)

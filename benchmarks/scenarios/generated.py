@@ -79,7 +79,8 @@ def turned(images: np.ndarray) -> np.ndarray:
 
 
 def digits(data: Dataset, settings: GeneratedSettings, seed: int) -> World:
-    """Clients with random classes each; the first one's digits are turned, if that is the property."""
+    """Clients with random classes each; the first one's digits are turned, if that is
+    the property."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(data))
     held, each = settings.classes_held, settings.records

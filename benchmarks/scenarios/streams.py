@@ -1,4 +1,5 @@
-"""Streams of randomness within one seed: `stream(key, Stream.ATTACK)`. Their numbers never change."""
+"""Streams of randomness within one seed: `stream(key, Stream.ATTACK)`. Their numbers
+never change."""
 
 import enum
 
@@ -17,7 +18,8 @@ class Stream(enum.IntEnum):
 
 
 CLIENTS = 1000
-"""Attacks on client c draw from stream `CLIENTS + c`; what clients draw themselves, from stream c."""
+"""Attacks on client c draw from stream `CLIENTS + c`; what clients draw themselves, from
+stream c."""
 
 
 def stream(key: jax.Array, name: Stream) -> jax.Array:

@@ -1,4 +1,5 @@
-"""A federation behind secure aggregation, of which some clients have a property (Kerkouche 2023)."""
+"""A federation behind secure aggregation, of which some clients have a property
+(Kerkouche 2023)."""
 
 import dataclasses
 from typing import Literal
@@ -16,6 +17,7 @@ from jaxfl import (
     Federated,
     LocalTraining,
     Model,
+    PerClient,
     Record,
     clipped_sgd,
     evaluate,
@@ -66,7 +68,6 @@ class SumsSettings:
     auxiliary: int = 6000
     rounds: int = 300
 
-    @property
     def recipe(self) -> LocalTraining:
         """What honest clients do in a round."""
         if not self.clip:
@@ -175,7 +176,7 @@ class Train:
         federated = Federated(
             self.rounds,
             self.training,
-            behavior=behavior,
+            plugins=(PerClient(behavior),),
             clients_per_round=self.per_round,
             record=Record(clients=(), sums=True),
         )

@@ -1,4 +1,5 @@
-"""Suites: one file per paper, its tables as grids. `SUITES[name]` lists a suite's tables in order."""
+"""Suites: one file per paper, its tables as grids. `SUITES[name]` lists a suite's tables
+in order."""
 
 from collections.abc import Mapping
 

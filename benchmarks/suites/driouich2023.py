@@ -67,19 +67,18 @@ def attacks(size: str, drift: int = 0, source_messages: int = 20) -> dict[str, A
     small = size == "small"
     passes = 2 if small else 3
     decoding = First(10, GLS(LocalTraining(), orders=8, passes=passes, drift=drift, layers=1))
-    fit = (
-        {"fit_steps": 100, "search_steps": 200}
-        if small
-        else {"fit_steps": 200, "search_steps": 1000}
-    )
-    made = (32, 200, 300) if small else (128, 800, 4000)
-    records, steps, finish = made
+    fit_steps, search_steps = (100, 200) if small else (200, 1000)
+    records, steps, finish = (32, 200, 300) if small else (128, 800, 4000)
     return {
         "gls": decoding,
         "records": decoding,
         "cos": First(5, CosMatching(steps=100 if small else 300)),
-        "network_literal": MappingNetwork(**fit, scaling="literal"),
-        "network": MappingNetwork(**fit, scaling="normalised"),
+        "network_literal": MappingNetwork(
+            fit_steps=fit_steps, search_steps=search_steps, scaling="literal"
+        ),
+        "network": MappingNetwork(
+            fit_steps=fit_steps, search_steps=search_steps, scaling="normalised"
+        ),
         "pseudo_records": PseudoRecords(
             LocalTraining(), local_records=1, records=records, steps=steps, finish=finish
         ),

@@ -111,7 +111,7 @@ def _published(cell: Cell, method: str, metric: str) -> float | None:
     if cell.size == "small" and cell.dataset.startswith("cifar10"):
         records = round(records / FEWER_RECORDS)
     seen = settings.seen
-    rounds = MEAN_OVER if seen == "mean" else (round(int(seen) * 300 / settings.rounds, -1),)
+    rounds = MEAN_OVER if seen == "mean" else (10 * round(int(seen) * 30 / settings.rounds),)
     source = cell.dataset.removesuffix("_subset")
     curve = _curves().get((settings.property, source, records, method), {})
     values = [curve[t] for t in rounds if t in curve]
@@ -175,13 +175,15 @@ SUITE = Suite(
         ),
         _table(
             "fig6",
-            "Detectors of clients that climb the loss, CIFAR-10: separation, overlap and norm (Figure 6)",
+            "Detectors of clients that climb the loss, CIFAR-10: separation, overlap and norm "
+            "(Figure 6)",
             _grid("gh", "ascent", SOME_SEEN),
             ("detector",),
         ),
         _table(
             "fig7",
-            "Detectors of membership and of inversion, CIFAR-10: separation, overlap and norm (Figure 7)",
+            "Detectors of membership and of inversion, CIFAR-10: separation, overlap and norm "
+            "(Figure 7)",
             _several(*(_grid("g", prop, SOME_SEEN) for prop in ("membership", "inversion"))),
             ("detector",),
         ),

@@ -26,7 +26,7 @@ SIZES = {
     "small": {50: 25, 100: 50, 300: 75, 500: 100, 1000: 200},
 }
 ATTRIBUTES = {"purchase": (130, 595), "genome": (7, 17), "location": (1, 69)}
-RECORDS = {"location": (50, 100, 300)}
+RECORDS: dict[str, tuple[int, ...]] = {"location": (50, 100, 300)}
 RECORDS |= dict.fromkeys(("purchase", "purchase2", "genome"), (50, 100, 500, 1000))
 PHASES = ("pre1", "pre2", "pre5", "gap10", "last5")
 FULL_BATCH_METHODS = (
@@ -118,8 +118,10 @@ def _grid(
                     count = SIZES[size][published]
                     if (values.get("training.batch_size") or 0) > count:
                         continue
-                    for attribute in ATTRIBUTES[source.rstrip("2")]:
-                        made.append(one(size, names[source], values, count, attribute))
+                    made += [
+                        one(size, names[source], values, count, attribute)
+                        for attribute in ATTRIBUTES[source.rstrip("2")]
+                    ]
         return made
 
     return places

@@ -52,7 +52,8 @@ SUITE = Suite(
         ),
         Table(
             "minibatch",
-            "A client that trains in small batches: matching a gradient, matching the simulated training, "
+            "A client that trains in small batches: matching a gradient, matching the "
+            "simulated training, "
             "decoding",
             EXPERIMENT,
             _minibatch,

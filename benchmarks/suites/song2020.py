@@ -173,7 +173,7 @@ def _generative_table(
 
 def _solvers(size: str, data_dir: str | None) -> list[Place]:
     images, evaluations = (30, (100, 300)) if size == "paper" else (12, (30, 100))
-    varied = {"tv_weight": (1.5e-4, 1e-5), "evaluations": evaluations}
+    varied: dict[str, Sequence[Any]] = {"tv_weight": (1.5e-4, 1e-5), "evaluations": evaluations}
     searches = [Representing(images=images, **chosen) for chosen in product(varied)]
     return [Place("mnist", solvers.SolverSettings(representing=search)) for search in searches]
 

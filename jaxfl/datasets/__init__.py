@@ -52,7 +52,8 @@ def load(
         size = options.pop("size", None)
         if options:
             raise ValueError(
-                f"{next(iter(options))}=... is no option of {name}; public sources take none but size"
+                f"{next(iter(options))}=... is no option of {name}; public sources take none "
+                "but size"
             )
         data = encode(_source(name, data_dir), encoding)
         return data if size is None else resized(data, size)

@@ -1,4 +1,5 @@
-"""TensorFlow Datasets builders of our own: prepared once as array_record, read without TensorFlow."""
+"""TensorFlow Datasets builders of our own: prepared once as array_record, read
+without TensorFlow."""
 
 import contextlib
 import os
@@ -35,7 +36,8 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
     folder = data_dir or os.environ.get("JAXFL_DATA")
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(
-            f"data_dir={str(folder)!r} is not a folder; give the folder that holds the sources' files"
+            f"data_dir={str(folder)!r} is not a folder; give the folder that holds the sources' "
+            "files"
         )
     source = SOURCES[name]
     local = {
@@ -69,7 +71,8 @@ DESCRIPTION = ("names", "categories", "classes", "codes", "note", "shape")
 
 
 def _builder(source_name: str, source: Source) -> type[tfds.core.GeneratorBasedBuilder]:
-    """A builder class for one source: a record is one row of the files, as bytes, under its number."""
+    """A builder class for one source: a record is one row of the files, as bytes, under
+    its number."""
 
     # Unregistered: the class depends on its source, and TFDS would refuse a second one.
     with tfds.core.registered.skip_registration():

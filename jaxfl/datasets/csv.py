@@ -132,7 +132,8 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     for number, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise ValueError(
-                f"path={str(path)!r} has {len(row)} cells in row {number}; the header has {len(header)}"
+                f"path={str(path)!r} has {len(row)} cells in row {number}; the header has "
+                f"{len(header)}"
             )
     return header, rows
 

@@ -62,7 +62,8 @@ class Dataset:
         if isinstance(name, int):
             if not 0 <= name < len(self.columns):
                 raise ValueError(
-                    f"column={name} does not exist in {self.name}; attributes run from 0 to {len(self.columns) - 1}"
+                    f"column={name} does not exist in {self.name}; attributes run from 0 to "
+                    f"{len(self.columns) - 1}"
                 )
             return self.columns[name]
         names = [c.name for c in self.columns]
@@ -77,7 +78,8 @@ class Dataset:
         column = self.column(name)
         if not column.categories:
             raise ValueError(
-                f"column={name!r} of {self.name} is numeric; only categorical attributes have values to infer"
+                f"column={name!r} of {self.name} is numeric; only categorical attributes have "
+                "values to infer"
             )
         distance = np.abs(self.x[:, None, list(column.positions)] - column.values[None]).sum(-1)
         return distance.argmin(1)

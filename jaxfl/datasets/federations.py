@@ -91,7 +91,10 @@ def flight_airlines(
     for new in range(group.max() + 1, clients):
         largest = np.flatnonzero(group == np.bincount(group).argmax())
         group[rng.permutation(largest)[len(largest) // 2 :]] = new
-    note = f"{records} fares of six Indian airlines stand in for a set of ten European ones that is not public"
+    note = (
+        f"{records} fares of six Indian airlines stand in for a set of ten European ones "
+        "that is not public"
+    )
     return dataclasses.replace(
         table,
         name="flight_airlines",

@@ -83,7 +83,8 @@ def content(file: SourceFile, path: Path) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if file.sha256 is not None and found != file.sha256:
         raise ValueError(
-            f"{path.name} was altered: its content has sha256 {found}, published {file.sha256}; {mend}"
+            f"{path.name} was altered: its content has sha256 {found}, published {file.sha256}; "
+            f"{mend}"
         )
     return data
 
@@ -117,11 +118,13 @@ def _location30(contents: Mapping[str, bytes]) -> Table:
 
 
 def _purchase100(contents: Mapping[str, bytes]) -> Table:
-    """197,324 records of 600 binary columns, 100 classes; the label comes first and counts from 1."""
+    """197,324 records of 600 binary columns, 100 classes; the label comes first and counts
+    from 1."""
     rows = _integers(contents["dataset_purchase.tgz"])
     if rows.shape[1] != 601:
         raise ValueError(
-            f"dataset_purchase.tgz has {rows.shape[1]} columns; Purchase-100 has 601. Fetch it again"
+            f"dataset_purchase.tgz has {rows.shape[1]} columns; Purchase-100 has 601. Fetch it "
+            "again"
         )
     names = tuple(f"product_{j}" for j in range(600))
     return Table("purchase100", rows[:, 1:], rows[:, 0] - 1, names, (BINARY,) * 600, 100)
@@ -208,7 +211,8 @@ def _att_faces(contents: Mapping[str, bytes]) -> Table:
     data = np.frombuffer(contents["att_faces.zip"], np.uint8)
     if data.size != 400 * FACE_BYTES:
         raise ValueError(
-            f"att_faces.zip holds {data.size} bytes of images, not {400 * FACE_BYTES}; fetch it again"
+            f"att_faces.zip holds {data.size} bytes of images, not {400 * FACE_BYTES}; fetch it "
+            "again"
         )
     height, width, _ = FACE_SHAPE
     pixels = data.reshape(400, FACE_BYTES)[:, -height * width :] / np.float32(255)

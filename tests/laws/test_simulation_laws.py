@@ -269,14 +269,16 @@ clients = stack_clients([(rng.normal(size=(20, 6)), rng.integers(0, 3, 20)) for 
 model = mlp(6, (8,), 3)
 key = jax.random.key(0)
 params = model.init(key)
-federated = Federated(rounds=3, training=LocalTraining(0.1, batch_size=8), strategy="vmap", record=Record(clients=(0,)))
+training, record = LocalTraining(0.1, batch_size=8), Record(clients=(0,))
+federated = Federated(rounds=3, training=training, strategy="vmap", record=record)
 one = simulate(model, params, clients, key, federated)
 mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
 spread = jax.device_put(clients, NamedSharding(mesh, P("clients")))
 params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
 four = simulate(model, params, spread, key, federated)
 assert len(jax.devices()) == 4
-print(max(float(jnp.abs(a - np.asarray(b)).max()) for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params))))
+pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params))
+print(max(float(jnp.abs(a - np.asarray(b)).max()) for a, b in pairs))
 """
 
 

@@ -149,7 +149,8 @@ def gradient_changes(
     model: Model, before: Any, after: Any, x: Array, y: Array, depth: int | None = None
 ) -> FactoredGradients:
     """By how much records' gradients at one model exceed those at one before, from the changes of
-    inputs and errors: differences of products would be mostly rounding where the models are close."""
+    inputs and errors: differences of products would be mostly rounding where the models
+    are close."""
     early, late = (factored_gradients(model, params, x, y, depth) for params in (before, after))
     changes = [
         [(i1 - i0, e1), (i0, e1 - e0)]

@@ -141,7 +141,8 @@ def closed_form(
         _check.positive_integer(members=members)
         if members > len(knowledge.x):
             raise ValueError(
-                f"members={members!r} must lie between 1 and the number of records, {len(knowledge.x)}"
+                f"members={members!r} must lie between 1 and the number of records, "
+                f"{len(knowledge.x)}"
             )
     settings, dtype = settings or ClosedForm(), floating(dtype)
     _check.not_negative(ridge=settings.ridge)
@@ -223,7 +224,8 @@ def _least_squares(
     start: Array,
     settings: ClosedForm,
 ) -> tuple[Array, Array, Callable[[Array], Array]]:
-    """Solution, condition number, and the relative squared residual as a function of the unknowns."""
+    """Solution, condition number, and the relative squared residual as a function of
+    the unknowns."""
     if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
         system = normal_equations(model, messages, x, y, rate, members)
         return *solve(system, start, settings.ridge), functools.partial(misfit, system)

@@ -1,4 +1,5 @@
-"""Quadratics over weights of candidates: of every record, non-negative and with a sum of at most 1."""
+"""Quadratics over weights of candidates: of every record, non-negative and with a sum of at
+most 1."""
 
 from collections.abc import Callable
 from typing import Any

@@ -205,14 +205,16 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
         named = () if model.layers is None else model.layers.names
         if settings.layers > len(named) or settings.points > 1:
             raise ValueError(
-                f"layers={settings.layers} does not go with points={settings.points} and the model's {len(named)} named dense "
+                f"layers={settings.layers} does not go with points={settings.points} and the "
+                f"model's {len(named)} named dense "
                 "layers; it needs points=1 and so many layers"
             )
     if settings.drift:
         _check.positive_integer(drift=settings.drift)
     if settings.drift and (settings.points > 1 or training.mixup or training.privacy is not None):
         raise ValueError(
-            f"drift={settings.drift} does not go with points={settings.points}, mixup={training.mixup}, "
+            f"drift={settings.drift} does not go with points={settings.points}, "
+            f"mixup={training.mixup}, "
             f"privacy={training.privacy}; it needs points=1 and a client that has neither"
         )
 

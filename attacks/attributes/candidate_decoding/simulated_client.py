@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxfl import LocalTraining, Model, local_update
+from jaxfl import DPSGD, LocalTraining, Model, local_update
 from jaxfl.clients import ClientData
 from jaxfl.federated import Strategy, map_clients
 
@@ -42,14 +42,14 @@ def guess_of(
     rest = (y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0))
     if training.mixup:
         if training.privacy is not None:
-            training = dataclasses.replace(
-                training, privacy=dataclasses.replace(training.privacy, noise_multiplier=0.0)
-            )
+            quiet = dataclasses.replace(training.privacy, noise_multiplier=0.0)
+            plugins = (*training.without(DPSGD).plugins, quiet)
+            training = dataclasses.replace(training, plugins=plugins)
         return Guess(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest), training)
     weights = scores
     if training.privacy is not None:
         weights = scores * clipping(squares(), training.privacy.clip).reshape(scores.shape)
-        training = dataclasses.replace(training, privacy=None)
+        training = training.without(DPSGD)
     weighted = jnp.concatenate([x.reshape(*scores.shape, -1), weights[..., None]], 2)
     return Guess(_weighted(model, x.shape[2:]), ClientData(weighted, *rest), training)
 

@@ -1,0 +1,92 @@
+"""What a client does beside plain local training: one type for defences and misbehaviour.
+
+A plug-in of one's own is a frozen record, registered as a pytree, that overrides one hook or more:
+
+>>> import dataclasses, jax, jax.numpy as jnp, jaxfl
+>>> @jax.tree_util.register_dataclass
+... @dataclasses.dataclass(frozen=True)
+... class SignOnly(jaxfl.Plugin):
+...     step: float
+...     def send(self, update, key):
+...         return jax.tree.map(lambda u: self.step * jnp.sign(u), update)
+>>> recipe = jaxfl.LocalTraining(0.1, plugins=(SignOnly(1e-3),))
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxfl import _check
+from jaxfl.models import Model
+
+if TYPE_CHECKING:
+    from jaxfl.training import LocalTraining
+
+Array = jax.Array
+
+
+class Plugin:
+    """What a client does beside plain training. Every hook does nothing unless it is overridden.
+
+    Plug-ins of the recipe stand in `LocalTraining.plugins`: the server prescribed them, and attacks
+    that simulate the training follow them. Plug-ins that the server did not prescribe stand in
+    `Federated.plugins`. Hooks run under `jit`, `vmap` and `grad`; numbers of a plug-in are traced.
+    """
+
+    def recipe(self, training: "LocalTraining") -> "LocalTraining":
+        """Another recipe of local training."""
+        return training
+
+    def batch(
+        self, model: Model, x: Array, y: Array, mask: Array, key: Array
+    ) -> tuple[Model, Array, Array]:
+        """Another batch, for a model with another loss if need be.
+
+        Args:
+          model: the model (static).
+          x: inputs `[batch, ...]`; rows where `mask` is False may hold anything.
+          y: labels `[batch, ...]`.
+          mask: boolean `[batch]`.
+          key: draws what is random.
+        """
+        return model, x, y
+
+    def step_gradient(
+        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
+    ) -> Any:
+        """The gradient of a step in place of a batch's mean loss by `params`; arguments as for `batch`."""
+        raise NotImplementedError
+
+    def send(self, update: Any, key: Array) -> Any:
+        """Another update to be sent, for `update`, received minus returned."""
+        return update
+
+    def check(self) -> None:
+        """Raise `ValueError` on numbers out of range. Traced ones are not looked at."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PerClient(Plugin):
+    """A plug-in whose numbers differ between clients; for `Federated.plugins` alone.
+
+    Attributes:
+      plugin: with a leading axis `[clients]` on its numbers, in the order of the clients' data; a
+        scalar is everyone's.
+    """
+
+    plugin: Plugin
+
+    def check_clients(self, clients: int) -> None:
+        """Raise `ValueError` unless every number is one, or one for each of so many clients."""
+        for field in dataclasses.fields(self.plugin):  # type: ignore[arg-type]
+            value = getattr(self.plugin, field.name)
+            if jax.numpy.ndim(value):
+                _check.shape((clients,), **{f"{type(self.plugin).__name__}.{field.name}": value})
+        self.plugin.check()
+
+
+def overriding(hook: str, plugins: tuple[Plugin, ...]) -> list[Plugin]:
+    """Those plug-ins that override a hook."""
+    return [p for p in plugins if getattr(type(p), hook) is not getattr(Plugin, hook)]

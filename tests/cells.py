@@ -1,0 +1,77 @@
+"""Cells of suites, made small enough to run in seconds, and made-up pictures for them."""
+
+import dataclasses
+
+import numpy as np
+
+from benchmarks.harness.jobs import Job
+from benchmarks.harness.settings import replace
+from benchmarks.suites import SUITES
+from jaxfl.datasets import Dataset
+
+
+def cell_of(name, changes=None, attacks=None, dataset=None, size="small"):
+    """The first cell of a table ("song2020/table3"), or the first of a data set, with other
+    settings: flat names to values; attacks: method to flat names to values."""
+    suite, _, table = name.partition("/")
+    cells = SUITES[suite].table(table).cells(suite, size, None)
+    cell = next(c for c in cells if dataset in (None, c.dataset))
+    own = dict(cell.attacks)
+    for method, changed in (attacks or {}).items():
+        base = own.get(method, cell.experiment.method(method).settings)
+        own[method] = replace(base, changed)
+    return dataclasses.replace(
+        cell,
+        settings=replace(cell.settings, changes or {}),
+        attacks=tuple(sorted(own.items())),
+    )
+
+
+def outcomes_of(jobs, data_dir=None):
+    """All outcomes of jobs of one group."""
+    return [o for some in jobs[0].cell.experiment.run(jobs, data_dir) for o in some]
+
+
+def all_methods(cell, names=None):
+    """A job for each method that takes a cell."""
+    methods = [m for m in cell.experiment.methods if not m.refuses(cell.settings)]
+    return [Job(cell, m.name, 0) for m in methods if names is None or m.name in names]
+
+
+TINY_LINKS = {
+    "clients": 4,
+    "records": 9,
+    "widths": (2, 2, 4, 4),
+    "first": 2,
+    "window": 6,
+    "representing.evaluations": 3,
+    "representing.images": 6,
+    "siamese.epochs": 2,
+    "siamese.batch_size": 4,
+    "epoch": 2,
+    "training.learning_rate": 0.05,
+    "trunk_round": 4,
+}
+TINY_GAME = {
+    "clients": 3,
+    "records": 12,
+    "widths": (2, 2, 4, 4),
+    "game.width": 8,
+    "rounds": 4,
+    "representing.evaluations": 2,
+    "representing.images": 6,
+    "auxiliary": 20,
+    "game.batch_size": 10,
+    "game.most_epochs": 1,
+    "training.learning_rate": 0.05,
+    "training.batch_size": 6,
+}
+
+
+def pictures(side=28):
+    """Ten classes, each a picture of its own with noise."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, 1600)
+    noise = 0.3 * rng.normal(size=(1600, side, side, 1))
+    x = np.tanh(rng.normal(size=(10, side, side, 1))[y] + noise)
+    return Dataset("images", x.astype(np.float32), y.astype(np.int32), (), 10)

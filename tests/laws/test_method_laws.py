@@ -1,0 +1,82 @@
+"""Laws of methods, generated from the tables of methods: no method is named here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.harness.jobs import Job
+from benchmarks.measurements import attributes, properties
+from benchmarks.suites import SUITES, metrics_of
+from tests.laws.attribute_methods import Trial, laws_of
+from tests.test_property_inference import observed
+
+TRIALS = {}
+CASES = [(m, law) for m in attributes.METHODS for law in laws_of(m)]
+
+
+@pytest.mark.parametrize(
+    ("method", "law"), CASES, ids=[f"{method.name}-{law}" for method, law in CASES]
+)
+def test_attribute_methods_obey(method, law):
+    trial = TRIALS.setdefault(method.name, Trial.of(method))
+    laws_of(method)[law](trial)
+
+
+DECODERS = [m for m in properties.METHODS if m.run is not None]
+
+
+@pytest.fixture(scope="module")
+def sight():
+    observations, positives = observed(seed=3)
+    rounds = observations.sums.shape[0] if hasattr(observations, "sums") else 60
+    return properties.Sight(
+        observations, jnp.ones(rounds), jnp.asarray([20, 60]), jax.random.key(0)
+    ), np.asarray(positives)
+
+
+@pytest.mark.parametrize("method", DECODERS, ids=lambda method: method.name)
+def test_decoders_of_sums_obey(method, sight):
+    """Same key, same answer; as many scores as clients; what is not finite gives no score."""
+    view, positives = sight
+    run = jax.jit(lambda s: method.run(s, method.settings))
+    scores = np.asarray(run(view))
+    assert scores.shape == (2, len(positives))
+    assert np.array_equal(scores, np.asarray(run(view)))
+    broken = jax.tree.map(
+        lambda a: jnp.full_like(a, jnp.nan) if jnp.issubdtype(a.dtype, jnp.inexact) else a,
+        view.observations,
+    )
+    spoilt = properties.Sight(broken, view.weights, view.seen, view.key)
+    assert not np.isfinite(np.asarray(run(spoilt))).any()
+
+
+def test_names_mean_one_thing():
+    metrics_of(SUITES)  # raises where experiments differ
+    for suite in SUITES.values():
+        names = [table.name for table in suite.tables]
+        assert len(set(names)) == len(names)
+
+
+CELLS = [
+    (suite.name, table.name, size)
+    for suite in SUITES.values()
+    for table in suite.tables
+    for size in ("small", "paper")
+]
+
+
+@pytest.mark.parametrize(("suite", "table", "size"), CELLS, ids=lambda value: value)
+def test_every_cell_is_of_its_experiment_and_every_method_has_rows(suite, table, size):
+    cells = SUITES[suite].table(table).cells(suite, size, None)
+    assert cells
+    for name in SUITES[suite].table(table).methods:
+        takes = [cell for cell in cells if SUITES[suite].table(table).takes(cell, name)]
+        assert takes or size == "paper", f"{name} has no row in {suite}/{table}"
+        for cell in cells:
+            reason = cell.experiment.method(name).refuses(cell.settings)
+            if reason:
+                with pytest.raises(ValueError, match="cannot run here"):
+                    Job(cell, name, 0)
+    named = {method for cell in cells for method, _ in cell.attacks}
+    assert named <= {method.name for method in cells[0].experiment.methods}

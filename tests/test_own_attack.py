@@ -1,0 +1,93 @@
+"""An attack from outside: registered in a few lines, it is swept, listed, reported and bound by the
+laws."""
+
+import csv
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from attacks.attributes.knowledge import Reconstruction, answered
+from benchmarks import sweep
+from benchmarks.harness.experiment import Method, Metric
+from benchmarks.harness.jobs import Cell, Job, Outcome, Place, Suite, Table
+from benchmarks.measurements.attributes import EXPERIMENT, View
+from benchmarks.scenarios.victims import VictimSettings
+from tests.laws.attribute_methods import Trial, laws_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+    """Names the value towards which the first layer's weights of a column were pulled."""
+
+    sign: float = 1.0
+
+
+def pull(view: View, settings: Pull) -> Reconstruction:
+    """The same value for every record, by the sign of what the column's weights moved by."""
+    known, update = view.knowledge, view.messages.pseudo_gradient["Dense_0"]["kernel"]
+    moved = settings.sign * update[:, known.columns[0].positions[0]].sum()
+    values = jnp.full(len(known.x), (moved > 0).astype(int))
+    return answered(
+        ~jnp.isfinite(moved), (values,), (), objective=-jnp.abs(moved), trace=jnp.zeros(0)
+    )
+
+
+TOY = Method("pull", "the sign of a column's update", pull, Pull(), selects=True)
+OWN = EXPERIMENT.with_methods(TOY)
+
+
+def places(size, data_dir):
+    settings = VictimSettings(0, 40, rounds=6, phases=("pre1", "pre5"))
+    return [Place("breast_cancer", settings, {"pull": Pull(-1.0)})]
+
+
+TABLE = Table("toy", "An attack from outside", OWN, places, ("majority", "pull"))
+SUITES = {"own": Suite("own", (TABLE,))}
+
+
+def test_it_is_swept_listed_and_reported(tmp_path, capsys):
+    assert sweep.main(["own", "--seeds", "2", "--out", str(tmp_path)], SUITES) == 0
+    with (tmp_path / "results.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] == "pull"]
+    assert {row["selection"] for row in rows} == {"objective", "oracle"}
+    assert all(row["status"] == "ok" and '"pull.sign": -1.0' in row["settings"] for row in rows)
+    assert "pull" in (tmp_path / "report.html").read_text()
+    capsys.readouterr()
+    assert sweep.main(["--list"], SUITES) == 0
+    assert "attributes/pull: the sign of a column's update" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("law", [name for name in laws_of(TOY) if name != "bad_input_is_named"])
+def test_it_is_bound_by_the_laws(law):
+    laws_of(TOY)[law](Trial.of(TOY))
+
+
+def test_what_does_not_exist_is_refused_by_name():
+    (cell,) = TABLE.cells("own", "small", None)
+    with pytest.raises(ValueError, match="method='brand_new_attack' is unknown to attributes"):
+        Job(cell, "brand_new_attack", 0)
+    with pytest.raises(ValueError, match="method='gls' cannot run here: one step a round"):
+        Job(cell, "gls", 0)
+    with pytest.raises(ValueError, match="metric='charm' is unknown to attributes"):
+        Outcome(Job(cell, "pull", 0), "charm", 0.5)
+    with pytest.raises(ValueError, match="are no VictimSettings"):
+        dataclasses.replace(cell, settings=Pull())
+    with pytest.raises(ValueError, match="of method 'pull' are no Pull"):
+        dataclasses.replace(cell, attacks=(("pull", VictimSettings(0, 1)),))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        VictimSettings(0, 40, colour="red")
+    with pytest.raises(ValueError, match="method='charm' is unknown"):
+        Table("t", "", OWN, places, ("charm",))
+    with pytest.raises(ValueError, match="'pull' is there twice"):
+        OWN.with_methods(TOY)
+    with pytest.raises(ValueError, match="metric 'a' is there twice"):
+        dataclasses.replace(OWN, metrics=(Metric("a", ""), Metric("a", "")))
+    assert isinstance(cell, Cell)
+
+
+def test_the_command_line_refuses_it_too(capsys):
+    assert sweep.main(["own", "--methods", "charm"], SUITES) == 2
+    assert "--methods 'charm' is unknown here" in capsys.readouterr().err
+    assert sweep.main(["own", "--where", "colour=red"], SUITES) == 2
+    assert "'colour' is no column or setting here" in capsys.readouterr().err
