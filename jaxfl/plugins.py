@@ -55,7 +55,8 @@ class Plugin:
     def step_gradient(
         self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
     ) -> Any:
-        """The gradient of a step in place of a batch's mean loss by `params`; arguments as for `batch`."""
+        """The gradient of a step, in place of that of the batch's mean loss by `params`; arguments
+        as for `batch`."""
         raise NotImplementedError
 
     def send(self, update: Any, key: Array) -> Any:

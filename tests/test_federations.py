@@ -10,7 +10,7 @@ from benchmarks import sweep
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job
 from benchmarks.harness.settings import flatten
-from benchmarks.measurements.local_model_scores import source_scores
+from benchmarks.measurements.local_models.scores import source_scores
 from benchmarks.scenarios import federations
 from benchmarks.scenarios.federations import isolated, optimum, recipe
 from benchmarks.suites import SUITES

@@ -24,6 +24,7 @@ from jaxfl import (
     DPSGD,
     Federated,
     LocalTraining,
+    Mixup,
     local_update,
     mlp,
     one_client,
@@ -270,13 +271,11 @@ def test_drift_tells_records_apart_that_are_nearly_alike():
     assert drift > without + 0.05
 
 
-@pytest.mark.parametrize("changed", [{"points": 2}, {"mixup": True}, {"privacy": DPSGD(1.0, 0.1)}])
-def test_drift_is_for_plain_training(changed):
+@pytest.mark.parametrize(("points", "plugins"), [(2, ()), (1, (Mixup(),)), (1, (DPSGD(1.0, 0.1),))])
+def test_drift_is_for_plain_training(points, plugins):
     model = mlp(D, (16,), 3)
     x, y, _, messages = make_victim(model)
-    training = LocalTraining(
-        0.1, batch_size=4, **{name: value for name, value in changed.items() if name != "points"}
-    )
-    settings = GLS(training, points=changed.get("points", 1), drift=1)
+    training = LocalTraining(0.1, batch_size=4, plugins=plugins)
+    settings = GLS(training, points=points, drift=1)
     with pytest.raises(ValueError, match="drift=1"):
         gls(model, messages, Knowledge(x, y, (binary_column(6, 0.4),)), KEY, settings=settings)

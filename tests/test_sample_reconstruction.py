@@ -8,7 +8,7 @@ import pytest
 from attacks import GradientInversion, Inversion, Virtual, invert_gradient, invert_model
 from attacks.local_models.inversion import total_variation
 from attacks.metrics import ssim
-from benchmarks.measurements.local_model_scores import matched_likeness
+from benchmarks.measurements.local_models.scores import matched_likeness
 from jaxfl import Federated, LocalTraining, linear, logistic, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)

@@ -1,5 +1,11 @@
 """What an adversary achieves without cosine matching: guesses, models trained on public data, L2
-matching (Lyu 2021, 4.3)."""
+matching (Lyu 2021, section 4.3).
+
+Threat model: of guesses, one who knows the column's prior and sees nothing; of public models, one
+who also has records of the same distribution with the column, and sees nothing; of statistics and
+of gradient matching in L2 (gradient inversion, DLG), an honest-but-curious server that sees a
+client's messages and knows its records but for the columns.
+"""
 
 import dataclasses
 import functools
@@ -163,7 +169,7 @@ def l2_lbfgs(
     settings = settings or L2Matching()
     _check.positive_integer(evaluations=settings.evaluations)
     check_virtual(settings.virtual, len(knowledge.x))
-    settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
+    settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     return _l2_lbfgs(model, messages, knowledge, key, settings)
 
 

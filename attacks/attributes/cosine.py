@@ -1,5 +1,5 @@
-"""Attribute reconstruction by cosine matching against epoch-averaged updates (Lyu 2021, Algorithm
-1).
+"""Attribute inference by gradient inversion: cosine matching against epoch-averaged updates (Lyu
+2021, Algorithm 1).
 
 Threat model: an honest-but-curious (or isolating) server sees a client's messages, knows its
 records but for one or more columns, perhaps its labels, the possible values and perhaps their
@@ -105,7 +105,7 @@ def cos_matching(
     _check.number(learning_rate=settings.learning_rate)
     _check.positive(gamma=settings.gamma)
     check_virtual(settings.virtual, len(knowledge.x))
-    settings = jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), settings)
+    settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     return _cos_matching(model, messages, knowledge, key, settings)
 
 
@@ -161,7 +161,7 @@ def start_logits(model: Model, knowledge: Knowledge, key: Array) -> dict[str, An
 
     def start(key: Array, prior: Array | None, count: int) -> Array:
         if prior is None:
-            return jax.random.normal(key, (records, count))
+            return jax.random.normal(key, (records, count), knowledge.x.dtype)
         return jnp.tile(jnp.log(jnp.maximum(prior, 1e-6)), (records, 1))
 
     columns = tuple(
@@ -186,7 +186,7 @@ def relax(logits: dict[str, Any], key: Array, settings: CosMatching) -> dict[str
 
     def weights(j: int, z: Array) -> Array:
         if settings.noise:
-            z = z + jax.random.gumbel(jax.random.fold_in(key, j), z.shape)
+            z = z + jax.random.gumbel(jax.random.fold_in(key, j), z.shape, z.dtype)
         soft = jax.nn.softmax(z / settings.gamma)
         if settings.hard:
             return soft + jax.lax.stop_gradient(jax.nn.one_hot(z.argmax(-1), z.shape[-1]) - soft)

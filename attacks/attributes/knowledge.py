@@ -167,16 +167,25 @@ def check_one_column(attack: str, knowledge: Knowledge, labels: bool = True) -> 
         )
 
 
+def float_type(params: Any) -> Any:
+    """The one floating-point type that an attack computes in: that of the models it is given, or of
+    their shapes, float32 at least, whether or not 64-bit types are switched on."""
+    return jnp.promote_types(
+        jnp.float32, jnp.result_type(*(a.dtype for a in jax.tree.leaves(params)))
+    )
+
+
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
     """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
-    x = jnp.asarray(knowledge.x, jnp.result_type(float))
+    dtype = float_type(params)
+    x = jnp.asarray(knowledge.x, dtype)
     _check.shape((None, None), x=x)
     if len(x) == 0:
         raise ValueError("x has no records")
     if not knowledge.columns:
         raise ValueError("columns=() names no unknown column; give at least one")
     columns = tuple(
-        _check_column(f"columns[{j}]", column, x.shape[1])
+        _check_column(f"columns[{j}]", column, x.shape[1], dtype)
         for j, column in enumerate(knowledge.columns)
     )
     taken = [int(p) for c in columns if not _check.is_traced(c.positions) for p in c.positions]
@@ -202,10 +211,11 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
         if knowledge.label_prior is not None:
             _check.distribution(model.classes, label_prior=knowledge.label_prior)
             knowledge = dataclasses.replace(
-                knowledge, label_prior=jnp.asarray(knowledge.label_prior)
+                knowledge, label_prior=jnp.asarray(knowledge.label_prior, dtype)
             )
         return knowledge
     y = jnp.asarray(knowledge.y)
+    y = y.astype(dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
     _check.shape((len(x),), y=y)
     check_records(model, params, x, y)
     if model.classes is None:
@@ -229,12 +239,12 @@ def check_positions(name: str, positions: Any, features: int) -> Array:
             f"{name}={found.tolist()} names feature {outside[0]}; features run from 0 to "
             f"{features - 1}"
         )
-    return found
+    return found.astype(jnp.int32)
 
 
-def _check_column(name: str, column: UnknownColumn, features: int) -> UnknownColumn:
+def _check_column(name: str, column: UnknownColumn, features: int, dtype: Any) -> UnknownColumn:
     positions = check_positions(f"{name}.positions", column.positions, features)
-    candidates = jnp.asarray(column.candidates, jnp.result_type(float))
+    candidates = jnp.asarray(column.candidates, dtype)
     _check.shape((None, len(positions)), **{f"{name}.candidates": candidates})
     if len(candidates) < 2:
         raise ValueError(
@@ -243,5 +253,5 @@ def _check_column(name: str, column: UnknownColumn, features: int) -> UnknownCol
     _check.finite(**{f"{name}.candidates": candidates})
     if column.prior is not None:
         _check.distribution(len(candidates), **{f"{name}.prior": column.prior})
-    prior = None if column.prior is None else jnp.asarray(column.prior, jnp.result_type(float))
+    prior = None if column.prior is None else jnp.asarray(column.prior, dtype)
     return UnknownColumn(positions, candidates, prior)

@@ -1,5 +1,8 @@
 """A linear client's binary attribute out of its decoded moments: by a model's fit, with a proven
-bound, and better without."""
+bound, and better without.
+
+Threat model: as in `attacks.local_models.optimum`; public columns, targets and messages are known.
+"""
 
 import dataclasses
 from typing import Literal

@@ -1,5 +1,8 @@
 """A linear client's second moments out of its messages: all that its optimum, and more, is computed
-from."""
+from.
+
+Threat model: as in `attacks.local_models.optimum`.
+"""
 
 import dataclasses
 
@@ -86,8 +89,9 @@ def structured_moments(
     With r_t = u_t / (2 eta), and p for the public columns (the intercept's among them), s for the
     attribute,
 
-        r_t[p] = H_pp theta_t[p] + b theta_t[s] - X_p'y / m,     b = X_p's / m, r_t[s] =
-        b'theta_t[p] + rho theta_t[s] - q,              rho = s's / m = b[intercept],  q = s'y / m.
+        r_t[p] = H_pp theta_t[p] + b theta_t[s] - X_p'y / m,     b = X_p's / m,
+        r_t[s] = b'theta_t[p] + rho theta_t[s] - q,              rho = s's / m = b[intercept],
+                                                                 q = s'y / m.
 
     So two messages are enough, of a deterministic run too, where the generic decoder has nothing to
     go by. Beyond Driouich 2022 and 2023.

@@ -187,8 +187,9 @@ def _descended(received: np.ndarray, returned: np.ndarray, eps: float) -> np.nda
     theta' + V c from theta* in the metric of W, which for one local step is the loss above the
     optimum's times 2 eta, is but for a constant
 
-        2 c'V'W (theta' - theta*) + c'V'W V c,    V'W (theta' - theta*) = (V - W V)'u    since W is
-        symmetric.
+        2 c'V'W (theta' - theta*) + c'V'W V c,    V'W (theta' - theta*) = (V - W V)'u
+
+    since W is symmetric.
 
     What is not symmetric in V'W V is noise, and tells how much of it the updates hold, rounding at
     least, if there are three directions or more.

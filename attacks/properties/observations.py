@@ -1,6 +1,9 @@
 """Clients' features, or gradients, out of sums (Kerkouche 2023, sections 4 and 5.1; Lam et al.
 2021).
 
+Threat model: as in `attacks.properties.detectors`: a server behind secure aggregation that knows
+who took part in each round.
+
 What the server sees of a round is the sum over its participants. Over many rounds with different
 participants these sums are a linear system in what each client contributes, `b = A x + e`. All
 functions answer for several numbers of observed rounds at once: the rounds before each entry of
@@ -151,7 +154,9 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
         known = until(observations, t)
         inside = prefix(len(known.features), t)
         features = jnp.linalg.pinv(known.participation) @ known.cross + known.offset
-        return ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
+        votes = ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
+        # What is not finite votes for nobody, and would pass for a vote against.
+        return jnp.where((~jnp.isfinite(features) & inside).any(1), jnp.nan, votes)
 
     with jax.default_matmul_precision("highest"):
         return jax.vmap(one)(jnp.asarray(seen))

@@ -1,9 +1,8 @@
 """The GAN attack (Hitaj, Ateniese, Perez-Cruz 2017), which Song 2020 compares mGAN-AI with.
 
 Threat model: a client. It knows a class that its victim holds and it has not, sees the shared
-model, and spoils its own
-messages: what it generated of that class it trains on as a class of its own, so that the victim has
-  to teach the model the difference.
+model, and spoils its own messages: what it generated of that class it trains on as a class of its
+own, so that the victim has to teach the model the difference.
 """
 
 from typing import Any, NamedTuple

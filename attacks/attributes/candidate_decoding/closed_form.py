@@ -1,11 +1,15 @@
 """Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
 
+Threat model: an honest-but-curious server sees the messages of a client that takes one full-batch
+step a round (FedSGD), and knows its records but for one column, perhaps its labels, and the
+column's possible values. Priors are not needed.
+
 The gradient of a client's mean loss is a sum over its records, and each term depends on that
 record's own unknown alone. Instead of the gradient *at the expected value* (Lyu 2021, Eq. 2 and 3)
 take the *expected gradient* over the K candidate values, with weights s_nk, sum_k s_nk = 1:
 
-    u / (rate N^-1)  =  sum_n sum_k s_nk g_n(v_k)  =  sum_n g_n(v_0) + sum_n sum_{k>0} s_nk
-    [g_n(v_k) - g_n(v_0)].
+    u / (rate N^-1)  =  sum_n sum_k s_nk g_n(v_k)
+                     =  sum_n g_n(v_0) + sum_n sum_{k>0} s_nk [g_n(v_k) - g_n(v_0)].
 
 This is linear in s and exact where it matters, at the vertices (each record has one value). Over
 all rounds it is one least-squares problem in (K-1)N unknowns: no temperature, step size, start,
@@ -16,8 +20,8 @@ The normal equations need inner products of gradient differences only. Where all
 to dense layers, a record's gradient is a sum of outer products, input a times error d, and with
 Delta for differences between candidates
 
-    <a1 d1' - a0 d0', b1 e1' - b0 e0'> = (a0.b0 + 1)(Dd.De) + (a0.Db)(Dd.e1) + (Da.b0)(d1.De) +
-    (Da.Db)(d1.e1)
+    <a1 d1' - a0 d0', b1 e1' - b0 e0'> = (a0.b0 + 1)(Dd.De) + (a0.Db)(Dd.e1)
+                                         + (Da.b0)(d1.De) + (Da.Db)(d1.e1)
 
 per layer (+ 1 for the bias), so no gradient is ever formed. Other models go through `vmap(grad)`.
 """

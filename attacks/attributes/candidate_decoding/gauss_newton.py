@@ -1,5 +1,8 @@
 """Decoding several unknown columns of a full-batch client at once, by a Gauss-Newton method.
 
+Threat model: as in `attacks.attributes.candidate_decoding.closed_form`, with several unknown
+columns and known labels.
+
 With several unknown columns a record's gradient is no longer a sum over columns: its error depends
 on all of them. Around the records a guess stands for it is linear to first order, so every pass
 solves a linear least-squares problem under the constraints of the weights

@@ -1,11 +1,15 @@
 """Decoding clients that train in batches or for several epochs, by generalised least squares.
 
+Threat model: an honest-but-curious server sees a client's messages, prescribed its recipe of plain
+SGD, and knows its records but for one column, its labels, and the column's possible values.
+
 Such a client's update is no gradient: the model moves under way, and the order of its records is
 random and unknown. To first order in the unknown weights s around a current guess, round t says, in
 units of the learning rate,
 
-    u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d, cov(e_t) <= R_t'R_t + A_t' (v C
-    + x a^2 I) A_t + H_t' (W (x) C) H_t + sigma^2 I,    C = (I - 11' / N) N / (N - 1).
+    u_t / eta = mu_t(s) + e_t,    mu_t(s + d) ~ mu_t(s) + a J_t' d,
+    cov(e_t) <= R_t'R_t + A_t' (v C + x a^2 I) A_t + H_t' (W (x) C) H_t + sigma^2 I,
+    C = (I - 11' / N) N / (N - 1).
 
 The mean mu_t and the deviations R_t come from the client's own training, simulated on the guess in
 M fresh orders: a record's loss is that of its candidates, weighted by the guess and by what

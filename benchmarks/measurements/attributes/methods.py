@@ -1,0 +1,275 @@
+"""Methods that name an attribute of each of a victim's records: the table, and how each is called.
+
+A method is `run(view, settings) -> Reconstruction`, a pure function. A guess looks at no messages;
+a method that `learns` gets what it learned on public records as `view.learned`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    GLS,
+    ClosedForm,
+    CosMatching,
+    GaussNewton,
+    Knowledge,
+    L2Matching,
+    Reconstruction,
+    Virtual,
+    closed_form,
+    cos_matching,
+    fit_public_model,
+    gauss_newton,
+    gls,
+    l2_lbfgs,
+    majority_guess,
+    name_by_public_model,
+    random_guess,
+    statistics,
+)
+from attacks.attributes.knowledge import answered
+from benchmarks.harness.engines import Compiled, once, run_members
+from benchmarks.harness.experiment import Method, Metric
+from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.streams import Stream, stream
+from benchmarks.scenarios.victims import VictimSettings, public_rows
+from jaxfl import LocalTraining, Messages, Model
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """All that a method may look at.
+
+    Attributes:
+      model: the model that was trained (static).
+      messages: the victim's, in the rounds to be used; a guess has None.
+      knowledge: what is known of its records.
+      training: its recipe if the method simulates it; else one full-batch step of the same length.
+      key: draws what is random in the attack.
+      learned: what the method learned on public records.
+    """
+
+    model: Model
+    messages: Messages
+    knowledge: Knowledge
+    training: LocalTraining
+    key: Array
+    learned: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicRecords:
+    """How many public records an adversary has that knows the attribute of these."""
+
+    records: int
+
+
+def _guess(values: Sequence[Array]) -> Reconstruction:
+    unknown = jnp.asarray(jnp.nan)
+    return answered(jnp.asarray(False), tuple(values), (), objective=unknown, trace=jnp.zeros(0))
+
+
+def _random(view: View, settings: None) -> Reconstruction:
+    known = view.knowledge
+    keys = jax.random.split(view.key, len(known.columns))
+    pairs = zip(keys, known.columns, strict=True)
+    return _guess([random_guess(k, len(known.x), len(c.candidates)) for k, c in pairs])
+
+
+def _majority(view: View, settings: None) -> Reconstruction:
+    known = view.knowledge
+    return _guess([majority_guess(jnp.asarray(c.prior), len(known.x)) for c in known.columns])
+
+
+def _public(view: View, settings: PublicRecords) -> Reconstruction:
+    known = view.knowledge
+    return _guess([name_by_public_model(view.learned, known.x, known.columns[0].positions)])
+
+
+def _statistics(view: View, settings: None) -> Reconstruction:
+    return _guess([statistics(view.model, view.messages, view.knowledge)[-1]])
+
+
+def _cos(view: View, settings: CosMatching) -> Reconstruction:
+    virtual = dataclasses.replace(settings.virtual, training=view.training)
+    sampled = virtual.rounds_per_step
+    if sampled is not None and sampled >= len(view.messages):
+        virtual = dataclasses.replace(virtual, rounds_per_step=None)
+    matching = dataclasses.replace(settings, virtual=virtual)
+    return cos_matching(view.model, view.messages, view.knowledge, view.key, settings=matching)
+
+
+def _l2(view: View, settings: L2Matching) -> Reconstruction:
+    virtual = dataclasses.replace(settings.virtual, training=view.training)
+    matching = dataclasses.replace(settings, virtual=virtual)
+    return l2_lbfgs(view.model, view.messages, view.knowledge, view.key, settings=matching)
+
+
+def _closed_form(view: View, settings: ClosedForm) -> Reconstruction:
+    settings = dataclasses.replace(settings, learning_rate=view.training.learning_rate)
+    return closed_form(view.model, view.messages, view.knowledge, settings=settings).reconstruction
+
+
+def _gauss_newton(view: View, settings: GaussNewton) -> Reconstruction:
+    settings = dataclasses.replace(settings, learning_rate=view.training.learning_rate)
+    return gauss_newton(view.model, view.messages, view.knowledge, settings=settings)
+
+
+def _gls(view: View, settings: GLS) -> Reconstruction:
+    settings = dataclasses.replace(settings, training=view.training)
+    return gls(view.model, view.messages, view.knowledge, view.key, settings=settings)
+
+
+def _one_column(settings: VictimSettings) -> str | None:
+    if settings.columns > 1:
+        return f"columns={settings.columns}: it reads one unknown column"
+    return None
+
+
+def _known_labels(settings: VictimSettings) -> str | None:
+    return "labels='unknown': it needs labels" if settings.labels == "unknown" else None
+
+
+def _one_column_known_labels(settings: VictimSettings) -> str | None:
+    return _one_column(settings) or _known_labels(settings)
+
+
+def _several_columns(settings: VictimSettings) -> str | None:
+    if settings.columns == 1:
+        return "columns=1: `closed_form` is exact there"
+    return _known_labels(settings)
+
+
+def _several_steps(settings: VictimSettings) -> str | None:
+    return None if settings.several_steps else "one step a round: its training is one gradient"
+
+
+def _gls_declines(settings: VictimSettings) -> str | None:
+    return _several_steps(settings) or _one_column_known_labels(settings)
+
+
+@once
+def _learn(
+    name: str,
+    data_dir: str | None,
+    encoding: str,
+    attribute: int,
+    seeds: tuple[int, ...],
+    count: int,
+) -> Compiled:
+    """Public models by seed: they do not depend on the victim, so all cells share them."""
+    data = classified(name, data_dir, encoding=encoding)
+    column, values = data.column(attribute), data.values_of(attribute)
+    rows = np.stack([public_rows(data, seed)[:count] for seed in seeds])
+    keys = jnp.stack([stream(jax.random.key(seed), Stream.ATTACK) for seed in seeds])
+    fit = Fit(column.positions, len(column.values))
+    return run_members(fit, (jnp.asarray(data.x[rows]), jnp.asarray(values[rows]), keys))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Fits a model on public records.
+
+    Attributes:
+      positions: where the attribute stands.
+      values: how many it has.
+    """
+
+    positions: tuple[int, ...]
+    values: int
+
+    def __call__(self, inputs: tuple[Array, Array, Array]) -> Any:
+        """Its parameters, from public records, their attribute and a key."""
+        public, known, key = inputs
+        return fit_public_model(public, known, jnp.asarray(self.positions), self.values, key)
+
+
+METHODS = (
+    Method("random", "a blind guess", _random, observes=False),
+    Method("majority", "the most frequent value, for every record", _majority, observes=False),
+    *(
+        Method(
+            f"public{count}",
+            f"a model from the other columns, trained on {count} public records",
+            _public,
+            PublicRecords(count),
+            refuses=_one_column,
+            observes=False,
+            learns=_learn,
+        )
+        for count in (100, 1000)
+    ),
+    Method(
+        "stats",
+        "the value under which records look most fitted (Lyu 2021, section 4.3)",
+        _statistics,
+        refuses=_one_column_known_labels,
+    ),
+    Method(
+        "l2_lbfgs",
+        "gradient matching in L2 by L-BFGS (DLG)",
+        _l2,
+        L2Matching(),
+        filled=("virtual.training",),
+        refuses=_known_labels,
+        selects=True,
+    ),
+    Method(
+        "cos",
+        "cosine gradient matching (Lyu 2021, Algorithm 1)",
+        _cos,
+        CosMatching(steps=300),
+        filled=("virtual.training",),
+        selects=True,
+    ),
+    Method(
+        "closed_form",
+        "decoding by least squares, exact for one full-batch step a round",
+        _closed_form,
+        ClosedForm(),
+        filled=("learning_rate",),
+        refuses=_one_column,
+        selects=True,
+        x64=True,
+    ),
+    Method(
+        "cos_unrolled",
+        "cosine matching of the client's simulated training",
+        _cos,
+        CosMatching(steps=300, virtual=Virtual("unrolled", orders=2, rounds_per_step=5)),
+        filled=("virtual.training",),
+        refuses=_several_steps,
+        selects=True,
+        simulates=True,
+    ),
+    Method(
+        "gauss_newton",
+        "decoding of several columns of a full-batch client",
+        _gauss_newton,
+        GaussNewton(learning_rate=0.1),
+        filled=("learning_rate",),
+        refuses=_several_columns,
+        selects=True,
+    ),
+    Method(
+        "gls",
+        "decoding whitened by the noise of batches, for any SGD client",
+        _gls,
+        GLS(LocalTraining(), orders=256, points=8, passes=3),
+        filled=("training",),
+        refuses=_gls_declines,
+        selects=True,
+        simulates=True,
+    ),
+)
+METRICS = (
+    Metric("accuracy", "records whose value was named exactly", proportion=True),
+    Metric("label_accuracy", "records whose label was named, where labels are unknown", True),
+)

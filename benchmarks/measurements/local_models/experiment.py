@@ -1,0 +1,184 @@
+"""How answers are scored: models in every way that a cell asks for, others in their own."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    infer_from_model,
+    invert_model,
+    least_loss,
+)
+from attacks.metrics import zest_similarity
+from benchmarks.harness.experiment import Experiment, Method
+from benchmarks.harness.intervals import equivalent_count
+from benchmarks.harness.jobs import Job, Outcome, Value
+from benchmarks.measurements.local_models.methods import MEASURE, METHODS, METRICS
+from benchmarks.measurements.local_models.scores import (
+    Score,
+    accuracy_of,
+    fit,
+    likeness,
+    majority_of,
+    mean,
+    source_scores,
+    strips,
+)
+from benchmarks.measurements.local_models.work import (
+    SHOWN,
+    First,
+    Images,
+    LocalModels,
+    LocalModelSettings,
+    Sources,
+    Work,
+    drift,
+)
+from benchmarks.scenarios.federations import (
+    epsilon_of,
+    federate,
+)
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of one group and seed: one federation, from which all methods work."""
+    cell, seed = jobs[0].cell, jobs[0].seed
+    federation = federate(cell.dataset, cell.settings, data_dir, seed)
+    work = Work(federation, cell.settings)
+    for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
+        wanted = [job for job in jobs if (job.how, job.attack) == (method, attack)]
+        asked = {name for job in wanted for name in job.cell.settings.measures}
+        if method.name == "records":  # made from what `gls` reconstructs, which is timed apart
+            work.attributes(attack)
+        began = time.perf_counter()
+        answer = work.answer(method, attack)
+        scores, pictures = _scores(method, answer, work, asked)
+        spent = work.seconds.get((method.name, attack), time.perf_counter() - began)
+        sixty_four = isinstance(attack, First) and drift(
+            cell.settings, getattr(attack.attack, "drift", 0)
+        )
+        shared = {
+            "run_s": spent / work.count,
+            "selection": "oracle" if method.name == "best_round" else "none",
+            "device": jax.devices()[0].device_kind,
+            "dtype": "float64" if sixty_four else "float32",
+            "note": federation.data.note,
+            "images": pictures,
+        }
+        detail: dict[str, Value] = {"simulation_s": round(federation.seconds, 1), **_spent(work)}
+        if isinstance(answer, LocalModels) and answer.unexplained is not None:
+            detail["unexplained"] = round(mean(answer.unexplained), 3)
+        yield [
+            Outcome(
+                job,
+                metric,
+                value,
+                majority=majority,
+                chance=chance,
+                detail=detail | _scored(metric, work),
+                **shared,
+            )
+            for job in wanted
+            for metric, (value, majority, chance) in scores.items()
+            if metric not in MEASURE or MEASURE[metric] in job.cell.settings.measures
+        ]
+
+
+def _scored(metric: str, work: Work) -> dict[str, Value]:
+    """How many records a mean of proportions is worth."""
+    limit = work.settings.targets or None if MEASURE.get(metric) == "source" else None
+    sizes = [len(rows[:limit]) for rows in work.federation.parts[: work.count]]
+    return {"scored_records": equivalent_count(sizes)}
+
+
+def _spent(work: Work) -> dict[str, Value]:
+    """Epsilon of the clients with most and with fewest records, where training is private."""
+    federation = work.federation
+    if federation.training[0].privacy is None:
+        return {}
+    sizes = [len(rows) for rows in federation.parts]
+    places = {"most": sizes.index(max(sizes)), "fewest": sizes.index(min(sizes))}
+    rounds = work.settings.rounds
+    return {
+        f"epsilon_of_{name}_records": round(epsilon_of(federation, rounds, place), 3)
+        for name, place in places.items()
+    }
+
+
+def _scores(
+    method: Method, answer: Any, work: Work, asked: set[str]
+) -> tuple[dict[str, Score], dict[str, np.ndarray]]:
+    """Value, majority and chance by metric, and pictures."""
+    federation = work.federation
+    if isinstance(answer, LocalModels):
+        return _of_models(method, answer.params, work, asked)
+    if isinstance(answer, Images):
+        return {"ssim": (answer.likeness, None, answer.grey)}, answer.pictures
+    if isinstance(answer, Sources):
+        return dict(source_scores(answer.answers, *work.targets, federation)), {}
+    truths = [federation.knowledge(c)[1] for c in range(work.count)]
+    right = [accuracy_of(*pair) for pair in zip(answer.values, truths, strict=True)]
+    return {"attribute_accuracy": (mean(right), mean([majority_of(t) for t in truths]), None)}, {}
+
+
+def _of_models(
+    method: Method, params: list[Any], work: Work, asked: set[str]
+) -> tuple[dict[str, Score], dict[str, np.ndarray]]:
+    federation, count = work.federation, work.count
+    scores = dict(fit(federation, params))
+    pictures: dict[str, np.ndarray] = {}
+    if "zest" in asked:
+        theirs = [work.explained(c, params[c]) for c in range(count)]
+        pairs = zip(theirs, work.explanations, strict=True)
+        scores["zest"] = mean([float(zest_similarity(*pair)) for pair in pairs]), None, None
+    if "attribute" in asked:
+        right, majorities = [], []
+        for c in range(count):
+            known, truth = federation.knowledge(c)
+            values = np.asarray(infer_from_model(federation.model, params[c], known))
+            right.append(accuracy_of(values, truth))
+            majorities.append(majority_of(truth))
+        scores["attribute_accuracy"] = mean(right), mean(majorities), None
+    if "source" in asked and method.name != "global":  # one model names no source
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+        named = np.asarray(least_loss(federation.model, stacked, *work.asked))
+        scores |= dict(source_scores([named], *work.targets, federation))
+    if "samples" in asked:
+        scores["ssim"], pictures = _inverted(method, params, work)
+    return scores, pictures
+
+
+def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dict[str, np.ndarray]]:
+    """Likeness of images out of models; of `global` and `last` at a tenth of the others' step size,
+    as in the paper. Chance is that of plain grey, with which inversion begins."""
+    federation, inversion = work.federation, work.settings.inversion
+    if method.name in ("global", "last"):
+        inversion = dataclasses.replace(inversion, learning_rate=inversion.learning_rate / 10)
+    scores, greys, pictures = [], [], {}
+    for c in range(work.count):
+        key = work.key(c) if work.settings.batch_norm else None
+        shape = federation.data.x.shape[1:]
+        images, _ = invert_model(federation.model, params[c], shape, key, settings=inversion)
+        scores.append(likeness(federation, c, images))
+        greys.append(likeness(federation, c, jnp.full_like(images, inversion.start)))
+        if c == 0:
+            rows = federation.parts[c]
+            x, y = federation.data.x[rows], federation.data.y[rows]
+            shown = np.unique(y)[:SHOWN]
+            firsts = np.stack([x[np.flatnonzero(y == k)[0]] for k in shown])
+            caption = (
+                "a record of each class, and what the model of "
+                f"client 0 ({method.name}) takes for the class"
+            )
+            pictures = {caption: strips(firsts, np.asarray(images)[shown])}
+    return (mean(scores), None, mean(greys)), pictures
+
+
+EXPERIMENT = Experiment(
+    "local_models", LocalModelSettings, METHODS, METRICS, run, asked=("measures",), batched=False
+)

@@ -1,0 +1,205 @@
+"""What methods are given, and what they answer: one federation, and answers made when first asked
+for."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    Inversion,
+    gls,
+)
+from benchmarks.harness.experiment import Method
+from benchmarks.measurements.local_models.scores import (
+    explained,
+    targets,
+)
+from benchmarks.scenarios.federations import (
+    Federation,
+    FederationSettings,
+    optimum,
+)
+from benchmarks.scenarios.streams import attack_on
+from jaxfl import Messages
+
+Array = jax.Array
+SHOWN = 8
+"""Images in a row of the report."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalModelSettings(FederationSettings):
+    """A federation, and what is measured of the attacked clients.
+
+    Attributes:
+      measures: "zest", "attribute", "source", "samples", or several.
+      optimum_steps: SGD steps from the common start that make the local optimum.
+      zest_records, zest_masks: reference records of a client, and masks for each.
+      targets: records per client whose source is asked for; 0 for all.
+      inversion: of a model into images.
+    """
+
+    measures: tuple[str, ...] = ("zest",)
+    optimum_steps: int = 4000
+    zest_records: int = 32
+    zest_masks: int = 300
+    targets: int = 100
+    inversion: Inversion = Inversion(5000, 1e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class First:
+    """An attack on a client's first messages.
+
+    Attributes:
+      messages: so many.
+      attack: its settings.
+    """
+
+    messages: int
+    attack: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstMessages:
+    """How many of a client's messages are used, from the first."""
+
+    messages: int
+
+
+class LocalModels(NamedTuple):
+    """Attributes:
+    params: one model per attacked client.
+    unexplained: what a fitted map misses of held-out updates' energy, per client, where one is
+    fitted.
+    """
+
+    params: list[Any]
+    unexplained: list[float] | None = None
+
+
+class Values(NamedTuple):
+    """Attributes:
+    values: of the sensitive column, per attacked client.
+    """
+
+    values: list[np.ndarray]
+
+
+class Sources(NamedTuple):
+    """Attributes:
+    answers: clients named for records `[records]`; of several answers the best is scored.
+    """
+
+    answers: Sequence[np.ndarray]
+
+
+class Images(NamedTuple):
+    """Attributes:
+    likeness: to the clients' records, mean over clients.
+    grey: of plain grey images.
+    pictures: by caption.
+    """
+
+    likeness: float
+    grey: float
+    pictures: dict[str, np.ndarray]
+
+
+class Work:
+    """One federation, and answers of methods on it, made when first asked for."""
+
+    def __init__(self, federation: Federation, settings: LocalModelSettings):
+        """Of one federation."""
+        self.federation, self.settings = federation, settings
+        self.count = len(federation.messages)
+        self.seconds: dict[Any, float] = {}
+        """What each answer took, compilation included, however many metrics share it."""
+        self._made: dict[Any, Any] = {}
+
+    def answer(self, method: Method, attack: Any) -> Any:
+        """A method's answer."""
+        return self._timed((method.name, attack), lambda: method.run(self, attack))  # type: ignore[misc]
+
+    def attributes(self, settings: First) -> list[np.ndarray]:
+        """Values of the sensitive column that `gls` reconstructs, per attacked client."""
+        return self._timed(("gls", settings), lambda: gls_attributes(self, settings)).values
+
+    @functools.cached_property
+    def optima(self) -> list[Any]:
+        """The clients' optimal local models."""
+        return self._timed(("optimum", None), lambda: local_optima(self, None)).params
+
+    @functools.cached_property
+    def explanations(self) -> list[Array]:
+        """Of the optima, which all other models are compared with."""
+        return [self.explained(c, params) for c, params in enumerate(self.optima)]
+
+    def explained(self, c: int, params: Any) -> Array:
+        """A model's explanations around records of a client."""
+        settings = self.settings
+        return explained(self.federation, c, params, settings.zest_records, settings.zest_masks)
+
+    def _timed(self, place: Any, make: Callable[[], Any]) -> Any:
+        if place not in self._made:
+            began = time.perf_counter()
+            self._made[place] = jax.block_until_ready(make())
+            self.seconds[place] = time.perf_counter() - began
+        return self._made[place]
+
+    def seen(self, c: int, count: int) -> Messages:
+        """The first messages of a client."""
+        return jax.tree.map(lambda a: a[:count], self.federation.messages[c])
+
+    def key(self, c: int) -> Array:
+        """Randomness of attacks on a client."""
+        return attack_on(self.federation.key, c)
+
+    @functools.cached_property
+    def targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows whose source is asked for, and the client each was drawn from."""
+        return targets(self.federation, self.settings.targets)
+
+    @property
+    def returned(self) -> Any:
+        """Models the clients returned, leaves `[rounds, clients, ...]`."""
+        messages = self.federation.messages
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in messages))
+
+    @property
+    def asked(self) -> tuple[Array, Array]:
+        """Records whose source is asked for, and their labels."""
+        rows, _ = self.targets
+        return jnp.asarray(self.federation.data.x[rows]), jnp.asarray(self.federation.data.y[rows])
+
+
+def local_optima(work: Work, settings: None) -> LocalModels:
+    """What the clients' recipe makes of their records alone."""
+    steps = work.settings.optimum_steps
+    return LocalModels([optimum(work.federation, c, steps) for c in range(work.count)])
+
+
+def drift(settings: FederationSettings, asked: int) -> int:
+    """For how many pieces of a path `gls` takes changes of records' gradients for noise: it can of
+    clients without defences."""
+    return asked if settings.defense == "none" else 0
+
+
+def gls_attributes(work: Work, settings: First) -> Values:
+    """The sensitive column that `gls` reconstructs of every attacked client."""
+
+    def one(c: int) -> np.ndarray:
+        known, _ = work.federation.knowledge(c)
+        pieces = drift(work.settings, settings.attack.drift)
+        training = work.federation.training[c]
+        attack = dataclasses.replace(settings.attack, training=training, drift=pieces)
+        model, seen = work.federation.model, work.seen(c, settings.messages)
+        return np.asarray(gls(model, seen, known, work.key(c), settings=attack).values[0])
+
+    return Values([one(c) for c in range(work.count)])
