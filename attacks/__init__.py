@@ -91,7 +91,7 @@ from attacks.membership.sources import (
     least_loss,
     majority_of_rounds,
 )
-from attacks.properties.detector_training import DetectorTraining
+from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
 from attacks.properties.detectors import Detectors, observe, train_detectors
 from attacks.properties.gibbs import Gibbs, box, gibbs
 from attacks.properties.observations import (
@@ -143,6 +143,7 @@ __all__ = [
     "Decoding",
     "DetectorTraining",
     "Detectors",
+    "FirstOrder",
     "GaussNewton",
     "Generated",
     "Gibbs",
@@ -151,8 +152,10 @@ __all__ = [
     "Inversion",
     "Knowledge",
     "L2Matching",
+    "Lda",
     "LocalModel",
     "LocalOptimum",
+    "Logistic",
     "Mapping",
     "Membership",
     "Moments",

@@ -6,7 +6,6 @@ A guess enters as a *virtual update*, either one gradient at the received model
 training simulated on the guess (`virtual="unrolled"`). Both are differentiable in the guess.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mean_loss
 from jaxfl.clients import ClientData
@@ -54,8 +54,7 @@ def _vdot(a: Any, b: Any) -> Array:
     return sum(map(jnp.vdot, jax.tree.leaves(a), jax.tree.leaves(b)), start=jnp.zeros(()))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Virtual:
     """How a guess of the client's data becomes an update.
 
@@ -70,13 +69,11 @@ class Virtual:
         ("gradient" only, static).
     """
 
-    kind: Literal["gradient", "unrolled"] = dataclasses.field(
-        default="gradient", metadata={"static": True}
-    )
+    kind: Literal["gradient", "unrolled"] = struct.field(pytree_node=False, default="gradient")
     training: LocalTraining = LocalTraining()
-    orders: int = dataclasses.field(default=1, metadata={"static": True})
-    rounds_per_step: int | None = dataclasses.field(default=None, metadata={"static": True})
-    records: int | None = dataclasses.field(default=None, metadata={"static": True})
+    orders: int = struct.field(pytree_node=False, default=1)
+    rounds_per_step: int | None = struct.field(pytree_node=False, default=None)
+    records: int | None = struct.field(pytree_node=False, default=None)
 
     def check(self, records: int) -> None:
         """Raise `ValueError` on settings that cannot simulate a client of which so many records are
@@ -284,8 +281,7 @@ def _replace(tree: Any, path: list[str], part: Any) -> Any:
     return part if not path else tree | {path[0]: _replace(tree[path[0]], path[1:], part)}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Minimum:
     """Attributes:
     variables: the best iterate.

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from jaxfl import _check
 from jaxfl.plugins import PerClient, Plugin
@@ -14,8 +15,7 @@ from jaxfl.training import LocalTraining
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Behavior(Plugin):
     """How a client departs from honest training. Both numbers are traced: clients that differ in
     them run in one program (see `PerClient`).

@@ -1,13 +1,13 @@
 """The data of clients: stacked arrays with a mask, so that ragged clients run in one compiled
 program."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from jaxfl import _check
 from jaxfl.models import Model, check_records
@@ -15,8 +15,7 @@ from jaxfl.models import Model, check_records
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class ClientData:
     """Records of one client, or of several with a leading axis on every field.
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from jaxfl import _check
 from jaxfl.models import Model, inputs_and_errors, mean_loss, zero_rows
@@ -18,8 +19,7 @@ MOST_BITS = 16
 """Beyond, steps are too fine for float32 to round at random."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Upload(Plugin):
     """How an update is sent: clipped, then noised, then quantised. All numbers are traced.
 
@@ -78,8 +78,7 @@ def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
     return (jnp.minimum(places, steps) * step - largest).astype(values.dtype)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class DPSGD(Plugin):
     """Differentially private training of one client (Abadi et al. 2016, Algorithm 1). Numbers are
     traced.
@@ -179,8 +178,7 @@ def _clipped_by_layers(
     return jax.tree.map_with_path(place, params)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Mixup(Plugin):
     """Every record of a batch is averaged with another one (see `mixed`)."""
 

@@ -1,11 +1,11 @@
 """Loss and accuracy of a model on a set of records."""
 
-import dataclasses
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from jaxfl.clients import ClientData
 from jaxfl.models import Model, zero_rows
@@ -13,8 +13,7 @@ from jaxfl.models import Model, zero_rows
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Evaluation:
     """Attributes:
     loss: mean loss over the records.

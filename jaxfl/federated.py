@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import struct
 
 from jaxfl import _check
 from jaxfl.clients import ClientData, check_clients, check_test
@@ -161,8 +162,7 @@ class Record:
             object.__setattr__(self, name, tuple(value))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Federated:
     """Settings of a federated run.
 
@@ -179,12 +179,12 @@ class Federated:
       record: what the transcript keeps (static).
     """
 
-    rounds: int = dataclasses.field(default=1, metadata={"static": True})
+    rounds: int = struct.field(pytree_node=False, default=1)
     training: LocalTraining = LocalTraining()
     plugins: tuple[Plugin, ...] = ()
-    clients_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
-    strategy: Strategy | None = dataclasses.field(default=None, metadata={"static": True})
-    record: Record = dataclasses.field(default=Record(), metadata={"static": True})
+    clients_per_round: int | None = struct.field(pytree_node=False, default=None)
+    strategy: Strategy | None = struct.field(pytree_node=False, default=None)
+    record: Record = struct.field(pytree_node=False, default=Record())
 
     def check(self, clients: ClientData) -> None:
         """Raise `ValueError` on settings that these clients cannot run."""

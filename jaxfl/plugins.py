@@ -16,6 +16,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
+from flax import struct
 
 from jaxfl import _check
 from jaxfl.models import Model
@@ -67,8 +68,7 @@ class Plugin:
         """Raise `ValueError` on numbers out of range. Traced ones are not looked at."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class PerClient(Plugin):
     """A plug-in whose numbers differ between clients; for `Federated.plugins` alone.
 

@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from jaxfl import _check
 from jaxfl.clients import ClientData
@@ -20,8 +21,7 @@ from jaxfl.plugins import PerClient, Plugin, overriding
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class LocalTraining:
     """Local training of one round.
 
@@ -37,10 +37,10 @@ class LocalTraining:
     """
 
     learning_rate: float | Array = 0.1
-    epochs: int = dataclasses.field(default=1, metadata={"static": True})
-    batch_size: int | None = dataclasses.field(default=None, metadata={"static": True})
-    optimizer: Callable[..., optax.GradientTransformation] = dataclasses.field(
-        default=optax.sgd, metadata={"static": True}
+    epochs: int = struct.field(pytree_node=False, default=1)
+    batch_size: int | None = struct.field(pytree_node=False, default=None)
+    optimizer: Callable[..., optax.GradientTransformation] = struct.field(
+        pytree_node=False, default=optax.sgd
     )
     plugins: tuple[Plugin, ...] = ()
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from jaxfl import _check
 from jaxfl.evaluation import Evaluation
@@ -17,8 +18,7 @@ from jaxfl.evaluation import Evaluation
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Messages:
     """Messages of one client, as its server (or an eavesdropper) sees them.
 
@@ -113,8 +113,7 @@ class Messages:
         return Messages.from_arrays(**tree)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class AnonymousMessages:
     """Messages whose senders were shuffled anew in every round.
 
@@ -135,8 +134,7 @@ class AnonymousMessages:
         return jax.tree.map(lambda w, v: w[:, None] - v, self.received, self.returned)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Aggregates:
     """What secure aggregation shows.
 
@@ -153,11 +151,10 @@ class Aggregates:
     pseudo_gradient: Any
     participation: Array
     rounds: Array
-    cohort: int | None = dataclasses.field(default=None, metadata={"static": True})
+    cohort: int | None = struct.field(pytree_node=False, default=None)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Transcript:
     """Everything that `simulate` was asked to keep. Attacks are given views of it, never the
     transcript.
@@ -188,9 +185,9 @@ class Transcript:
     participation: Array
     sums: Any
     evaluation: Evaluation | None
-    rounds: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    personal: bool = dataclasses.field(metadata={"static": True})
-    cohort: int | None = dataclasses.field(metadata={"static": True})
+    rounds: tuple[int, ...] = struct.field(pytree_node=False)
+    personal: bool = struct.field(pytree_node=False)
+    cohort: int | None = struct.field(pytree_node=False)
     private: Any = ()
 
     @property

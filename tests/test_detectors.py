@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from attacks import DetectorTraining, Property, gibbs, observe, ridge, train_detectors
+from attacks import (
+    DetectorTraining,
+    FirstOrder,
+    Lda,
+    Logistic,
+    Property,
+    gibbs,
+    observe,
+    ridge,
+    train_detectors,
+)
 from attacks.metrics import ranking
 from attacks.properties.detectors import halves, overlap, repeat_correlation
 from attacks.properties.directions import record_gradients
@@ -68,8 +78,12 @@ def trained(federation, behavior, records=None, keep="all"):
     return simulate(model, params, stack_clients(records or own), KEY, federated)
 
 
+KINDS = {"first_order": FirstOrder(gradients=200), "lda": Lda(), "logistic": Logistic(epochs=5)}
+
+
 def detectors_of(federation, run, auxiliary, prop, kind="first_order", **changed):
-    numbers = {"pairs": 40, "gradients": 200, "epochs": 5, "repeated": 10} | changed
+    numbers = {"pairs": 40, "repeated": 10} | changed
+    own = {name: numbers.pop(name) for name in ("gradients", "averaged") if name in numbers}
     return train_detectors(
         federation[0],
         run.aggregates().received,
@@ -78,7 +92,7 @@ def detectors_of(federation, run, auxiliary, prop, kind="first_order", **changed
         KEY,
         training=TRAINING,
         records=RECORDS,
-        settings=DetectorTraining(kind, **numbers),
+        settings=DetectorTraining(dataclasses.replace(KINDS[kind], **own), **numbers),
     )
 
 
@@ -129,7 +143,7 @@ def test_no_detector_looks_ahead(federation, auxiliary):
     received = trained(federation, None).aggregates().received
     other = jax.tree.map(lambda a: a.at[20:].multiply(-2), received)
     settings = DetectorTraining(
-        pairs=10, gradients=50, repeated=2, every=8, averaged=3, followed=50
+        FirstOrder(gradients=50, averaged=3), pairs=10, repeated=2, every=8, followed=50
     )
     found = [
         train_detectors(
@@ -157,9 +171,9 @@ TARGET = jnp.full(10, 2.0), jnp.asarray(0)
 @pytest.mark.parametrize(
     ("prop", "kind", "every"),
     [
-        (Property(Behavior(update=-1.0)), "first_order", 8),
-        (Property(Behavior(update=0.0)), "first_order", 7),
-        (Property(Behavior(gradient=-1.0)), "lda", 9),
+        (Property(Behavior(update=-1.0)), FirstOrder(gradients=100), 8),
+        (Property(Behavior(update=0.0)), FirstOrder(gradients=100), 7),
+        (Property(Behavior(gradient=-1.0)), Lda(), 9),
         (Property(target=TARGET), "first_order", 8),
         (Property(target=TARGET), "logistic", 40),
     ],
@@ -171,9 +185,7 @@ def test_class_means_follow_the_model_between_rounds_of_one_detector(
     classes."""
     model, (x, y) = federation[0], map(jnp.asarray, auxiliary)
     received = trained(federation, None).aggregates().received
-    settings = DetectorTraining(
-        kind, 20, gradients=100, repeated=2, every=every, epochs=2, followed=len(x)
-    )
+    settings = DetectorTraining(kind, 20, repeated=2, every=every, followed=len(x))
     found = train_detectors(
         model, received, x, y, prop, KEY, training=PLAIN, records=RECORDS, settings=settings
     )
@@ -212,7 +224,7 @@ def test_means_are_those_of_clients_with_records_of_their_own(federation, auxili
         KEY,
         training=TRAINING,
         records=RECORDS,
-        settings=DetectorTraining(pairs=200, gradients=150, repeated=2, shrinkage=2e-3),
+        settings=DetectorTraining(FirstOrder(gradients=150, shrinkage=2e-3), pairs=200, repeated=2),
     )
     x, y = map(jnp.asarray, drawn(np.random.default_rng(7), 200 * RECORDS))
     rows = jnp.arange(len(x)).reshape(200, RECORDS)

@@ -30,7 +30,7 @@ TINY = {
     "training.learning_rate": 0.02,
     "auxiliary": 200,
     "detectors.pairs": 20,
-    "detectors.gradients": 100,
+    "detectors.kind.gradients": 100,
     "detectors.every": 2,
     "property": "inversion",
     "factor": -1.0,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import struct
 
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.cosine import decode
@@ -33,6 +34,7 @@ from attacks.matching import (
     minimize_lbfgs,
     squared_distance,
 )
+from attacks.precision import arithmetic
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp, one_client
 
 Array = jax.Array
@@ -132,8 +134,7 @@ def _attack_model(features: int, candidates: int) -> Model:
     return mlp(features, (128,), candidates)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class L2Matching:
     """Settings of `l2_lbfgs`.
 
@@ -142,7 +143,7 @@ class L2Matching:
       virtual: how a guess becomes an update; its learning rate sets the scale, which L2 needs.
     """
 
-    evaluations: int = dataclasses.field(default=200, metadata={"static": True})
+    evaluations: int = struct.field(pytree_node=False, default=200)
     virtual: Virtual = Virtual()
 
 
@@ -170,7 +171,8 @@ def l2_lbfgs(
     _check.positive_integer(evaluations=settings.evaluations)
     check_virtual(settings.virtual, len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
-    return _l2_lbfgs(model, messages, knowledge, key, settings)
+    with arithmetic(knowledge.x.dtype, messages, knowledge, key, settings):
+        return _l2_lbfgs(model, messages, knowledge, key, settings)
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -235,7 +237,8 @@ def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
       knowledge: one unknown column, known labels.
 
     Returns:
-      Index of the inferred value `[7, records]`, in the order of `HEURISTICS`.
+      Index of the inferred value `[7, records]`, in the order of `HEURISTICS`; -1 where a model
+      gives numbers that are not finite.
 
     Raises:
       ValueError: as `cos_matching`; and without labels, with several columns, or for a model
@@ -247,7 +250,8 @@ def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
         raise ValueError(
             "statistics needs a softmax classifier whose parameters belong to dense layers"
         )
-    return _statistics(model, messages, knowledge)
+    with arithmetic(knowledge.x.dtype, messages, knowledge):
+        return _statistics(model, messages, knowledge)
 
 
 def _outputs(model: Model, messages: Messages) -> int:
@@ -284,4 +288,5 @@ def _statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array
     scores = every.sum(0).at[3].set(every[-1, 3]).reshape(6, -1, count)
     choices = scores.argmax(2)
     votes = jax.nn.one_hot(choices, count).sum(0)
-    return jnp.concatenate([choices, votes.argmax(1)[None]])
+    values = jnp.concatenate([choices, votes.argmax(1)[None]])
+    return jnp.where(jnp.isfinite(scores).all(), values, -1)

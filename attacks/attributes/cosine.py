@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from attacks.attributes.knowledge import (
     Knowledge,
@@ -30,13 +31,13 @@ from attacks.matching import (
     matching_objective,
     minimize_adam,
 )
+from attacks.precision import arithmetic
 from jaxfl import Messages, Model, _check
 
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class CosMatching:
     """Settings of `cos_matching`. Numbers are traced and may be swept; the rest is static.
 
@@ -51,9 +52,9 @@ class CosMatching:
 
     gamma: float | Array = 1.0
     learning_rate: float | Array = 0.1
-    steps: int = dataclasses.field(default=500, metadata={"static": True})
-    noise: bool = dataclasses.field(default=False, metadata={"static": True})
-    hard: bool = dataclasses.field(default=False, metadata={"static": True})
+    steps: int = struct.field(pytree_node=False, default=500)
+    noise: bool = struct.field(pytree_node=False, default=False)
+    hard: bool = struct.field(pytree_node=False, default=False)
     virtual: Virtual = Virtual()
 
 
@@ -106,7 +107,8 @@ def cos_matching(
     _check.positive(gamma=settings.gamma)
     check_virtual(settings.virtual, len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
-    return _cos_matching(model, messages, knowledge, key, settings)
+    with arithmetic(knowledge.x.dtype, messages, knowledge, key, settings):
+        return _cos_matching(model, messages, knowledge, key, settings)
 
 
 @functools.partial(jax.jit, static_argnames="model")

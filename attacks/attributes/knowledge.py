@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from jaxfl import Messages, Model, _check
 from jaxfl.models import check_records
@@ -19,8 +20,7 @@ from jaxfl.models import check_records
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class UnknownColumn:
     """A categorical attribute that the adversary does not know.
 
@@ -37,8 +37,7 @@ class UnknownColumn:
     prior: Array | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Knowledge:
     """What the adversary knows of the client's data.
 
@@ -56,8 +55,7 @@ class Knowledge:
     label_prior: Array | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Reconstruction:
     """The answer of an attribute attack.
 

@@ -4,12 +4,12 @@ Threat model: as in `attacks.local_models.reconstruction`; nothing is known of t
 but their shape and number.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from attacks.matching import (
     Virtual,
@@ -24,8 +24,7 @@ from jaxfl.models import check_record_shape, log_probabilities
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Inversion:
     """Settings of `invert_model`. The paper gives the step size (1e-3 for reconstructed models,
     1e-4 for others), no more.
@@ -38,7 +37,7 @@ class Inversion:
       low, high: the range of pixels.
     """
 
-    steps: int = dataclasses.field(default=5000, metadata={"static": True})
+    steps: int = struct.field(pytree_node=False, default=5000)
     learning_rate: float | Array = 1e-3
     start: float | Array = 0.5
     spread: float | Array = 0.01
@@ -113,8 +112,7 @@ def total_variation(images: Array) -> Array:
     return jnp.abs(down).mean() + jnp.abs(across).mean()
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class GradientInversion:
     """Settings of `invert_gradient`.
 
@@ -127,7 +125,7 @@ class GradientInversion:
 
     alpha: float | Array = 0.01
     learning_rate: float | Array = 0.05
-    steps: int = dataclasses.field(default=2000, metadata={"static": True})
+    steps: int = struct.field(pytree_node=False, default=2000)
     virtual: Virtual = Virtual()
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from attacks.matching import Virtual, matching_objective, minimize_adam, squared_distance
@@ -78,8 +79,7 @@ def affine_optimum(messages: Messages, *, ridge: float = 1e-2) -> Any:
     return jax.tree.map(lambda a: jnp.tensordot(weights, a, 1), messages.received)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Mapping:
     """Settings of `mapping_network`. The paper tunes widths, rates and epochs per client (Tables 5
     to 8) by a criterion it does not state, and names neither optimiser, scaling nor start.
@@ -96,19 +96,18 @@ class Mapping:
       held_out: fraction of the messages by which the best iterate of Eq. 7 is chosen (static).
     """
 
-    hidden: tuple[int, ...] = dataclasses.field(default=(32, 32), metadata={"static": True})
-    fit_steps: int = dataclasses.field(default=200, metadata={"static": True})
+    hidden: tuple[int, ...] = struct.field(pytree_node=False, default=(32, 32))
+    fit_steps: int = struct.field(pytree_node=False, default=200)
     fit_rate: float | Array = 1e-3
-    search_steps: int = dataclasses.field(default=1000, metadata={"static": True})
+    search_steps: int = struct.field(pytree_node=False, default=1000)
     search_rate: float | Array = 1e-2
-    scaling: Literal["literal", "normalised"] = dataclasses.field(
-        default="normalised", metadata={"static": True}
+    scaling: Literal["literal", "normalised"] = struct.field(
+        pytree_node=False, default="normalised"
     )
-    held_out: float = dataclasses.field(default=0.1, metadata={"static": True})
+    held_out: float = struct.field(pytree_node=False, default=0.1)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class LocalModel:
     """A reconstructed model, and what the adversary can know of it.
 
@@ -236,8 +235,7 @@ def _whitened(rows: Array) -> tuple[Array, Array, Callable[[Array], Array]]:
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class PseudoRecords:
     """Settings of `pseudo_records`.
 
@@ -258,16 +256,14 @@ class PseudoRecords:
     """
 
     training: LocalTraining = LocalTraining()
-    local_records: int = dataclasses.field(default=1, metadata={"static": True})
-    records: int = dataclasses.field(default=128, metadata={"static": True})
-    steps: int = dataclasses.field(default=800, metadata={"static": True})
+    local_records: int = struct.field(pytree_node=False, default=1)
+    records: int = struct.field(pytree_node=False, default=128)
+    steps: int = struct.field(pytree_node=False, default=800)
     learning_rate: float | Array = 0.05
-    messages_per_step: int = dataclasses.field(default=4, metadata={"static": True})
-    virtual: Literal["gradient", "unrolled"] = dataclasses.field(
-        default="gradient", metadata={"static": True}
-    )
+    messages_per_step: int = struct.field(pytree_node=False, default=4)
+    virtual: Literal["gradient", "unrolled"] = struct.field(pytree_node=False, default="gradient")
     finish: int | Array = 4000
-    held_out: float = dataclasses.field(default=0.1, metadata={"static": True})
+    held_out: float = struct.field(pytree_node=False, default=0.1)
 
 
 def pseudo_records(

@@ -8,7 +8,6 @@ every record out of the messages. Answers of either can be learned from, where c
 distributed apart: `by_discriminants`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from attacks.attributes.candidate_decoding.candidates import candidate_gradients
 from attacks.path import at_path_centres
@@ -53,8 +53,7 @@ def _least(scores: Array) -> Array:
     return jnp.where(jnp.isfinite(scores).all(0), scores.argmin(0), -1)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Vote:
     """Attributes:
     sources: the client that had the least loss in most rounds `[records]`, ties to the first
@@ -141,8 +140,7 @@ def by_discriminants(sources: Array, x: Array) -> np.ndarray:
     return rule.predict(features)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Sources:
     """Attributes:
     sources: place of the client with the largest weight `[records]`, or -1 if the solution is not

@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from attacks.properties.detector_training import DetectorTraining
+from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
 from attacks.properties.directions import discriminant, logistic, record_gradients, scaled
 from attacks.properties.observations import Observations
 from attacks.properties.shadows import (
@@ -49,8 +50,7 @@ LEAST_VARIANCE = 1e-6
 """Of a class's feature, relative to the other class's, so that it has a density."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Detectors:
     """One affine feature per round, `direction . pseudo_gradient + offset`, positive for updates
     with the property.
@@ -169,12 +169,14 @@ def _train_detectors(
     trained_for, number = rounds[:: settings.every], rounds // settings.every
     models = jax.tree.map(lambda a: a[trained_for], received)
     directions = None
-    if settings.kind == "first_order":
+    if isinstance(settings.kind, FirstOrder):
+        kind = settings.kind
         each = jax.lax.map(
-            lambda a: trainer.first_order(*a), (models, jax.random.split(fit_key, len(trained_for)))
+            lambda a: trainer.first_order(kind, *a),
+            (models, jax.random.split(fit_key, len(trained_for))),
         )
         back = np.subtract.outer(np.arange(len(trained_for)), np.arange(len(trained_for)))
-        near = (back >= 0) & (back < settings.averaged)
+        near = (back >= 0) & (back < kind.averaged)
         with jax.default_matmul_precision("highest"):
             directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ each
     of_trained = models, jax.random.split(round_key, len(trained_for)), directions
@@ -230,10 +232,10 @@ class _Trainer:
     records: int
     settings: DetectorTraining
 
-    def first_order(self, params: Any, key: Array) -> Array:
+    def first_order(self, kind: FirstOrder, params: Any, key: Array) -> Array:
         """Fisher's direction from gradients of records, of unit deviation on them."""
         order_key, mask_key, target_key = jax.random.split(key, 3)
-        chosen = jax.random.permutation(order_key, self.fitted)[: self.settings.gradients]
+        chosen = jax.random.permutation(order_key, self.fitted)[: kind.gradients]
         with jax.default_matmul_precision("highest"):
             gradients = record_gradients(
                 self.model, params, self.x[chosen], self.y[chosen], mask_key
@@ -241,20 +243,18 @@ class _Trainer:
             mean, loss = gradients.mean(0), self._target_loss(target_key)
             target = None if loss is None else ravel_pytree(jax.grad(loss)(params))[0]
             without, with_ = first_order_updates(mean, target, self.prop, self.records)
-            direction = discriminant(
-                gradients - mean, with_ - without, params, self.settings.shrinkage
-            )
+            direction = discriminant(gradients - mean, with_ - without, params, kind.shrinkage)
             return direction / ((gradients - mean) @ direction).std()
 
     def detector(self, params: Any, key: Array, first_order: Array | None) -> _Found:
         """One round's, from the direction that gradients gave or else from shadows, calibrated."""
-        settings, held = self.settings, self.settings.calibrating()
+        kind, held = self.settings.kind, self.settings.calibrating()
         draw_key, other_key, pairs_key, again_key, fit_key, step_key = jax.random.split(key, 6)
         rows = self._rows(draw_key)
         other = rows, pairs_key
         # Pairs share records and dropout but for the property, except where the published detector
         # draws both sides afresh.
-        if settings.kind == "logistic":
+        if isinstance(kind, Logistic):
             set_key, other_key = jax.random.split(other_key)
             other = self._rows(set_key), other_key
         *sides, repeated = self._shadows(
@@ -264,22 +264,23 @@ class _Trainer:
         with jax.default_matmul_precision("highest"):
             if first_order is not None:
                 direction, offset = scaled(first_order, held_out)
-            elif settings.kind == "lda":
+            elif isinstance(kind, Lda):
                 means = [side.mean(0) for side in trained]
                 pairs = jnp.stack(
                     [side - mean for side, mean in zip(trained, means, strict=True)], axis=1
                 )
                 centred = pairs.reshape(-1, pairs.shape[-1])
-                found = discriminant(centred, means[1] - means[0], params, settings.shrinkage)
+                found = discriminant(centred, means[1] - means[0], params, kind.shrinkage)
                 direction, offset = scaled(found, held_out)
             else:
+                assert isinstance(kind, Logistic)
                 direction, offset = logistic(
                     trained,
                     held_out,
                     fit_key,
-                    epochs=settings.epochs,
-                    batch_size=settings.batch_size,
-                    learning_rate=settings.learning_rate,
+                    epochs=kind.epochs,
+                    batch_size=kind.batch_size,
+                    learning_rate=kind.learning_rate,
                 )
             features = [side @ direction + offset for side in held_out]
             mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
@@ -287,7 +288,11 @@ class _Trainer:
                 variance, LEAST_VARIANCE * variance.max()
             )  # a free-rider's feature is a constant
             again = (repeated @ direction + offset - mean[0]) / jnp.sqrt(variance[0])
-        step = self._step(params, sides[0], rows, step_key) if settings.every > 1 else jnp.ones(())
+        step = (
+            self._step(params, sides[0], rows, step_key)
+            if self.settings.every > 1
+            else jnp.ones(())
+        )
         return _Found(direction, offset, mean, variance, step, again)
 
     def expected(self, params: Any, direction: Array, key: Array) -> Array:

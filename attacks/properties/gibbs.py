@@ -19,12 +19,12 @@ sums best, with p at its prior mean and variance.
 as prior. Both answer for several numbers of observed rounds at once.
 """
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
 from attacks.properties.observations import Observations, until
@@ -162,8 +162,7 @@ def _box(observations: Observations, seen: Array, iterations: int) -> tuple[Arra
     return p, likelihood(observations, p, drift)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Gibbs:
     """Settings of `gibbs`.
 
@@ -172,8 +171,8 @@ class Gibbs:
       sweeps: over all clients (static), the first quarter of which is not counted.
     """
 
-    chains: int = dataclasses.field(default=32, metadata={"static": True})
-    sweeps: int = dataclasses.field(default=400, metadata={"static": True})
+    chains: int = struct.field(pytree_node=False, default=32)
+    sweeps: int = struct.field(pytree_node=False, default=400)
 
 
 @jax.jit

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Observations:
     """Features of the observed aggregates, and what is known of such features
     (`attacks.properties.detectors.observe`).
@@ -56,7 +56,7 @@ class Observations:
     rate: Array
     detector_number: Array
     rounds: Array
-    cohort: int | None = dataclasses.field(default=None, metadata={"static": True})
+    cohort: int | None = struct.field(pytree_node=False, default=None)
 
 
 def prefix(rounds: int, seen: Array) -> Array:

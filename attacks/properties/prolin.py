@@ -6,12 +6,12 @@ took part in, and p, the probability that he has the property. Features of those
 part appear in no loss.
 """
 
-import dataclasses
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from attacks.properties.observations import Observations, prefix, ridge, until
 from jaxfl import _check
@@ -20,8 +20,7 @@ Array = jax.Array
 Objective = Literal["paper", "code"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Prolin:
     """Settings of `prolin`.
 
@@ -35,11 +34,11 @@ class Prolin:
       patience: it stops after so many iterations without progress (static).
     """
 
-    objective: Objective = dataclasses.field(default="code", metadata={"static": True})
+    objective: Objective = struct.field(pytree_node=False, default="code")
     penalty: float | Array = 5.0
     learning_rate: float | Array = 1e-3
-    iterations: int = dataclasses.field(default=200_000, metadata={"static": True})
-    patience: int = dataclasses.field(default=100, metadata={"static": True})
+    iterations: int = struct.field(pytree_node=False, default=200_000)
+    patience: int = struct.field(pytree_node=False, default=100)
 
 
 class ProlinAnswer(NamedTuple):

@@ -4,11 +4,11 @@ order (Kerkouche 2023, 5).
 Threat model: as in `attacks.properties.detectors`.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jaxfl import Behavior, ClientData, LocalTraining, Model, client_round, mean_loss
@@ -19,8 +19,7 @@ BATCH = 250
 """Records whose loss is differentiated at once; more are no faster on a CPU."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Property:
     """What sets some clients apart.
 

@@ -13,7 +13,6 @@ adversarial identity (`adversarial_identity_weight`, beyond the paper) the discr
 that what is generated for the victim is not the victim's.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from attacks.users.generators import NOISE, Generator, generate, generator
 from jaxfl import ClientData, Messages, Model, Server, ServerState, _check, isolating_server
@@ -31,8 +31,7 @@ MOMENTUM = 0.5
 """Of Adam's first moment (Song 2020, section VII-A)."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Adversarial:
     """Settings of the generative attacks. The paper gives Adam's rate and momentum, and that the
     discriminator's epochs grow.
@@ -50,8 +49,8 @@ class Adversarial:
         identity. The paper has none (0).
     """
 
-    width: int = dataclasses.field(default=384, metadata={"static": True})
-    batch_size: int = dataclasses.field(default=100, metadata={"static": True})
+    width: int = struct.field(pytree_node=False, default=384)
+    batch_size: int = struct.field(pytree_node=False, default=100)
     learning_rate: float | Array = 2e-4
     growth: int | Array = 10
     most_epochs: int | Array = 10
@@ -102,8 +101,7 @@ class State(NamedTuple):
     generator: Any
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Game:
     """What an adversary plays with.
 
@@ -115,8 +113,8 @@ class Game:
       settings: see `Adversarial`.
     """
 
-    model: Model = dataclasses.field(metadata={"static": True})
-    make: Generator = dataclasses.field(metadata={"static": True})
+    model: Model = struct.field(pytree_node=False)
+    make: Generator = struct.field(pytree_node=False)
     x: Array
     y: Array
     categories: Array

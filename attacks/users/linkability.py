@@ -10,7 +10,6 @@ length. The paper's are learned by a siamese network on representatives, or on t
 themselves; the others need no training, and tell how hard a federation is.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from jaxfl import Model, _check
 from jaxfl.federated import map_clients, strategy_here
@@ -142,8 +142,7 @@ def describe(embedding: Embedding, params: Any, samples: Array) -> Array:
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Siamese:
     """Settings of `train_siamese`. The paper names rate, momentum and equal weights of the losses.
 
@@ -157,8 +156,8 @@ class Siamese:
         identification layer's (not in the paper).
     """
 
-    epochs: int = dataclasses.field(default=100, metadata={"static": True})
-    batch_size: int = dataclasses.field(default=64, metadata={"static": True})
+    epochs: int = struct.field(pytree_node=False, default=100)
+    batch_size: int = struct.field(pytree_node=False, default=64)
     learning_rate: float | Array = 1e-3
     momentum: float | Array = 0.9
     embedding_rate: float | Array = 1.0

@@ -7,7 +7,6 @@ from the update with the help of records of its own.
 """
 
 import contextlib
-import dataclasses
 import functools
 import math
 from typing import Any, Literal, NamedTuple
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import struct
 
 from attacks.matching import Virtual, check_virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
@@ -27,8 +27,7 @@ ACCELERATOR_CHUNK = 64
 """Updates worked on at once where the backend likes batches."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Representing:
     """Settings of `representatives`. The paper names the solver, beta and lambda.
 
@@ -51,14 +50,14 @@ class Representing:
         than so many images would.
     """
 
-    images: int = dataclasses.field(default=30, metadata={"static": True})
+    images: int = struct.field(pytree_node=False, default=30)
     tv_weight: float | Array = 1e-5
     beta: float | Array = 1.25
     low: float | Array = -1.0
     high: float | Array = 1.0
-    scale: Literal["known", "free"] = dataclasses.field(default="known", metadata={"static": True})
-    solver: Literal["adam", "lbfgsb"] = dataclasses.field(default="adam", metadata={"static": True})
-    evaluations: int = dataclasses.field(default=300, metadata={"static": True})
+    scale: Literal["known", "free"] = struct.field(pytree_node=False, default="known")
+    solver: Literal["adam", "lbfgsb"] = struct.field(pytree_node=False, default="adam")
+    evaluations: int = struct.field(pytree_node=False, default=300)
     learning_rate: float | Array = 0.1
     start: float | Array = 0.3
     virtual: Virtual = Virtual()

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from attacks import (
     Detectors,
     DetectorTraining,
+    FirstOrder,
     Gibbs,
     Observations,
     Prolin,
@@ -59,7 +61,7 @@ class PropertySettings(SumsSettings):
         `MEAN_OVER`.
     """
 
-    detectors: DetectorTraining = DetectorTraining(every=5, averaged=3)
+    detectors: DetectorTraining = DetectorTraining(FirstOrder(averaged=3), every=5)
     seen: int | str = "mean"
 
     @property
@@ -70,8 +72,7 @@ class PropertySettings(SumsSettings):
         return tuple(round(t * self.rounds / 300) for t in MEAN_OVER)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Sight:
     """What a decoder is given.
 

@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from attacks import Property
 from benchmarks.scenarios.sources import source
@@ -75,8 +76,7 @@ class SumsSettings:
         return dataclasses.replace(self.training, optimizer=clipped_sgd(self.clip))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Drawn:
     """One seed's federation. Leaves get a leading axis `[seeds]` in a group.
 

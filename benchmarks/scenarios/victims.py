@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from attacks import Knowledge, UnknownColumn
 from benchmarks.harness.engines import run_members
@@ -92,8 +93,7 @@ class VictimSettings:
         return self.upload != Upload()
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Victim:
     """One victim with one seed. Leaves get a leading axis `[members]` in a group.
 
@@ -128,8 +128,7 @@ class Victim:
         return Knowledge(self.x, None, columns, self.label_prior if prior else None)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Surroundings:
     """What else the training and its evaluation need.
 

@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attacks import DetectorTraining
+from attacks import DetectorTraining, FirstOrder, Lda, Logistic
 from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import replace
 from benchmarks.measurements.properties import (
@@ -38,20 +38,20 @@ PANELS = {
     **{"d": ("fashion_mnist", 10), "e": ("fashion_mnist", 20), "f": ("fashion_mnist", 30)},
     **{"g": ("cifar10", 25), "h": ("cifar10", 50)},
 }
-DETECTORS = DetectorTraining(pairs=60, gradients=1000, every=5, averaged=3)
+DETECTORS = DetectorTraining(FirstOrder(gradients=1000, averaged=3), pairs=60, every=5)
 COLOURED: dict[str, Any] = {
     "training.batch_size": 25,
     "training.learning_rate": 0.1,
     "auxiliary": 5000,
-    "detectors.gradients": 500,
-    "detectors.averaged": 2,
+    "detectors.kind.gradients": 500,
+    "detectors.kind.averaged": 2,
 }
-MISBEHAVING: dict[str, Any] = {"detectors.gradients": 500}
+MISBEHAVING: dict[str, Any] = {"detectors.kind.gradients": 500}
 SMALL: dict[str, Any] = {
     **{"clients": 20, "positives": 3, "per_round": 5, "rounds": 40},
-    **{"auxiliary": 1000, "detectors.pairs": 40, "detectors.gradients": 500},
+    **{"auxiliary": 1000, "detectors.pairs": 40, "detectors.kind.gradients": 500},
 }
-PLAINER: dict[str, Any] = {"detectors.pairs": 20, "detectors.gradients": 250}
+PLAINER: dict[str, Any] = {"detectors.pairs": 20, "detectors.kind.gradients": 250}
 """At small size, of CIFAR-10 and of misbehaviour."""
 FEWER_RECORDS = 0.4
 """Of CIFAR-10 at small size: of a client's, in parts of the paper's."""
@@ -105,7 +105,7 @@ def _published(cell: Cell, method: str, metric: str) -> float | None:
     settings: PropertySettings = cell.settings
     if metric != "f1" or settings.clients not in (PropertySettings.clients, SMALL["clients"]):
         return None
-    if cell.table == "detectors" and settings.detectors.kind != "logistic":
+    if cell.table == "detectors" and settings.detectors.kind.name != "logistic":
         return None
     records = settings.records
     if cell.size == "small" and cell.dataset.startswith("cifar10"):
@@ -136,12 +136,15 @@ def _detectors(size: str, data_dir: str | None) -> list[Place]:
     """The first panel by kind of detector and by what it learns from in each round."""
     paper = size == "paper"
     gradients = (250, 500, 1000, 2000) if paper else (100, 250, 500)
-    kinds = [("first_order", "gradients", n) for n in gradients]
     pairs = (100, 300) if paper else (60,)
-    kinds += [(kind, "pairs", n) for kind in ("lda", "logistic") for n in pairs]
+    varied: list[dict[str, Any]] = [{"detectors.kind.gradients": n} for n in gradients]
+    varied += [
+        {"detectors.kind": kind, "detectors.pairs": n}
+        for kind in (Lda(), Logistic())
+        for n in pairs
+    ]
     made = []
-    for kind, learned_from, count in kinds:
-        changed = {"detectors.kind": kind, f"detectors.{learned_from}": count}
+    for changed in varied:
         made += _grid("a", "membership", ("mean", 290), changed)(size, data_dir)
     return made
 

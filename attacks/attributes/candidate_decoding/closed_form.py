@@ -26,13 +26,13 @@ Delta for differences between candidates
 per layer (+ 1 for the bias), so no gradient is ever formed. Other models go through `vmap(grad)`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.dtypes import canonicalize_dtype
 
 from attacks.attributes.candidate_decoding.candidates import (
@@ -43,7 +43,6 @@ from attacks.attributes.candidate_decoding.candidates import (
 )
 from attacks.attributes.candidate_decoding.linear_problem import linear_problem, solve_iteratively
 from attacks.attributes.candidate_decoding.normal_equations import misfit, normal_equations, solve
-from attacks.attributes.candidate_decoding.precision import arithmetic, cast, floating
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -51,6 +50,7 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     check_one_column,
 )
+from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model, _check
 
 Array = jax.Array
@@ -60,8 +60,7 @@ MOST_DIRECT = 8_000
 and several are held."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class ClosedForm:
     """Settings of `closed_form`.
 
@@ -78,14 +77,11 @@ class ClosedForm:
 
     learning_rate: float | Array | None = None
     ridge: float | Array = 1e-12
-    solver: Literal["direct", "cg"] | None = dataclasses.field(
-        default=None, metadata={"static": True}
-    )
-    iterations: int = dataclasses.field(default=500, metadata={"static": True})
+    solver: Literal["direct", "cg"] | None = struct.field(pytree_node=False, default=None)
+    iterations: int = struct.field(pytree_node=False, default=500)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Decoding:
     """A `Reconstruction` with what least squares says about itself.
 

@@ -11,12 +11,12 @@ with the Jacobian are derivatives of the gradient by the records' features, so n
 whatever the number of columns.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.constraints import (
@@ -26,14 +26,14 @@ from attacks.attributes.candidate_decoding.constraints import (
 )
 from attacks.attributes.candidate_decoding.linear_problem import dot, relative_weights
 from attacks.attributes.knowledge import Knowledge, Reconstruction, answered, check_knowledge, erase
+from attacks.precision import arithmetic
 from jaxfl import Messages, Model, _check
 from jaxfl.models import mean_loss
 
 Array = jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class GaussNewton:
     """Settings of `gauss_newton`.
 
@@ -44,8 +44,8 @@ class GaussNewton:
     """
 
     learning_rate: float | Array
-    passes: int = dataclasses.field(default=20, metadata={"static": True})
-    iterations: int = dataclasses.field(default=40, metadata={"static": True})
+    passes: int = struct.field(pytree_node=False, default=20)
+    iterations: int = struct.field(pytree_node=False, default=40)
 
 
 def gauss_newton(
@@ -75,7 +75,9 @@ def gauss_newton(
     if rate is None:
         raise ValueError("learning_rate=None: gauss_newton needs the client's step size")
     _check.positive(learning_rate=rate)
-    return _gauss_newton(model, messages, knowledge, settings)
+    settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
+    with arithmetic(knowledge.x.dtype, messages, knowledge, settings):
+        return _gauss_newton(model, messages, knowledge, settings)
 
 
 @functools.partial(jax.jit, static_argnames="model")

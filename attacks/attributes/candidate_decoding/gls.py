@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
@@ -64,7 +65,6 @@ from attacks.attributes.candidate_decoding.order_noise import (
     with_drift,
     with_weights,
 )
-from attacks.attributes.candidate_decoding.precision import arithmetic, cast, floating
 from attacks.attributes.candidate_decoding.simulated_client import (
     Guess,
     clipping,
@@ -80,6 +80,7 @@ from attacks.attributes.knowledge import (
     check_one_column,
 )
 from attacks.path import path_centre
+from attacks.precision import arithmetic, cast, floating
 from jaxfl import LocalTraining, Messages, Model, _check
 
 Array = jax.Array
@@ -94,8 +95,7 @@ INDEFINITE = -0.01
 quadratic: what tells records apart was lost in rounding."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class GLS:
     """Settings of `gls`.
 
@@ -132,15 +132,15 @@ class GLS:
 
     training: LocalTraining
     _: dataclasses.KW_ONLY
-    orders: int = dataclasses.field(default=64, metadata={"static": True})
-    points: int = dataclasses.field(default=1, metadata={"static": True})
-    passes: int = dataclasses.field(default=3, metadata={"static": True})
+    orders: int = struct.field(pytree_node=False, default=64)
+    points: int = struct.field(pytree_node=False, default=1)
+    passes: int = struct.field(pytree_node=False, default=3)
     spread: float | Array = 0.01
     floor: float | Array | None = None
     ridge: float | Array = 0.05
-    iterations: int = dataclasses.field(default=500, metadata={"static": True})
-    drift: int = dataclasses.field(default=0, metadata={"static": True})
-    layers: int | None = dataclasses.field(default=None, metadata={"static": True})
+    iterations: int = struct.field(pytree_node=False, default=500)
+    drift: int = struct.field(pytree_node=False, default=0)
+    layers: int | None = struct.field(pytree_node=False, default=None)
 
 
 def gls(

@@ -1,12 +1,12 @@
 """The least-squares problem of `closed_form` as normal equations, from inner products alone, and
 their direct solution."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.candidates import (
@@ -24,8 +24,7 @@ Array = jax.Array
 _Products = tuple[Array, Callable[[Any], Array], Any]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class NormalEquations:
     """Least squares over all rounds, each weighted by 1 / |u|^2. With D the gradient differences
     (and, for an unknown rate, the negative update as one more row):

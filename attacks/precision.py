@@ -1,4 +1,4 @@
-"""Arithmetic in 64 bits for one call, where inner products of nearly equal gradients need it."""
+"""The floating-point type of one call, whether or not 64-bit types are switched on around it."""
 
 from contextlib import AbstractContextManager
 from typing import Any
