@@ -13,16 +13,13 @@ A plug-in of one's own is a frozen record, registered as a pytree, that override
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from flax import struct
 
 from jaxfl import _check
 from jaxfl.models import Model
-
-if TYPE_CHECKING:
-    from jaxfl.training import LocalTraining
 
 Array = jax.Array
 
@@ -35,8 +32,8 @@ class Plugin:
     `Federated.plugins`. Hooks run under `jit`, `vmap` and `grad`; numbers of a plug-in are traced.
     """
 
-    def recipe(self, training: "LocalTraining") -> "LocalTraining":
-        """Another recipe of local training."""
+    def recipe(self, training: Any) -> Any:
+        """Another recipe of local training, for a `jaxfl.LocalTraining`."""
         return training
 
     def batch(
