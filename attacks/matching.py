@@ -254,8 +254,8 @@ def column_objective(
         return 1 - dot * alpha, (-by_columns, -by_y)
 
     def value_and_grad(columns: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
-        found = map_clients(lambda c: one_round(columns, y, c), constants, strategy_here())
-        return jax.tree.map(lambda a: a.mean(0), found)
+        per_round = map_clients(lambda c: one_round(columns, y, c), constants, strategy_here())
+        return jax.tree.map(lambda a: a.mean(0), per_round)
 
     @jax.custom_vjp
     def objective(columns: Array, y: Array) -> Array:

@@ -19,12 +19,12 @@ def floating(dtype: Any) -> np.dtype:
       ValueError: if that is neither float32 nor float64.
     """
     try:
-        found = np.dtype(dtype)
+        named = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(object)
-    if found not in (np.float32, np.float64):
+        named = np.dtype(object)
+    if named not in (np.float32, np.float64):
         raise ValueError(f"dtype={dtype!r} must be float32 or float64")
-    return found
+    return named
 
 
 def arithmetic(dtype: np.dtype, *inputs: Any) -> AbstractContextManager[Any]:

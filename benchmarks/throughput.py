@@ -212,9 +212,11 @@ def time_other(command: str, records: int) -> Timing:
     except OSError as error:
         raise ValueError(f"--beside {command!r} cannot be run ({error})") from error
     try:
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        unit, scale = ("s", 1e3) if "s_min" in found else ("ms", 1.0)
-        return Timing(scale * float(found[f"{unit}_min"]), scale * float(found[f"{unit}_median"]))
+        printed = json.loads(done.stdout.strip().splitlines()[-1])
+        unit, scale = ("s", 1e3) if "s_min" in printed else ("ms", 1.0)
+        return Timing(
+            scale * float(printed[f"{unit}_min"]), scale * float(printed[f"{unit}_median"])
+        )
     except (IndexError, KeyError, TypeError, ValueError) as error:
         why = done.stderr.strip().splitlines()[-1:] or [repr(error)]
         raise ValueError(

@@ -76,10 +76,10 @@ def noise_multiplier(
             _event(multiplier, _rate(records, batch_size)), steps
         )
 
-    found = dp_accounting.calibrate_dp_mechanism(
+    noise = dp_accounting.calibrate_dp_mechanism(
         lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, delta
     )
-    return float(found) * (MIXED if mixup else 1)
+    return float(noise) * (MIXED if mixup else 1)
 
 
 def _check_batch_size(batch_size: int | None) -> None:

@@ -131,8 +131,10 @@ def private_gradient(
     else:
 
         def gradient(x: Array, y: Array, present: Array, key: Array) -> Any:
-            own = jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(params)
-            return jax.tree.map(lambda g: jnp.where(present, g, 0), own)
+            gradient_of_one = jax.grad(lambda p: mean_loss(model, p, x[None], y[None], key=key))(
+                params
+            )
+            return jax.tree.map(lambda g: jnp.where(present, g, 0), gradient_of_one)
 
         every = jax.vmap(gradient)(x, y, mask, jax.random.split(dropout_key, len(x)))
         leaves, structure = jax.tree.flatten(every)
@@ -157,23 +159,23 @@ def _clipped_by_layers(
     layers = model.layers
     assert layers is not None
     inputs, errors = inputs_and_errors(model, params, x, y)
-    own = {name: layers.parameters(params, name) for name in layers.names}
+    dense = {name: layers.parameters(params, name) for name in layers.names}
     squares = [
-        ((inputs[n] ** 2).sum(1) + ("bias" in own[n])) * (errors[n] ** 2).sum(1)
+        ((inputs[n] ** 2).sum(1) + ("bias" in dense[n])) * (errors[n] ** 2).sum(1)
         for n in layers.names
     ]
     norm = jnp.sqrt(jnp.stack(squares).sum(0))
     factor = jnp.where(
         mask, jnp.minimum(1, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)), 0
     )
-    found = {
+    totals = {
         n: {"kernel": (inputs[n] * factor[:, None]).T @ errors[n], "bias": factor @ errors[n]}
         for n in layers.names
     }
 
     def place(path: Any, _: Array) -> Array:
         *parents, last = (part.key for part in path)
-        return found["/".join(parents)][last]
+        return totals["/".join(parents)][last]
 
     return jax.tree.map_with_path(place, params)
 

@@ -119,20 +119,20 @@ def isolating_server(victim: int, server: Server | None = None) -> Server:
 
     def send(state: ServerState, client_id: Array) -> Any:
         return jax.tree.map(
-            lambda own, shared: jnp.where(client_id == victim, own, shared),
+            lambda isolated, shared: jnp.where(client_id == victim, isolated, shared),
             state.private,
             state.params,
         )
 
     def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
         is_victim = ids == victim
-        own = jax.tree.map(
+        isolated = jax.tree.map(
             lambda models, kept: jnp.where(is_victim.any(), models[jnp.argmax(is_victim)], kept),
             returned,
             state.private,
         )
         return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(
-            private=own
+            private=isolated
         )
 
     return Server(init, send, receive, personal=True, named=(victim,))

@@ -199,13 +199,13 @@ def _l2_lbfgs(
 
     with jax.default_matmul_precision("highest"):
         begin = tuple(start(j) for j in range(len(knowledge.columns)))
-        found = minimize_lbfgs(objective, begin, evaluations=settings.evaluations)
+        minimum = minimize_lbfgs(objective, begin, evaluations=settings.evaluations)
         nearest = tuple(
             -jnp.square(features[:, None] - column.candidates).sum(-1)
-            for features, column in zip(found.variables, knowledge.columns, strict=True)
+            for features, column in zip(minimum.variables, knowledge.columns, strict=True)
         )
-        found = dataclasses.replace(found, variables={"columns": nearest})
-        return decode(model, messages, knowledge, found, objective_key, settings.virtual)
+        minimum = dataclasses.replace(minimum, variables={"columns": nearest})
+        return decode(model, messages, knowledge, minimum, objective_key, settings.virtual)
 
 
 HEURISTICS = (
@@ -274,7 +274,7 @@ def _statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array
         true = jnp.take_along_axis(p, flat_y[:, None], 1)[:, 0]
         error = jnp.linalg.norm(p - jax.nn.one_hot(flat_y, p.shape[1]), axis=1)
         loss = model.loss(outputs, flat_y)
-        found = (
+        judged = (
             p.argmax(1) == flat_y,
             true,
             -loss,
@@ -282,7 +282,7 @@ def _statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array
             error * jnp.linalg.norm(h, axis=1),
             (true - 1) * h.sum(1),
         )
-        return jnp.stack([f.astype(p.dtype) for f in found])
+        return jnp.stack([f.astype(p.dtype) for f in judged])
 
     every = jax.lax.map(one_model, messages.returned)  # [rounds, 6, records * K]
     scores = every.sum(0).at[3].set(every[-1, 3]).reshape(6, -1, count)

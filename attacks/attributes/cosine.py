@@ -125,10 +125,10 @@ def _cos_matching(
 
     with jax.default_matmul_precision("highest"):
         start = start_logits(model, knowledge, start_key)
-        found = minimize_adam(
+        minimum = minimize_adam(
             objective, start, search_key, steps=settings.steps, learning_rate=settings.learning_rate
         )
-        return decode(model, messages, knowledge, found, decode_key, settings.virtual)
+        return decode(model, messages, knowledge, minimum, decode_key, settings.virtual)
 
 
 def _matched(
@@ -214,24 +214,24 @@ def decode(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
-    found: Minimum,
+    minimum: Minimum,
     key: Array,
     virtual: Virtual,
 ) -> Reconstruction:
     """Round the best logits to one value per record (ties to the lowest index) and evaluate the
     rounded answer."""
-    logits = found.variables
+    logits = minimum.variables
     one_hot = jax.tree.map(lambda z: jax.nn.one_hot(z.argmax(-1), z.shape[-1]), logits)
     x, y = virtual_records(knowledge, one_hot)
     full = dataclasses.replace(virtual, rounds_per_step=None)
     objective = matching_objective(model, messages, x, y, key, full)
-    failed = ~(jnp.isfinite(found.value) & jnp.isfinite(objective))
+    failed = ~(jnp.isfinite(minimum.value) & jnp.isfinite(objective))
     return answered(
         failed,
         tuple(z.argmax(-1) for z in logits["columns"]),
         tuple(jax.nn.softmax(z) for z in logits["columns"]),
         logits["labels"].argmax(-1) if knowledge.y is None else None,
         objective=objective,
-        trace=found.trace,
-        gradient_norm=found.gradient_norm,
+        trace=minimum.trace,
+        gradient_norm=minimum.gradient_norm,
     )

@@ -227,17 +227,17 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
 def check_positions(name: str, positions: Any, features: int) -> Array:
     """Positions as an array. Raises `ValueError` unless all are features: JAX would pass over those
     that are not."""
-    found = jnp.asarray(positions)
-    if not jnp.issubdtype(found.dtype, jnp.integer):
+    places = jnp.asarray(positions)
+    if not jnp.issubdtype(places.dtype, jnp.integer):
         raise ValueError(f"{name}={positions} must be integers")
-    _check.shape((None,), **{name: found})
-    outside = [] if _check.is_traced(found) else [int(p) for p in found if not 0 <= p < features]
+    _check.shape((None,), **{name: places})
+    outside = [] if _check.is_traced(places) else [int(p) for p in places if not 0 <= p < features]
     if outside:
         raise ValueError(
-            f"{name}={found.tolist()} names feature {outside[0]}; features run from 0 to "
+            f"{name}={places.tolist()} names feature {outside[0]}; features run from 0 to "
             f"{features - 1}"
         )
-    return found.astype(jnp.int32)
+    return places.astype(jnp.int32)
 
 
 def _check_column(name: str, column: UnknownColumn, features: int, dtype: Any) -> UnknownColumn:

@@ -208,9 +208,9 @@ def _invert_gradient(
         )
         return matched + settings.alpha * total_variation(x)
 
-    found = minimize_adam(
+    minimum = minimize_adam(
         objective, start, key, steps=settings.steps, learning_rate=settings.learning_rate
     )
-    x, labels = guess(found.variables)
-    ok = jnp.isfinite(found.value)
+    x, labels = guess(minimum.variables)
+    ok = jnp.isfinite(minimum.value)
     return jnp.where(ok, x, jnp.nan), jnp.where(ok, labels, jnp.nan)

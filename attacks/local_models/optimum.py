@@ -264,12 +264,12 @@ def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOpti
         )
     _check.fraction(delta=delta)
     inputs = np.c_[received, -np.ones(rounds)]
-    found, _, rank, singular = np.linalg.lstsq(inputs, received - returned, rcond=None)
+    solution, _, rank, singular = np.linalg.lstsq(inputs, received - returned, rcond=None)
     if rank <= size:
         return NoisyOptimum(np.full(size, np.nan), np.inf)
-    gain, v = found[:-1].T, found[-1]
+    gain, v = solution[:-1].T, solution[-1]
     params = np.linalg.solve(gain, v)
-    variance = ((received - returned - inputs @ found) ** 2).sum(0).max() / (rounds - size - 1)
+    variance = ((received - returned - inputs @ solution) ** 2).sum(0).max() / (rounds - size - 1)
     t = np.log(2 * size / delta)
     tail = (size + 1) + 2 * np.sqrt((size + 1) * t) + 2 * t
     distance = np.sqrt(size * variance * tail) / singular[-1]  # of (W, v), in Frobenius norm

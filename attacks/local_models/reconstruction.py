@@ -199,10 +199,10 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
         updates, state = searcher.update(slope, state)
         return (optax.apply_updates(place, updates), state), None
 
-    (found, _), _ = jax.lax.scan(
+    (point, _), _ = jax.lax.scan(
         search, (start, searcher.init(start)), length=settings.search_steps
     )
-    params = found if basis is None else last + (found - start) @ basis
+    params = point if basis is None else last + (point - start) @ basis
     finite = jnp.isfinite(params).all()
     return LocalModel(unravel(jnp.where(finite, params, last)), unexplained, ~finite)
 
@@ -405,10 +405,10 @@ def _fit_records(
         jax.random.normal(x_key, (settings.records, *record_shape)),
         jax.random.normal(y_key, (settings.records, model.classes or 1)),
     )
-    found = minimize_adam(
+    minimum = minimize_adam(
         objective, start, fit_key, steps=settings.steps, learning_rate=settings.learning_rate
     )
-    x, y = found.last
+    x, y = minimum.last
     every = dataclasses.replace(virtual, rounds_per_step=None)
     unexplained = matching_objective(
         model, checked, x, labels(y), score_key, every, squared_distance

@@ -180,8 +180,8 @@ def _train_detectors(
         with jax.default_matmul_precision("highest"):
             directions = jnp.asarray(near / near.sum(1, keepdims=True)) @ each
     of_trained = models, jax.random.split(round_key, len(trained_for)), directions
-    found = jax.lax.map(lambda a: trainer.detector(*a), of_trained)
-    direction, offset, mean, variance, step = (a[number] for a in found[:-1])
+    trained = jax.lax.map(lambda a: trainer.detector(*a), of_trained)
+    direction, offset, mean, variance, step = (a[number] for a in trained[:-1])
     if settings.every > 1:
         # Rounds of one detector share records and dropout, so that what these do to its means
         # cancels.
@@ -197,7 +197,7 @@ def _train_detectors(
         offset=offset,
         mean=mean,
         variance=variance,
-        correlation=repeat_correlation(found.again)[number],
+        correlation=repeat_correlation(trained.again)[number],
         calibrated_on=jnp.asarray(settings.calibrating()),
         pool=jnp.asarray(len(calibrating) / records),
         rate=jnp.asarray(prop.rate, mean.dtype),
@@ -270,8 +270,8 @@ class _Trainer:
                     [side - mean for side, mean in zip(trained, means, strict=True)], axis=1
                 )
                 centred = pairs.reshape(-1, pairs.shape[-1])
-                found = discriminant(centred, means[1] - means[0], params, kind.shrinkage)
-                direction, offset = scaled(found, held_out)
+                fisher = discriminant(centred, means[1] - means[0], params, kind.shrinkage)
+                direction, offset = scaled(fisher, held_out)
             else:
                 assert isinstance(kind, Logistic)
                 direction, offset = logistic(
@@ -325,7 +325,7 @@ class _Trainer:
         sizes = [len(rows) for rows, _ in sets]
         rows = jnp.concatenate([rows for rows, _ in sets])
         keys = jnp.concatenate([jax.random.split(key, len(rows)) for rows, key in sets])
-        found = shadow_updates(
+        updates = shadow_updates(
             self.model,
             params,
             rows,
@@ -337,7 +337,7 @@ class _Trainer:
             training=self.training,
             strategy=self.settings.strategy,
         )
-        return jnp.split(found, np.cumsum(sizes)[:-1])
+        return jnp.split(updates, np.cumsum(sizes)[:-1])
 
     def _step(self, params: Any, updates: Array, rows: Array, key: Array) -> Array:
         """What multiple of the mean gradient honest updates are on average `[]`; the same is taken

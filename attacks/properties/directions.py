@@ -42,7 +42,7 @@ def discriminant(centred: Array, change: Array, like: Any, shrinkage: float | Ar
     """
     n, least = len(centred), 0.001 * (centred**2).mean() + jnp.finfo(centred.dtype).tiny
     leaves = zip(_matrices(centred, like), _matrices(change, like), strict=True)
-    layers = [_standardised(updates, own, least) for updates, own in leaves]
+    layers = [_standardised(updates, leaf, least) for updates, leaf in leaves]
     gram = sum(layer.updates @ layer.updates.T for layer in layers) + n * shrinkage / (
         1 - shrinkage
     ) * jnp.eye(n)

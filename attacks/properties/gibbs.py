@@ -52,13 +52,13 @@ class _Sums(NamedTuple):
 
     Attributes:
       design: D `[rounds, clients]`.
-      found: b - m mu0 `[rounds]`.
+      observed: b - m mu0 `[rounds]`.
       covariance: C without drift `[rounds, rounds]`.
       walk: M T M, what q^2 is multiplied by `[rounds, rounds]`.
     """
 
     design: Array
-    found: Array
+    observed: Array
     covariance: Array
     walk: Array
 
@@ -96,8 +96,10 @@ def likelihood(observations: Observations, p: Array, drift: float | Array = 0.0)
     """
     with jax.default_matmul_precision("highest"):
         sums = _sums(observations, p)
-        design, found = _white(sums.covariance + drift**2 * sums.walk, sums.design, sums.found)[1:]
-        return Quadratic(design.T @ design, design.T @ found)
+        design, observed = _white(
+            sums.covariance + drift**2 * sums.walk, sums.design, sums.observed
+        )[1:]
+        return Quadratic(design.T @ design, design.T @ observed)
 
 
 def drift_evidence(observations: Observations, drifts: Array) -> Array:
@@ -112,7 +114,7 @@ def drift_evidence(observations: Observations, drifts: Array) -> Array:
     with jax.default_matmul_precision("highest"):
         sums = _sums(observations, jnp.full(observations.participation.shape[1], rate))
         unknown = sums.covariance + rate * (1 - rate) * sums.design @ sums.design.T
-        unexplained = sums.found - rate * sums.design.sum(1)
+        unexplained = sums.observed - rate * sums.design.sum(1)
 
         def evidence(q: Array) -> Array:
             root, white = _white(unknown + q**2 * sums.walk, unexplained)

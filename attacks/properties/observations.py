@@ -190,10 +190,10 @@ def identifiability(
     def one(t: Array) -> tuple[Array, Array, Array]:
         inside = participation * prefix(len(participation), t)[:, None]
         inverse = jnp.linalg.pinv(inside)
-        own = jnp.diag(inverse @ inside)
-        resolved = own > 1 - tolerance
+        diagonal = jnp.diag(inverse @ inside)
+        resolved = diagonal > 1 - tolerance
         variance = jnp.where(resolved, (inverse**2).sum(1), jnp.inf)
-        return jnp.round(own.sum()).astype(int), resolved, variance
+        return jnp.round(diagonal.sum()).astype(int), resolved, variance
 
     with jax.default_matmul_precision("highest"):
         return Identifiability(*jax.vmap(one)(jnp.asarray(seen)))

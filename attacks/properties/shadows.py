@@ -73,8 +73,8 @@ def shadow_updates(
                 for a, b in zip((own_x, own_y), prop.target, strict=True)
             )
         data = ClientData(own_x, own_y, jnp.ones(len(rows), bool), jnp.asarray(0))
-        own = (prop.behavior.among(has),)
-        returned = client_round(model, params, data, key, training, own)
+        conduct = (prop.behavior.among(has),)
+        returned = client_round(model, params, data, key, training, conduct)
         return ravel_pytree(jax.tree.map(jnp.subtract, params, returned))[0]
 
     return map_clients(one, (rows, has, keys), strategy)

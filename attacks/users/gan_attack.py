@@ -89,12 +89,14 @@ def gan_attack(
     def init(params: Any) -> ServerState:
         start_key, attack_key = jax.random.split(key)
         made = make.init(start_key, jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
-        own = Attacker(made, game_optimizer(settings).init(made), attack_key, jnp.asarray(0))
-        return honest.init(params)._replace(private=own)
+        private = Attacker(made, game_optimizer(settings).init(made), attack_key, jnp.asarray(0))
+        return honest.init(params)._replace(private=private)
 
     def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        own = state.private
-        fit_key, fake_key, train_key = jax.random.split(jax.random.fold_in(own.key, own.t), 3)
+        private = state.private
+        fit_key, fake_key, train_key = jax.random.split(
+            jax.random.fold_in(private.key, private.t), 3
+        )
 
         def step(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             def loss(made: Any) -> Array:
@@ -105,7 +107,7 @@ def gan_attack(
             return optax.apply_updates(carry[0], updates), optimizer
 
         steps = max(records // settings.batch_size, 1)
-        made, optimizer = jax.lax.fori_loop(0, steps, step, (own.generator, own.optimizer))
+        made, optimizer = jax.lax.fori_loop(0, steps, step, (private.generator, private.optimizer))
         fakes = images(made, records, fake_key)
         x = jnp.concatenate([data.x, fakes])
         y = jnp.concatenate([data.y, jnp.full(records, fake_class, data.y.dtype)])
@@ -119,6 +121,6 @@ def gan_attack(
             message,
         )
         after = honest.receive(state, spoilt, sizes, ids)
-        return after._replace(private=Attacker(made, optimizer, own.key, own.t + 1))
+        return after._replace(private=Attacker(made, optimizer, private.key, private.t + 1))
 
     return Server(init, honest.send, receive, named=(attacker,))

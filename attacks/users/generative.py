@@ -442,9 +442,11 @@ def mgan_server(
         return apart.send(isolated(state), client_id)
 
     def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        own, after = state.private, apart.receive(isolated(state), returned, sizes, ids)
-        before = own.state._replace(networks=own.state.networks._replace(shared=after.private))
-        played = play(game, before, jax.random.fold_in(own.key, own.t), own.t, None)
-        return after._replace(private=Isolated(played, own.key, own.t + 1))
+        private, after = state.private, apart.receive(isolated(state), returned, sizes, ids)
+        before = private.state._replace(
+            networks=private.state.networks._replace(shared=after.private)
+        )
+        played = play(game, before, jax.random.fold_in(private.key, private.t), private.t, None)
+        return after._replace(private=Isolated(played, private.key, private.t + 1))
 
     return Server(init, send, receive, personal=True, named=(victim,))

@@ -195,7 +195,7 @@ def representatives(
     keys = jax.random.split(key, len(messages))
     updates = messages.received, messages.pseudo_gradient
     if settings.solver == "lbfgsb":
-        found = [
+        results = [
             _represent_lbfgsb(
                 model,
                 jax.tree.map(lambda a, i=i: a[i], updates),
@@ -206,7 +206,7 @@ def representatives(
             )
             for i in range(len(messages))
         ]
-        return jax.tree.map(lambda *a: jnp.stack(a), *found)
+        return jax.tree.map(lambda *a: jnp.stack(a), *results)
     strategy = strategy or strategy_here(ACCELERATOR_CHUNK)
     return _representatives(model, updates, jnp.asarray(y), keys, tuple(shape), settings, strategy)
 

@@ -61,8 +61,8 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
       x64: allow 64-bit arithmetic inside; results come back in 32 bits.
     """
     count = len(jax.tree.leaves(members)[0])
-    own = jax.config.jax_default_device  # type: ignore[attr-defined]  # which jax.default_device sets, for this thread
-    devices = tuple(jax.local_devices() if own is None else [own])[:count]
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]  # which jax.default_device sets, for this thread
+    devices = tuple(jax.local_devices() if default is None else [default])[:count]
     surplus = -count % len(devices)  # the last member is repeated until every device has as many
     padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], surplus, 0)]), members)
     placed = jax.device_put(padded, _sharding(devices))
@@ -187,7 +187,7 @@ def _with_room(run: Run, group: Group) -> Iterator[Sequence[Outcome]]:
 def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
     """Groups in threads, one for each device; JAX computes outside Python's lock."""
     waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
-    found: queue.SimpleQueue[tuple[Group, Sequence[Outcome]] | BaseException | None] = (
+    results: queue.SimpleQueue[tuple[Group, Sequence[Outcome]] | BaseException | None] = (
         queue.SimpleQueue()
     )
     stopped = threading.Event()
@@ -200,11 +200,11 @@ def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Se
                 while not stopped.is_set():
                     group = waiting.get_nowait()
                     for outcomes in run(group):
-                        found.put((group, outcomes))
+                        results.put((group, outcomes))
         except queue.Empty:
-            found.put(None)
+            results.put(None)
         except BaseException as error:  # raised again below, where the caller is
-            found.put(error)
+            results.put(error)
 
     workers = jax.local_devices()[: len(groups)]
     try:
@@ -212,7 +212,7 @@ def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Se
             threading.Thread(target=work, args=(device,), daemon=True).start()
         left = len(workers)
         while left:
-            item = found.get()
+            item = results.get()
             if isinstance(item, BaseException):
                 raise item
             if item is None:

@@ -86,9 +86,9 @@ class Job:
     @property
     def settings(self) -> dict[str, Value]:
         """All that is set, by flat names: the cell's, and the method's own under its name."""
-        own = {} if self.attack is None else flatten(self.attack)
+        attack = {} if self.attack is None else flatten(self.attack)
         filled = tuple(f"{name}." for name in self.how.filled)
-        set_here = {k: v for k, v in own.items() if not f"{k}.".startswith(filled)}
+        set_here = {k: v for k, v in attack.items() if not f"{k}.".startswith(filled)}
         return flatten(self.cell.settings) | {f"{self.method}.{k}": v for k, v in set_here.items()}
 
     @property

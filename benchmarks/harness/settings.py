@@ -41,8 +41,8 @@ def replace(record: Any, changes: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"setting {name!r} is unknown to {type(record).__name__}; it has {known}"
             )
-        own = replace(getattr(record, first), {rest: value}) if rest else value
-        record = dataclasses.replace(record, **{first: own})
+        inner = replace(getattr(record, first), {rest: value}) if rest else value
+        record = dataclasses.replace(record, **{first: inner})
     return record
 
 

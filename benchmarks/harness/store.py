@@ -144,9 +144,9 @@ class Store:
         cursor = self._database.execute(
             "SELECT " + ", ".join(f'"{c}"' for c in COLUMNS) + f" FROM results ORDER BY {order}"
         )
-        found = [dict(zip(COLUMNS, values, strict=True)) for values in cursor]
+        rows = [dict(zip(COLUMNS, values, strict=True)) for values in cursor]
         parsed = ("settings", "detail")
-        return [row | {name: json.loads(row[name]) for name in parsed} for row in found]
+        return [row | {name: json.loads(row[name]) for name in parsed} for row in rows]
 
     def images(self) -> list[dict[str, Any]]:
         """All images, ordered: `suite`, `table`, `size`, `dataset`, `method`, `seed` of their job,

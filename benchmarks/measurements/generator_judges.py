@@ -59,13 +59,13 @@ def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
         trunk_cnn(x.shape[1:], n, widths=WIDTHS, strides=strides) for n in (world.classes, 2)
     )
     training = LocalTraining(1e-3, math.ceil(STEPS * BATCH_SIZE / len(x)), BATCH_SIZE, optax.adam)
-    found = []
+    trained = []
     for model, labels, k in zip(models, (y, like.astype(int)), keys, strict=True):
         start_key, train_key = jax.random.split(k)
-        found.append(
+        trained.append(
             _train(model, model.init(start_key), one_client(x, labels), train_key, training)
         )
-    return Judges((models[0], models[1]), *found)
+    return Judges((models[0], models[1]), *trained)
 
 
 _apply = jax.jit(lambda model, params, x: model.apply(params, x), static_argnums=0)

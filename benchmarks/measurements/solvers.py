@@ -129,21 +129,21 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             solver=solver.solver,
             virtual=updates.virtual,
         )
-        times, found = [], None
+        times, answer = [], None
         for _ in range(2):  # the first compiles
             began = time.perf_counter()
-            found = jax.block_until_ready(_solve(updates, settings, jax.random.key(job.seed)))
+            answer = jax.block_until_ready(_solve(updates, settings, jax.random.key(job.seed)))
             times.append(time.perf_counter() - began)
-        assert found is not None
+        assert answer is not None
         shared = {
             "run_s": times[1] / solver.clients,
             "compile_s": max(times[0] - times[1], 0.0),
             "device": jax.devices()[0].device_kind,
             "dtype": "float32",
         }
-        trios = zip(np.asarray(found.x), updates.x, updates.y, strict=True)
+        trios = zip(np.asarray(answer.x), updates.x, updates.y, strict=True)
         alike = float(np.mean([_resemblance(*trio) for trio in trios]))
-        scores = {"objective": float(found.value.mean()), "class_mean_correlation": alike}
+        scores = {"objective": float(answer.value.mean()), "class_mean_correlation": alike}
         yield [Outcome(job, metric, value, **shared) for metric, value in scores.items()]
 
 

@@ -174,9 +174,9 @@ class Train:
         run = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
         messages = run.messages(0)
         last = jax.tree.map(lambda a: a[-1], messages.returned)
-        own = evaluate(self.model, last, one_client(victim.x, victim.y))
+        fit = evaluate(self.model, last, one_client(victim.x, victim.y))
         test = evaluate(self.model, last, one_client(around.x_test, around.y_test))
-        return messages, own.accuracy, test.accuracy
+        return messages, fit.accuracy, test.accuracy
 
 
 class Run(NamedTuple):

@@ -100,13 +100,18 @@ def _grid(
     varied = {name.replace("__", "."): values for name, values in varied.items()}
 
     def one(size: str, dataset: str, values: dict[str, Any], count: int, attribute: int) -> Place:
-        batch, own = values.get("training.batch_size"), {"steps": steps or _steps(count, values)}
+        batch, budget = values.get("training.batch_size"), {"steps": steps or _steps(count, values)}
         if size == "small":
-            own |= {"evaluations": 100, "unrolled_steps": 100, "unrolled_orders": 1, "orders": 64}
+            budget |= {
+                "evaluations": 100,
+                "unrolled_steps": 100,
+                "unrolled_orders": 1,
+                "orders": 64,
+            }
         if "phases" not in values and batch:
             values = values | {"simulated_phases": ("first20",)}
-            own |= {"orders": 64, "points": 1}
-        chosen = {"mixture": attacks(own["steps"])["cos"]} if strangers else attacks(**own)
+            budget |= {"orders": 64, "points": 1}
+        chosen = {"mixture": attacks(budget["steps"])["cos"]} if strangers else attacks(**budget)
         return Place(dataset, replace(VictimSettings(attribute, count), values), chosen)
 
     def places(size: str, data_dir: str | None) -> list[Place]:

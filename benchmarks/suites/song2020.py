@@ -94,8 +94,8 @@ def _grid(base: Any, small: dict[str, Any], sources: Sequence[Source], changes: 
     def places(size: str, data_dir: str | None) -> list[Place]:
         made = []
         for source in sources:
-            own = small | source.settings | source.small if size == "small" else source.settings
-            settings = replace(base, own)
+            changed = small | source.settings | source.small if size == "small" else source.settings
+            settings = replace(base, changed)
             made += [Place(source.name, replace(settings, change)) for change in changes(size)]
         return made
 

@@ -80,10 +80,10 @@ def content(file: SourceFile, path: Path) -> bytes:
         raise ValueError(
             f"{path.name} is truncated or not the archive expected ({error}); {mend}"
         ) from error
-    found = hashlib.sha256(data).hexdigest()
-    if file.sha256 is not None and found != file.sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if file.sha256 is not None and digest != file.sha256:
         raise ValueError(
-            f"{path.name} was altered: its content has sha256 {found}, published {file.sha256}; "
+            f"{path.name} was altered: its content has sha256 {digest}, published {file.sha256}; "
             f"{mend}"
         )
     return data

@@ -59,8 +59,8 @@ def largest_eigenvalue(apply: Callable[[Any], Any], like: Any, iterations: int =
         norm = optax.tree.norm(tree)
         return jax.tree.map(lambda a: a / jnp.maximum(norm, jnp.finfo(a.dtype).tiny), tree), norm
 
-    def iterate(_: int, found: tuple[Any, Array]) -> tuple[Any, Array]:
-        return unit(apply(found[0]))
+    def iterate(_: int, state: tuple[Any, Array]) -> tuple[Any, Array]:
+        return unit(apply(state[0]))
 
     tilted = jax.tree.map(
         lambda a: 1 + jnp.linspace(0, 1, a.size, dtype=a.dtype).reshape(a.shape), like

@@ -272,17 +272,17 @@ def _gls(
         (gram, right), _ = jax.lax.scan(add, zero, (rounds, jnp.arange(len(messages))))
         right = right + gram @ weights  # linearised at the current weights
         gram, right = gram + jnp.diag(precision), right + precision * prior
-        found = minimize_quadratic(
+        solution = minimize_quadratic(
             lambda w: gram @ w - right,
             weights,
             lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
             jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
             settings.iterations,
         )
-        rounded = jax.nn.one_hot(with_first(found.reshape(records, -1)).argmax(1), count)[
+        rounded = jax.nn.one_hot(with_first(solution.reshape(records, -1)).argmax(1), count)[
             :, 1:
         ].reshape(-1)
-        return found, _heights(gram, right, prior, found, rounded)
+        return solution, _heights(gram, right, prior, solution, rounded)
 
     with jax.default_matmul_precision("highest"):
         weights, (trace, objectives) = jax.lax.scan(
@@ -361,8 +361,10 @@ def _noise(
     training, depth, records = settings.training, settings.layers, len(scores)
     looked_at = jax.vmap(lambda tree: ravel_pytree(of_layers(model, tree, depth))[0])(vectors)
     inner = looked_at[1:] @ looked_at[1:].T
-    own = jnp.einsum("nk,nkm->nm", scores, along[..., 1:])
-    noise = OrderNoise(along[..., 1:], own, inner, looked_at[1:] @ looked_at[0], jnp.trace(inner))
+    expected = jnp.einsum("nk,nkm->nm", scores, along[..., 1:])
+    noise = OrderNoise(
+        along[..., 1:], expected, inner, looked_at[1:] @ looked_at[0], jnp.trace(inner)
+    )
     if settings.drift:
         flat, steps = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), training.steps(records)
         moved = drift(model, seen.received, seen.update, *flat, steps, settings.drift, depth)
@@ -399,10 +401,10 @@ def _positive(inner: Array, floor: Array) -> tuple[Array, Array]:
     def factorised(floor: Array) -> tuple[Array, Array]:
         return floor, jnp.linalg.cholesky(inner + floor * eye)
 
-    def fails(found: tuple[Array, Array]) -> Array:
-        return (found[0] < most) & ~jnp.isfinite(found[1]).all()
+    def fails(factor: tuple[Array, Array]) -> Array:
+        return (factor[0] < most) & ~jnp.isfinite(factor[1]).all()
 
-    return jax.lax.while_loop(fails, lambda found: factorised(4 * found[0]), factorised(floor))
+    return jax.lax.while_loop(fails, lambda factor: factorised(4 * factor[0]), factorised(floor))
 
 
 def _gradients(

@@ -78,10 +78,10 @@ def linear_problem(
 
     def forward(unknowns: Array) -> Any:
         weights = unknowns[: len(x) * (count - 1)].reshape(len(x), -1)
-        found = gradients(jnp.concatenate([-weights.sum(1, keepdims=True), weights], 1))
+        gradient = gradients(jnp.concatenate([-weights.sum(1, keepdims=True), weights], 1))
         if learning_rate is not None:
-            return found
-        return jax.tree.map(lambda g, u: g - unknowns[-1] * u, found, whole)
+            return gradient
+        return jax.tree.map(lambda g, u: g - unknowns[-1] * u, gradient, whole)
 
     def backward(residual: Any) -> Array:
         def one_round(received_residual: tuple[Any, Any, Array]) -> Array:

@@ -84,14 +84,14 @@ class OrderNoise(NamedTuple):
 
     Attributes:
       candidates: with the candidates' gradients `[records, K, rows]`.
-      own: with the records' own `[records, rows]`.
+      expected: with the records' own `[records, rows]`.
       inner: with each other `[rows, rows]`.
       residual: with the residual `[rows]`.
       squares: sum of their squares, before what is common to them is taken off.
     """
 
     candidates: Array
-    own: Array
+    expected: Array
     inner: Array
     residual: Array
     squares: Array
@@ -129,14 +129,14 @@ def with_weights(
         return each * rows + (common - each) * rows.mean(axis, keepdims=True)
 
     across = jnp.einsum("nkml,ml->nkm", gram, scores)
-    own = jnp.einsum("nk,nkm->nm", scores, across)
-    beside = scaled(noise.own, 0)
+    expected = jnp.einsum("nk,nkm->nm", scores, across)
+    beside = scaled(noise.expected, 0)
     return OrderNoise(
         jnp.concatenate([scaled(across, 2), noise.candidates], 2),
-        jnp.concatenate([scaled(own, 1), noise.own], 1),
-        jnp.block([[scaled(scaled(own, 1), 0), beside], [beside.T, noise.inner]]),
+        jnp.concatenate([scaled(expected, 1), noise.expected], 1),
+        jnp.block([[scaled(scaled(expected, 1), 0), beside], [beside.T, noise.inner]]),
         jnp.concatenate([scaled((scores * along).sum(1), 0), noise.residual]),
-        noise.squares + each**2 * jnp.trace(own),
+        noise.squares + each**2 * jnp.trace(expected),
     )
 
 
@@ -182,7 +182,7 @@ def with_drift(
     candidates = centred(scaled(moved.inner(centre))).T.reshape(*scores.shape, -1)
     return OrderNoise(
         jnp.concatenate([candidates, noise.candidates], 2),
-        jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.own], 1),
+        jnp.concatenate([jnp.einsum("nk,nkm->nm", scores, candidates), noise.expected], 1),
         jnp.block([[centred(centred(inner).T), along[:, 1:]], [along[:, 1:].T, noise.inner]]),
         jnp.concatenate([along[:, 0], noise.residual]),
         noise.squares + jnp.trace(inner),

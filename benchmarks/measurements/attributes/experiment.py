@@ -113,10 +113,10 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         }
         outcomes: list[Outcome] = []
         for job in wanted:
-            own = facts[places.index(place_of[job])] | shared
+            described = facts[places.index(place_of[job])] | shared
             if method.learns:
-                own |= _public_facts(attack.records, len(public_rows(data, 0)), own)
-            outcomes += _outcomes(job, names, take(results, chosen.index(place_of[job])), own)
+                described |= _public_facts(attack.records, len(public_rows(data, 0)), described)
+            outcomes += _outcomes(job, names, take(results, chosen.index(place_of[job])), described)
         yield outcomes
 
 
@@ -189,10 +189,10 @@ def _one_step(members: Victim) -> LocalTraining:
     return LocalTraining(training.learning_rate * training.steps(members.x.shape[1]))
 
 
-def _public_facts(asked: int, there: int, own: dict[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"detail": own["detail"] | {"public_records": min(asked, there)}}
+def _public_facts(asked: int, there: int, described: dict[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {"detail": described["detail"] | {"public_records": min(asked, there)}}
     if there < asked:
-        facts["note"] = "; ".join(filter(None, (own["note"], f"only {there} public records")))
+        facts["note"] = "; ".join(filter(None, (described["note"], f"only {there} public records")))
     return facts
 
 
@@ -202,10 +202,10 @@ def _outcomes(
     """One outcome per selection among the job's own phases: the one chosen by the objective, and
     the best as the oracle's."""
     scores, labels, objectives, status = results
-    own = [names.index(name) for name in phases_of(job)] or [0]
-    usable = [i for i in own if status[i] == 0] or own
-    choices = {"none": own[-1]}
-    if len(own) > 1:
+    allowed = [names.index(name) for name in phases_of(job)] or [0]
+    usable = [i for i in allowed if status[i] == 0] or allowed
+    choices = {"none": allowed[-1]}
+    if len(allowed) > 1:
         if job.how.selects:
             choices = {"objective": min(usable, key=lambda i: objectives[i])}
         choices["oracle"] = max(usable, key=lambda i: scores[i])

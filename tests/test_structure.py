@@ -1,0 +1,59 @@
+"""Who may import whom: three packages, and the wings of the benchmarks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def imports(path):
+    """Dotted names of the modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def importers(folder):
+    return [(path, name) for path in (ROOT / folder).rglob("*.py") for name in imports(path)]
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("jaxfl", ("attacks.", "benchmarks.")),
+        ("attacks", ("benchmarks.", "jaxfl.datasets")),
+        ("benchmarks/harness", ("attacks.", "benchmarks.scenarios", "benchmarks.measurements")),
+        ("benchmarks/scenarios", ("benchmarks.measurements", "benchmarks.suites")),
+        ("benchmarks/measurements", ("benchmarks.suites",)),
+    ],
+)
+def test_no_arrow_runs_back_up(folder, forbidden):
+    pairs = importers(folder)
+    assert pairs
+    assert not [(path.name, name) for path, name in pairs if f"{name}.".startswith(forbidden)]
+
+
+def test_measurements_meet_through_scenarios_and_the_harness_alone():
+    owned = {"generators": "generator_judges"}  # the judges of what it generates
+    for path, name in importers("benchmarks/measurements"):
+        place = path.relative_to(ROOT / "benchmarks/measurements").parts[0].removesuffix(".py")
+        if name.startswith("benchmarks.measurements."):
+            other = name.split(".")[2]
+            assert other in (place, owned.get(place)), f"{path.name} imports {name}"
+
+
+def test_every_attack_says_who_it_is_of():
+    """A module with an attack that is public names its threat model."""
+    import attacks
+
+    public = {getattr(attacks, name) for name in attacks.__all__}
+    modules = {each.__module__ for each in public if callable(each) and not isinstance(each, type)}
+    shared = ("matching", "metrics", "generators", "candidates", "detector_training", "knowledge")
+    for module in modules:
+        if module.startswith("attacks.") and module.rpartition(".")[2] not in shared:
+            path = ROOT / Path(*module.split(".")).with_suffix(".py")
+            assert "Threat model" in path.read_text(), module
