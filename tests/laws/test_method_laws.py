@@ -8,8 +8,8 @@ import pytest
 from benchmarks.harness.jobs import Job
 from benchmarks.measurements import attributes, properties
 from benchmarks.suites import SUITES, metrics_of
+from tests.attacks.test_gibbs import observed
 from tests.laws.attribute_methods import Trial, laws_of
-from tests.test_property_inference import observed
 
 TRIALS = {}
 CASES = [(m, law) for m in attributes.METHODS for law in laws_of(m)]

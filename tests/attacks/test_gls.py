@@ -30,7 +30,7 @@ from jaxfl import (
     simulate,
     stack_clients,
 )
-from tests.victims import KEY, ONE_HOT, D, N, explicit, make_victim
+from tests.attacks.victims import KEY, ONE_HOT, D, N, explicit, make_victim
 
 MINIBATCH = LocalTraining(0.2, batch_size=4)
 SMALL = GLS(MINIBATCH, orders=48)

@@ -16,7 +16,7 @@ from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
 from jaxfl import mlp
 from jaxfl.datasets import Dataset
-from tests.cells import cell_of, outcomes_of
+from tests.benchmarks.cells import cell_of, outcomes_of
 
 # At a learning rate of .05 inverting clients make training diverge, for detectors of every round
 # too.
@@ -125,7 +125,7 @@ TWO_DEVICES = """
 import jax, jax.numpy as jnp
 from benchmarks.harness.engines import run_members
 from benchmarks.measurements.properties import Decode, EXPERIMENT
-from tests.test_property_inference import observed
+from tests.attacks.test_gibbs import observed
 pairs = [observed(seed=seed)[0] for seed in range(2)]
 observations = jax.tree.map(lambda *a: jnp.stack(a), *pairs)
 inputs = observations, jnp.ones((2, 60)), jax.random.split(jax.random.key(0), 2)

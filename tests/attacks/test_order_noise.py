@@ -31,7 +31,7 @@ from jaxfl import (
     simulate,
     stack_clients,
 )
-from tests.victims import KEY, D, explicit, make_victim
+from tests.attacks.victims import KEY, D, explicit, make_victim
 
 one_round = jax.jit(_one_round, static_argnums=0)
 

@@ -15,7 +15,7 @@ from benchmarks.harness import engines
 from benchmarks.harness.jobs import Job, group
 from benchmarks.harness.settings import replace
 from benchmarks.suites import SUITES
-from tests.cells import cell_of, outcomes_of
+from tests.benchmarks.cells import cell_of, outcomes_of
 
 
 def test_eight_learning_rates_and_five_seeds_are_one_compilation():

@@ -10,7 +10,7 @@ import pytest
 from attacks import Prolin, prolin
 from attacks.metrics import ranking
 from attacks.properties.prolin import _mtadam
-from tests.test_property_inference import KEY, PER_ROUND, ROUNDS, observed
+from tests.attacks.test_gibbs import KEY, PER_ROUND, ROUNDS, observed
 
 
 @pytest.mark.parametrize("objective", ["code", "paper"])

@@ -42,8 +42,8 @@ from jaxfl import (
     squared_error,
     stack_clients,
 )
+from tests.attacks.victims import KEY, ONE_HOT, SCALAR, D, N, explicit, make_victim
 from tests.conftest import largest_difference
-from tests.victims import KEY, ONE_HOT, SCALAR, D, N, explicit, make_victim
 
 
 def test_the_two_ways_to_the_normal_equations_agree():

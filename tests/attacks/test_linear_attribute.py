@@ -20,7 +20,7 @@ from attacks import (
     structured_moments,
 )
 from jaxfl import Federated, LocalTraining, linear, simulate, stack_clients
-from tests.linear_clients import as_messages, optimum_of, trained
+from tests.attacks.linear_clients import as_messages, optimum_of, trained
 
 
 def test_moments_that_are_not_exact_bound_nothing():

@@ -31,7 +31,7 @@ from benchmarks.harness.jobs import Job, Outcome
 from benchmarks.harness.runner import _row
 from benchmarks.harness.store import COLUMNS, Store
 from benchmarks.suites import METRICS, SUITES
-from tests.cells import cell_of, outcomes_of
+from tests.benchmarks.cells import cell_of, outcomes_of
 
 TINY = [
     "quick/attributes",

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.measurements import generator_judges, generators
 from benchmarks.scenarios import generated
 from jaxfl.datasets import Dataset
-from tests.cells import TINY_GAME, all_methods, cell_of, outcomes_of, pictures
+from tests.benchmarks.cells import TINY_GAME, all_methods, cell_of, outcomes_of, pictures
 
 
 def tiny(table, changes, **more):

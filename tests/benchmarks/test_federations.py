@@ -15,7 +15,7 @@ from benchmarks.scenarios import federations
 from benchmarks.scenarios.federations import isolated, optimum, recipe
 from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
-from tests.cells import all_methods, cell_of, outcomes_of
+from tests.benchmarks.cells import all_methods, cell_of, outcomes_of
 from tests.conftest import largest_difference
 
 TINY = {

@@ -22,7 +22,7 @@ from attacks import (
 from attacks.metrics import detection
 from benchmarks.harness.jobs import Job
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
-from tests.cells import cell_of, outcomes_of
+from tests.benchmarks.cells import cell_of, outcomes_of
 
 N, D = 40, 30
 MODEL = mlp(D, (64,), 3)

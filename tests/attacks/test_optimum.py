@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attacks import infer_binary_attribute, local_moments, local_optimum, noisy_local_optimum
 from jaxfl import Federated, mlp, simulate, stack_clients
-from tests.linear_clients import as_messages, optimum_of, trained
+from tests.attacks.linear_clients import as_messages, optimum_of, trained
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
