@@ -16,7 +16,7 @@ from benchmarks.scenarios import anonymous
 from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
 from jaxfl import stack_clients
-from jaxfl.federated import local_update
+from jaxfl.training import local_update
 from tests.benchmarks.cells import TINY_LINKS, all_methods, cell_of, outcomes_of, pictures
 
 METHODS = linkability.METHODS
