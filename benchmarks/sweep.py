@@ -22,7 +22,7 @@ from benchmarks.harness.engines import use_all_cores
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
 from benchmarks.harness.runner import run_groups
-from benchmarks.harness.settings import full_name, short_names, varying
+from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
 from benchmarks.suites import SUITES, metrics_of
 
@@ -248,18 +248,19 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
 
 
 def _print_cells(console: Console, groups: list[Group]) -> None:
-    """What cells of each table have in common, and what tells them apart."""
+    """What is set in each table beside the defaults: what its cells agree on, then cell by cell."""
     by_table: dict[tuple[str, str], list[Job]] = {}
     for job in (job for g in groups for job in g.jobs):
         by_table.setdefault((job.cell.suite, job.cell.table), []).append(job)
     for (suite, name), jobs in by_table.items():
-        cells = [{"dataset": job.cell.dataset, **job.settings} for job in jobs]
-        names = varying(cells, last={f"{job.method}." for job in jobs})
-        short = short_names(key for cell in cells for key in cell)
-        values = {key: value for cell in cells for key, value in cell.items()}
-        shared = " ".join(f"{short[k]}={v}" for k, v in values.items() if k not in names)
-        console.print(f"{suite}/{name}: {shared}", highlight=False, soft_wrap=True)
-        lines = (" ".join(f"{short[k]}={cell[k]}" for k in names if k in cell) for cell in cells)
+        told = {"dataset", *(key for job in jobs for key in job.set_here)}
+        every = [{"dataset": job.cell.dataset, **job.settings} for job in jobs]
+        cells = [{key: v for key, v in cell.items() if key in told} for cell in every]
+        short, shared = short_names(key for cell in cells for key in cell), constant(cells)
+        text = " ".join(f"{short[key]}={v}" for key, v in shared.items())
+        console.print(f"{suite}/{name}: {text}", highlight=False, soft_wrap=True)
+        apart = [{key: v for key, v in cell.items() if key not in shared} for cell in cells]
+        lines = (" ".join(f"{short[key]}={v}" for key, v in cell.items()) for cell in apart)
         for line in dict.fromkeys(filter(None, lines)):
             console.print(f"    {line}", highlight=False, soft_wrap=True)
 

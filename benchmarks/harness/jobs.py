@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.experiment import Experiment, Method
-from benchmarks.harness.settings import Value, flatten
+from benchmarks.harness.settings import Value, defaults, flatten
 
 Attacks = Mapping[str, Any]
 """Settings of methods by their names, where they are not the method's own defaults."""
@@ -86,10 +86,20 @@ class Job:
     @property
     def settings(self) -> dict[str, Value]:
         """All that is set, by flat names: the cell's, and the method's own under its name."""
-        attack = {} if self.attack is None else flatten(self.attack)
+        return flatten(self.cell.settings) | self._of_method(self.attack)
+
+    @property
+    def set_here(self) -> dict[str, Value]:
+        """What of it differs from the defaults of the experiment and of the method."""
+        known: dict[str, Value] = defaults(self.cell.experiment.settings)
+        known |= self._of_method(self.how.settings)
+        return {k: v for k, v in self.settings.items() if k not in known or known[k] != v}
+
+    def _of_method(self, record: Any) -> dict[str, Value]:
+        flat = {} if record is None else flatten(record)
         filled = tuple(f"{name}." for name in self.how.filled)
-        set_here = {k: v for k, v in attack.items() if not f"{k}.".startswith(filled)}
-        return flatten(self.cell.settings) | {f"{self.method}.{k}": v for k, v in set_here.items()}
+        left = {k: v for k, v in flat.items() if not f"{k}.".startswith(filled)}
+        return {f"{self.method}.{k}": v for k, v in left.items()}
 
     @property
     def facts(self) -> dict[str, Value]:

@@ -15,7 +15,7 @@ from benchmarks.harness import plots
 from benchmarks.harness.experiment import Metric
 from benchmarks.harness.intervals import Interval, accuracy_interval, student_interval
 from benchmarks.harness.plots import Line
-from benchmarks.harness.settings import short_names, varying
+from benchmarks.harness.settings import constant, short_names, varying
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +63,8 @@ def _section(
     suite, table, size = key
     cells = [{"dataset": row["dataset"]} | row["settings"] for row in rows]
     names = varying(cells, last={f"{row['method']}." for row in rows})
-    values = {name: value for cell in reversed(cells) for name, value in cell.items()}
-    short = short_names(values)
-    shared = ", ".join(f"{short[k]}={v}" for k, v in sorted(values.items()) if k not in names)
+    short = short_names(name for cell in cells for name in cell)
+    shared = ", ".join(f"{short[k]}={v}" for k, v in sorted(constant(cells).items()))
     by_line: dict[Any, list[dict[str, Any]]] = {}
     for row, cell in zip(rows, cells, strict=True):
         place = tuple((short[k], cell[k]) for k in names if k in cell)

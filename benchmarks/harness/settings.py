@@ -28,6 +28,13 @@ def flatten(record: Any) -> dict[str, Value]:
     return flat
 
 
+def defaults(kind: type) -> dict[str, Value]:
+    """Flat names and values of those fields of a record's type that have a default."""
+    known = [f for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING]
+    holder = dataclasses.make_dataclass("Defaults", [(f.name, f.type, f.default) for f in known])
+    return flatten(holder())
+
+
 def replace(record: Any, changes: Mapping[str, Any]) -> Any:
     """A record with other values under flat names, `{"training.batch_size": 8}`.
 
@@ -71,6 +78,15 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         name: part if last.count(part) == 1 else name
         for name, part in zip(names, last, strict=True)
     }
+
+
+def constant(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Names and values of what all cells that have it agree on."""
+    values: dict[str, list[Any]] = {}
+    for cell in cells:
+        for name, value in cell.items():
+            values.setdefault(name, []).append(value)
+    return {name: each[0] for name, each in values.items() if each.count(each[0]) == len(each)}
 
 
 def varying(cells: list[dict[str, Any]], last: Iterable[str] = ()) -> list[str]:
