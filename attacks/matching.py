@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxfl import LocalTraining, Messages, Model, _check, local_update, mean_loss
+from jaxfl import LocalTraining, Messages, Model, _check, client_round, mean_loss
 from jaxfl.clients import ClientData
 from jaxfl.federated import map_clients, strategy_here
 
@@ -98,9 +98,8 @@ class Virtual:
 
 
 def check_virtual(virtual: Any, records: int) -> None:
-    """As `Virtual.check`, of what may be none."""
-    if not isinstance(virtual, Virtual):
-        raise ValueError(f"virtual={virtual!r} must be a Virtual, as Virtual('unrolled', training)")
+    """`Virtual.check`, after checking that it is a `Virtual`."""
+    _check.instance(Virtual, virtual=virtual)
     virtual.check(records)
 
 
@@ -132,7 +131,7 @@ def virtual_update(
 
     @jax.checkpoint
     def run(order_key: Array) -> Any:
-        returned = local_update(model, received, data, order_key, virtual.training)
+        returned = client_round(model, received, data, order_key, virtual.training)
         return jax.tree.map(jnp.subtract, received, returned)
 
     updates = jax.lax.map(run, jax.random.split(key, virtual.orders))

@@ -24,6 +24,13 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(f"{name}={value!r} must be one number") from None
 
 
+def instance(kind: type, **named: Any) -> None:
+    """Raise `ValueError` unless every named value is of a type."""
+    for name, value in named.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is a {type(value).__name__}; it must be a {kind.__name__}")
+
+
 def positive_integer(**named: Any) -> None:
     """Raise `ValueError` unless every named value is an integer of at least 1."""
     for name, value in named.items():
@@ -48,8 +55,8 @@ def not_negative(**named: Any) -> None:
 def number(**named: Any) -> None:
     """Raise `ValueError` unless every named value is one finite number."""
     for name, value in named.items():
-        if not is_traced(value):
-            finite(**{name: _number(name, value)})
+        if not is_traced(value) and not np.isfinite(_number(name, value)):
+            raise ValueError(f"{name}={value!r} must be finite")
 
 
 def index(length: int, what: str, **named: Any) -> None:

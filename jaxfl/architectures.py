@@ -166,6 +166,8 @@ def mlp(
         client; scale and offset are parameters and are shared (Driouich 2023).
     """
     _check.one_of(("classification", "regression"), task=task)
+    widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
+    _check.positive_integer(features=features, outputs=outputs, **widths)
     module = _MLP((*hidden, outputs), batch_norm)
     if task == "regression":
         return from_flax(module, (features,), squared_error)

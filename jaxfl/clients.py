@@ -154,7 +154,7 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
         _check_ids(**{"clients.id": clients.id})
     if _check.is_traced(clients):
         return
-    sizes = np.asarray(clients.sizes)
+    sizes = np.asarray(clients.mask).sum(-1)  # on the host, under an outer `jit` too
     if (sizes == 0).any():
         raise ValueError(
             f"clients.mask leaves client {int(np.argmin(sizes))} without records; drop empty "

@@ -16,7 +16,7 @@ from jaxfl import _check
 from jaxfl.clients import ClientData, check_clients, check_test
 from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
-from jaxfl.plugins import PerClient, Plugin
+from jaxfl.plugins import PerClient, Plugin, check_plugins
 from jaxfl.training import LocalTraining, client_round
 from jaxfl.transcript import Transcript
 
@@ -72,7 +72,7 @@ def honest_server(
     Args:
       optimizer: `optimizer(learning_rate)` is the server's optax transformation; SGD with rate 1 is
         plain FedAvg.
-      learning_rate: the server's step size.
+      learning_rate: the server's step size (static, a Python number: another one compiles again).
       by_size: weight clients by their number of records; otherwise equally.
     """
     transformation = optimizer(learning_rate)
@@ -155,9 +155,9 @@ class Record:
     def __post_init__(self) -> None:
         for name in ("clients", "rounds"):
             value = getattr(self, name)
-            if isinstance(value, str) or value is None:
+            if value is None or (name == "clients" and value == "all"):
                 continue
-            if not np.iterable(value):
+            if isinstance(value, str) or not np.iterable(value):
                 raise ValueError(f"record.{name}={value!r} must be a sequence of integers")
             object.__setattr__(self, name, tuple(value))
 
@@ -191,20 +191,17 @@ class Federated:
         _check.positive_integer(rounds=self.rounds)
         self.training.check()
         count = len(clients.mask)
-        for plugin in self.plugins:
-            if not isinstance(plugin, Plugin):
-                raise ValueError(f"plugins holds {plugin!r}, which is no jaxfl.Plugin")
-            if isinstance(plugin, PerClient):
-                plugin.check_clients(count)
-            else:
-                plugin.check()
+        check_plugins(self.plugins, count)
+        check_plugins((*self.training.plugins, *self.plugins), count)
         if self.clients_per_round is not None:
             _check.positive_integer(clients_per_round=self.clients_per_round)
             if self.clients_per_round > count:
                 raise ValueError(
                     f"clients_per_round={self.clients_per_round} exceeds the {count} clients"
                 )
-        if self.strategy not in (None, "vmap", "map"):
+        if self.strategy not in (None, "vmap", "map") and not isinstance(self.strategy, int):
+            raise ValueError(f"strategy={self.strategy!r} must be 'vmap', 'map' or an integer")
+        if isinstance(self.strategy, int):
             _check.positive_integer(strategy=self.strategy)
         outside = [t for t in self.record.rounds or () if not 0 <= t < self.rounds]
         if outside:
@@ -271,14 +268,19 @@ def simulate(
             f"server names clients {server.named}, not all of whom are among the clients"
         )
     strategy = federated.strategy or strategy_here()
-    # Arrays of one dtype: a Python float and an array would compile twice.
-    training, plugins = jax.tree.map(
-        lambda a: jnp.asarray(a, jnp.result_type(float)), (federated.training, federated.plugins)
-    )
+    training, plugins = jax.tree.map(_as_array, (federated.training, federated.plugins))
     federated = dataclasses.replace(
         federated, strategy=strategy, training=training, plugins=plugins
     )
     return _simulate(model, server, params, clients, key, federated, test)
+
+
+def _as_array(number: Any) -> Any:
+    """Floating-point numbers as arrays of one type: a Python float and an array would compile
+    twice."""
+    array = jnp.asarray(number)
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(jnp.result_type(float)) if floating else array
 
 
 @functools.partial(jax.jit, static_argnames=("model", "server"))

@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 from flax import struct
 
 from jaxfl import _check
@@ -76,15 +77,43 @@ class PerClient(Plugin):
 
     plugin: Plugin
 
-    def check_clients(self, clients: int) -> None:
-        """Raise `ValueError` unless every number is one, or one for each of so many clients."""
-        for field in dataclasses.fields(self.plugin):  # type: ignore[arg-type]
-            value = getattr(self.plugin, field.name)
-            if jax.numpy.ndim(value):
-                _check.shape((clients,), **{f"{type(self.plugin).__name__}.{field.name}": value})
+    def check(self) -> None:
+        """As the plug-in's own."""
         self.plugin.check()
 
 
 def overriding(hook: str, plugins: tuple[Plugin, ...]) -> list[Plugin]:
     """Those plug-ins that override a hook."""
     return [p for p in plugins if getattr(type(p), hook) is not getattr(Plugin, hook)]
+
+
+def check_plugins(plugins: Any, clients: int | None = None) -> None:
+    """Raise `ValueError` unless plug-ins can be followed.
+
+    Args:
+      plugins: those of a recipe, or of a federation of so many clients.
+      clients: number of clients; a recipe has None, and knows no `PerClient`.
+    """
+    if not isinstance(plugins, tuple):
+        raise ValueError(f"plugins={plugins!r} must be a tuple, as (jaxfl.Upload(clip=1.0),)")
+    for plugin in plugins:
+        if not isinstance(plugin, Plugin):
+            raise ValueError(f"plugins holds {plugin!r}, which is no jaxfl.Plugin")
+        if jax.tree_util.all_leaves([plugin]):
+            name = type(plugin).__name__
+            raise ValueError(f"plugins holds a {name}, which is no pytree; see `jaxfl.plugins`")
+        if isinstance(plugin, PerClient):
+            _check_per_client(plugin.plugin, clients)
+        plugin.check()
+    every = tuple(p.plugin if isinstance(p, PerClient) else p for p in plugins)
+    if len(overriding("step_gradient", every)) > 1:
+        raise ValueError(f"plugins={plugins} make gradients more than once; choose one")
+
+
+def _check_per_client(plugin: Plugin, clients: int | None) -> None:
+    if clients is None:
+        raise ValueError("plugins holds a PerClient, which belongs into Federated.plugins")
+    for field in dataclasses.fields(plugin):  # type: ignore[arg-type]
+        value = getattr(plugin, field.name)
+        if np.ndim(value):
+            _check.shape((clients,), **{f"{type(plugin).__name__}.{field.name}": value})

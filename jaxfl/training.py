@@ -16,7 +16,7 @@ from jaxfl import _check
 from jaxfl.clients import ClientData
 from jaxfl.defenses import DPSGD, Mixup
 from jaxfl.models import Model, mean_loss
-from jaxfl.plugins import PerClient, Plugin, overriding
+from jaxfl.plugins import Plugin, check_plugins, overriding
 
 Array = jax.Array
 
@@ -74,14 +74,11 @@ class LocalTraining:
                     f"batch_size={self.batch_size} is larger than the client's {records} records"
                 )
         _check.number(learning_rate=self.learning_rate)
-        for plugin in self.plugins:
-            if not isinstance(plugin, Plugin):
-                raise ValueError(f"plugins holds {plugin!r}, which is no jaxfl.Plugin")
-            if isinstance(plugin, PerClient):
-                raise ValueError("plugins holds a PerClient, which belongs into Federated.plugins")
-            plugin.check()
-        if len(overriding("step_gradient", self.plugins)) > 1:
-            raise ValueError(f"plugins={self.plugins} make gradients more than once; choose one")
+        if not callable(self.optimizer):
+            raise ValueError(
+                f"optimizer={self.optimizer!r} must be a function of the learning rate"
+            )
+        check_plugins(self.plugins)
 
 
 @functools.cache
@@ -96,7 +93,8 @@ def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
 def local_update(
     model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining
 ) -> Any:
-    """Train on one client's records and return its model.
+    """Train on one client's records and return its model. Plug-ins change batches and gradients
+    here; what they make of recipe and update is `client_round`'s.
 
     Pure and differentiable in `params`, `data.x`, `data.y` and `training.learning_rate`; safe under
     `jit`, `vmap` and `grad`. The result depends neither on the padding nor on its length.
@@ -186,6 +184,7 @@ def client_round(
     every = (*training.plugins, *plugins)
     for plugin in overriding("recipe", every):
         training = plugin.recipe(training)
+    training = dataclasses.replace(training, plugins=every)  # `local_update` runs hooks of steps
     returned = local_update(model, params, data, key, training)
     senders = overriding("send", every)
     if not senders:

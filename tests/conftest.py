@@ -31,6 +31,8 @@ import pytest
 import jaxfl
 from benchmarks.harness import engines
 
+pytest.register_assert_rewrite("tests.laws.attribute_methods")
+
 OLDER_LOOPS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")
 compiled_as_by_users = functools.partial(
     jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True} if OLDER_LOOPS else None

@@ -167,7 +167,8 @@ def l2_lbfgs(
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None:
         raise ValueError("y=None: l2_lbfgs needs known labels; cos_matching reconstructs them")
-    settings = settings or L2Matching()
+    settings = L2Matching() if settings is None else settings
+    _check.instance(L2Matching, settings=settings)
     _check.positive_integer(evaluations=settings.evaluations)
     check_virtual(settings.virtual, len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)

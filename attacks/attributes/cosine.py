@@ -28,6 +28,7 @@ from attacks.matching import (
     Virtual,
     check_virtual,
     column_objective,
+    cosine_distance,
     matching_objective,
     minimize_adam,
 )
@@ -48,6 +49,7 @@ class CosMatching:
       noise: add Gumbel noise to the logits, drawn afresh in each iteration (static).
       hard: use the one-hot argmax forwards and the softmax backwards, "straight-through" (static).
       virtual: how a guess becomes an update.
+      distance: `distance(virtual update, observed update)`, the objective (static).
     """
 
     gamma: float | Array = 1.0
@@ -56,6 +58,7 @@ class CosMatching:
     noise: bool = struct.field(pytree_node=False, default=False)
     hard: bool = struct.field(pytree_node=False, default=False)
     virtual: Virtual = Virtual()
+    distance: Callable[[Any, Any], Array] = struct.field(pytree_node=False, default=cosine_distance)
 
 
 def cos_matching(
@@ -101,7 +104,8 @@ def cos_matching(
         return best_of(
             [cos_matching(model, messages, knowledge, key, settings=s) for s in settings]
         )
-    settings = settings or CosMatching()
+    settings = CosMatching() if settings is None else settings
+    _check.instance(CosMatching, settings=settings)
     _check.positive_integer(steps=settings.steps)
     _check.number(learning_rate=settings.learning_rate)
     _check.positive(gamma=settings.gamma)
@@ -117,7 +121,7 @@ def _cos_matching(
 ) -> Reconstruction:
     start_key, search_key, decode_key = jax.random.split(key, 3)
 
-    matched = _matched(model, messages, knowledge, settings.virtual)
+    matched = _matched(model, messages, knowledge, settings)
 
     def objective(logits: dict[str, Any], key: Array) -> Array:
         noise_key, virtual_key = jax.random.split(key)
@@ -128,18 +132,22 @@ def _cos_matching(
         minimum = minimize_adam(
             objective, start, search_key, steps=settings.steps, learning_rate=settings.learning_rate
         )
-        return decode(model, messages, knowledge, minimum, decode_key, settings.virtual)
+        return decode(
+            model, messages, knowledge, minimum, decode_key, settings.virtual, settings.distance
+        )
 
 
 def _matched(
-    model: Model, messages: Messages, knowledge: Knowledge, virtual: Virtual
+    model: Model, messages: Messages, knowledge: Knowledge, settings: CosMatching
 ) -> Callable[[dict[str, Any], Array], Array]:
     """The objective as a function of the candidates' weights: structured where the model allows it,
     else generic."""
+    virtual, distance = settings.virtual, settings.distance
     structured = model.layers is not None and model.layers.takes_records
-    if not structured or virtual.kind != "gradient" or virtual.rounds_per_step is not None:
+    plain = virtual.kind == "gradient" and virtual.rounds_per_step is None
+    if not (structured and plain and distance is cosine_distance):
         return lambda weights, key: matching_objective(
-            model, messages, *virtual_records(knowledge, weights), key, virtual
+            model, messages, *virtual_records(knowledge, weights), key, virtual, distance
         )
     positions = jnp.concatenate([column.positions for column in knowledge.columns])
     objective = column_objective(model, messages, erase(knowledge), positions)
@@ -217,6 +225,7 @@ def decode(
     minimum: Minimum,
     key: Array,
     virtual: Virtual,
+    distance: Callable[[Any, Any], Array] = cosine_distance,
 ) -> Reconstruction:
     """Round the best logits to one value per record (ties to the lowest index) and evaluate the
     rounded answer."""
@@ -224,7 +233,7 @@ def decode(
     one_hot = jax.tree.map(lambda z: jax.nn.one_hot(z.argmax(-1), z.shape[-1]), logits)
     x, y = virtual_records(knowledge, one_hot)
     full = dataclasses.replace(virtual, rounds_per_step=None)
-    objective = matching_objective(model, messages, x, y, key, full)
+    objective = matching_objective(model, messages, x, y, key, full, distance)
     failed = ~(jnp.isfinite(minimum.value) & jnp.isfinite(objective))
     return answered(
         failed,

@@ -149,6 +149,7 @@ def erase(knowledge: Knowledge) -> Array:
 def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
     """Knowledge as arrays. Raises `ValueError` on what an attack cannot use, naming
     the argument."""
+    _check.instance(Messages, messages=messages)
     if len(messages) == 0:
         raise ValueError("messages holds no rounds; give at least one")
     return check_records_known(model, messages.model_shapes, knowledge)
@@ -175,6 +176,10 @@ def float_type(params: Any) -> Any:
 
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
     """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
+    _check.instance(Knowledge, knowledge=knowledge)
+    _check.instance(tuple, columns=knowledge.columns)
+    for j, column in enumerate(knowledge.columns):
+        _check.instance(UnknownColumn, **{f"columns[{j}]": column})
     dtype = float_type(params)
     x = jnp.asarray(knowledge.x, dtype)
     _check.shape((None, None), x=x)
@@ -186,7 +191,8 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
         _check_column(f"columns[{j}]", column, x.shape[1], dtype)
         for j, column in enumerate(knowledge.columns)
     )
-    taken = [int(p) for c in columns if not _check.is_traced(c.positions) for p in c.positions]
+    known = [c.positions for c in knowledge.columns if not _check.is_traced(c.positions)]
+    taken = [p for positions in known for p in np.asarray(positions).tolist()]
     if len(set(taken)) < len(taken):
         raise ValueError(
             f"columns name positions {taken}, some of them twice; every feature belongs to one "
@@ -227,17 +233,20 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
 def check_positions(name: str, positions: Any, features: int) -> Array:
     """Positions as an array. Raises `ValueError` unless all are features: JAX would pass over those
     that are not."""
-    places = jnp.asarray(positions)
-    if not jnp.issubdtype(places.dtype, jnp.integer):
+    if _check.is_traced(positions):
+        _check.shape((None,), **{name: positions})
+        return jnp.asarray(positions, jnp.int32)
+    places = np.asarray(positions)  # on the host, under an outer `jit` too
+    if not np.issubdtype(places.dtype, np.integer):
         raise ValueError(f"{name}={positions} must be integers")
     _check.shape((None,), **{name: places})
-    outside = [] if _check.is_traced(places) else [int(p) for p in places if not 0 <= p < features]
+    outside = [p for p in places.tolist() if not 0 <= p < features]
     if outside:
         raise ValueError(
             f"{name}={places.tolist()} names feature {outside[0]}; features run from 0 to "
             f"{features - 1}"
         )
-    return places.astype(jnp.int32)
+    return jnp.asarray(places, jnp.int32)
 
 
 def _check_column(name: str, column: UnknownColumn, features: int, dtype: Any) -> UnknownColumn:

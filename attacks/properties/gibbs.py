@@ -90,7 +90,7 @@ def likelihood(observations: Observations, p: Array, drift: float | Array = 0.0)
     """The likelihood of p, features integrated out, for the variances that an expected p has.
 
     Args:
-      observations: see there; all its rounds count (see `disaggregation.until`).
+      observations: see there; all its rounds count (see `attacks.properties.observations.until`).
       p: the expected p `[clients]`.
       drift: q, the walk's standard deviation per round, in units of sqrt(v0_t) `[]`.
     """

@@ -29,6 +29,11 @@ class Metric:
     chance: float | None = None
 
 
+def no_run(*arguments: Any) -> Any:
+    """The run of a method that its experiment makes out of others' answers."""
+    raise TypeError("this method has no run of its own")
+
+
 def takes_everything(settings: Any) -> None:
     """The declaration of a method that no setting of its experiment stops."""
 
@@ -40,7 +45,8 @@ class Method:
     Attributes:
       name: as in the column `method`.
       about: what it does, one line.
-      run: the attack; what it is called with is the experiment's to say.
+      run: the attack; what it is called with is the experiment's to say. Methods are equal if they
+        run the same function: a changed attack is compiled anew.
       settings: the attack's own frozen record, with the values that hold where a cell says nothing
         else; or None.
       filled: names of those of its settings that the experiment fills in from the run, such as the
@@ -57,22 +63,21 @@ class Method:
 
     name: str
     about: str
-    run: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    run: Callable[..., Any] = no_run
     settings: Any = None
     filled: tuple[str, ...] = ()
-    refuses: Callable[[Any], str | None] = dataclasses.field(
-        default=takes_everything, compare=False
-    )
+    refuses: Callable[[Any], str | None] = takes_everything
     observes: bool = True
     selects: bool = False
-    learns: Callable[..., Any] | None = dataclasses.field(default=None, compare=False)
+    learns: Callable[..., Any] | None = None
     simulates: bool = False
     x64: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One question with all methods that answer it. Experiments of equal name are equal.
+    """One question with all methods that answer it. Experiments of equal name and methods are
+    equal.
 
     Attributes:
       name: of the measurement.
@@ -91,7 +96,7 @@ class Experiment:
 
     name: str
     settings: type = dataclasses.field(compare=False)
-    methods: tuple[Method, ...] = dataclasses.field(compare=False)
+    methods: tuple[Method, ...]
     metrics: tuple[Metric, ...] = dataclasses.field(compare=False)
     run: Callable[..., Iterator[Any]] = dataclasses.field(compare=False)
     asked: tuple[str, ...] = dataclasses.field(default=(), compare=False)

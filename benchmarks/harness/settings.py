@@ -3,6 +3,7 @@ values."""
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ def flatten(record: Any) -> dict[str, Value]:
             flat |= {f"{field.name}.{name}": v for name, v in flatten(value).items()}
         elif field.name == "batch_size" and value is None:
             flat[field.name] = "full"
+        elif isinstance(value, float) and not math.isfinite(value):
+            flat[field.name] = str(value)  # JSON has no infinity
         elif isinstance(value, tuple):
             flat[field.name] = ",".join(map(str, value))
         else:

@@ -362,7 +362,7 @@ def _shared_accuracy(play: Play, method: str, rounds: int) -> float:
 
 
 def _generated(play: Play, method: Method) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    images, labels = method.run(play, 1)  # type: ignore[misc]
+    images, labels = method.run(play, 1)
     probabilities = play.judges.classes(images)
     scores = {"victim_like": play.judges.like(images).mean()}
     if method.name in ("victim", "others"):
@@ -377,7 +377,7 @@ def _generated(play: Play, method: Method) -> tuple[dict[str, float], dict[str, 
         scores["classifier_score"] = classifier_score(probabilities)
     shown = {"for the victim": _grid(images)}
     if method.name in PASSIVE:  # the active attack has no others
-        others, _ = method.run(play, 0)  # type: ignore[misc]
+        others, _ = method.run(play, 0)
         scores["others_like"] = play.judges.like(others).mean()
         shown["for others"] = _grid(others)
     return {name: float(value) for name, value in scores.items()}, shown

@@ -285,7 +285,7 @@ def _reasons(clients: Sequence[Client]) -> str:
 def _scores(
     method: Method, attack: Any, client: Client, clients: Sequence[Client]
 ) -> dict[str, float]:
-    answer: Answer = method.run(client, attack)  # type: ignore[misc]
+    answer: Answer = method.run(client, attack)
     failed = (np.asarray(answer.values) < 0).any()
     right = np.nan if failed else float((answer.values == client.truth).mean())
     scores = {"attribute_accuracy": right}

@@ -227,7 +227,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     for method in dict.fromkeys(job.how for job in jobs):
         wanted = [job for job in jobs if job.how == method]
         began = time.perf_counter()
-        descriptors = method.run(linking, None)  # type: ignore[misc]
+        descriptors = method.run(linking, None)
         jax.block_until_ready(descriptors)
         shared = {
             "test_accuracy": drawn.test_accuracy,

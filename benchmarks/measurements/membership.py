@@ -210,7 +210,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     last = take(trained.messages.returned, (slice(None), -1))
     for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
         inputs = Inputs(trained.model, everyone, messages, last, [seed for _, seed in places])
-        answers: Answers = method.run(inputs, attack)  # type: ignore[misc]
+        answers: Answers = method.run(inputs, attack)
         outcomes: list[Outcome] = []
         for job in (job for job in jobs if (job.how, job.attack) == (method, attack)):
             i = places.index((job.cell, job.seed))

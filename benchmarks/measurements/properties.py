@@ -130,7 +130,7 @@ class Decode:
         observations, weights, key = inputs
         key = stream(key, Stream.DECODING)
         sight = Sight(observations, weights, jnp.asarray(self.seen), key)
-        return self.method.run(sight, self.settings)  # type: ignore[misc]
+        return self.method.run(sight, self.settings)
 
 
 def _prolin(sight: Sight, settings: Prolin) -> Array:

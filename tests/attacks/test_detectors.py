@@ -174,8 +174,8 @@ TARGET = jnp.full(10, 2.0), jnp.asarray(0)
         (Property(Behavior(update=-1.0)), FirstOrder(gradients=100), 8),
         (Property(Behavior(update=0.0)), FirstOrder(gradients=100), 7),
         (Property(Behavior(gradient=-1.0)), Lda(), 9),
-        (Property(target=TARGET), "first_order", 8),
-        (Property(target=TARGET), "logistic", 40),
+        (Property(target=TARGET), FirstOrder(gradients=100), 8),
+        (Property(target=TARGET), Logistic(epochs=2), 40),
     ],
 )
 def test_class_means_follow_the_model_between_rounds_of_one_detector(

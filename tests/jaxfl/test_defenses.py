@@ -292,12 +292,30 @@ def test_a_plug_in_of_ones_own_needs_no_file_of_the_library(world):
     assert np.allclose(sent(inverted.of(jnp.asarray([False, True, True]))), whole, atol=1e-6)
 
 
+@pytest.mark.parametrize("plugin", [DPSGD(0.1, 1.0), Mixup(), jaxfl.Behavior(gradient=-1.0)])
+def test_a_plug_in_does_the_same_in_the_recipe_and_beside_it(world, plugin):
+    def params(recipe=(), beside=()):
+        training = jaxfl.LocalTraining(0.1, batch_size=8, plugins=recipe)
+        federated = Federated(rounds=2, training=training, plugins=beside)
+        return simulate(world.model, world.params, world.clients, world.key, federated).params
+
+    assert largest_difference(params((plugin,)), params((), (plugin,))) == 0
+    assert largest_difference(params((plugin,)), params()) > 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Naked(jaxfl.Plugin):
+    """Not registered as a pytree."""
+
+
 def test_plug_ins_that_cannot_be_are_named(world):
     def run(**changed):
         federated = Federated(training=jaxfl.LocalTraining(0.1, **changed))
         simulate(world.model, world.params, world.clients, world.key, federated)
 
     for plugins, message in (
+        ((Naked(),), "a Naked, which is no pytree"),
+        (Upload(), "must be a tuple"),
         ((0.1,), r"plugins holds 0\.1, which is no jaxfl\.Plugin"),
         ((jaxfl.PerClient(Upload()),), "belongs into Federated.plugins"),
         ((DPSGD(), DPSGD()), "make gradients more than once"),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.harness.experiment import no_run
 from benchmarks.harness.jobs import Job
 from benchmarks.measurements import attributes, properties
 from benchmarks.suites import SUITES, metrics_of
@@ -23,15 +24,14 @@ def test_attribute_methods_obey(method, law):
     laws_of(method)[law](trial)
 
 
-DECODERS = [m for m in properties.METHODS if m.run is not None]
+DECODERS = [m for m in properties.METHODS if m.run is not no_run]
 
 
 @pytest.fixture(scope="module")
 def sight():
     observations, positives = observed(seed=3)
-    rounds = observations.sums.shape[0] if hasattr(observations, "sums") else 60
     return properties.Sight(
-        observations, jnp.ones(rounds), jnp.asarray([20, 60]), jax.random.key(0)
+        observations, jnp.ones(len(observations.rounds)), jnp.asarray([20, 60]), jax.random.key(0)
     ), np.asarray(positives)
 
 

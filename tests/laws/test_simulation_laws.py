@@ -293,3 +293,17 @@ def test_four_devices_equal_one():
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-6
+
+
+def test_a_simulation_runs_inside_jit_vmap_and_grad(world):
+    """Also where clients are no argument of the outer function but constants in it."""
+
+    def distance(rate):
+        federated = Federated(rounds=2, training=LocalTraining(rate, batch_size=8))
+        run = simulate(world.model, world.params, world.clients, world.key, federated)
+        return sum((a**2).sum() for a in jax.tree.leaves(run.params))
+
+    rates = jnp.asarray([0.05, 0.1])
+    together = jax.jit(jax.vmap(jax.grad(distance)))(rates)
+    apart = jnp.stack([jax.grad(distance)(rate) for rate in rates])
+    assert np.allclose(together, apart, rtol=1e-4)

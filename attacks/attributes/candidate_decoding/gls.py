@@ -81,7 +81,7 @@ from attacks.attributes.knowledge import (
 )
 from attacks.path import path_centre
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import LocalTraining, Messages, Model, _check
+from jaxfl import DPSGD, LocalTraining, Messages, Mixup, Model, _check
 
 Array = jax.Array
 KEPT = 2**29
@@ -100,8 +100,8 @@ class GLS:
     """Settings of `gls`.
 
     Attributes:
-      training: the client's recipe, known to the server that prescribed it: any but another
-        optimiser than plain SGD.
+      training: the client's recipe, known to the server that prescribed it. Its optimiser must be
+        plain SGD, its plug-ins `DPSGD` or `Mixup`.
       orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise
         (static). Many small batches make noise in about N directions; what M runs miss of them is
         taken for signal. Clients with few steps need few.
@@ -192,6 +192,7 @@ def gls(
 
 
 def _check_settings(settings: GLS, model: Model, records: int) -> None:
+    _check.instance(GLS, settings=settings)
     training, numbers = settings.training, ("orders", "points", "passes", "iterations")
     _check.positive_integer(**{name: getattr(settings, name) for name in numbers})
     if settings.orders < 2:
@@ -204,6 +205,11 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
     training.check(records)
     _check.positive(learning_rate=training.learning_rate)
     _check.plain_sgd(training.optimizer)
+    for plugin in training.plugins:
+        if type(plugin) not in (DPSGD, Mixup):
+            raise ValueError(
+                f"training.plugins holds {plugin!r}; gls knows the noise of DPSGD and Mixup alone"
+            )
     if settings.layers is not None:
         _check.positive_integer(layers=settings.layers)
         named = () if model.layers is None else model.layers.names

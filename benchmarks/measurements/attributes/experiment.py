@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attacks import Reconstruction
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method
@@ -43,23 +44,29 @@ class Attack:
     prior: bool
     labels: bool
 
-    def __call__(self, inputs: tuple[Victim, Messages, Any]) -> tuple[Array, Array, Array, Array]:
-        """Accuracy, accuracy of the labels, objective and status, each `[phases]`."""
+    def __call__(self, inputs: tuple[Victim, Messages | None, Any]) -> tuple[Array, ...]:
+        """Accuracy, accuracy of the labels, objective and status, each `[phases]`; of a guess,
+        which is given no messages, `[1]`."""
         victim, messages, learned = inputs
         knowledge, key = (
             victim.knowledge(self.prior, self.labels),
             stream(victim.key, Stream.ATTACK),
         )
 
-        def one_phase(seen: Messages) -> tuple[Array, Array, Array, Array]:
+        def one_phase(seen: Messages | None) -> tuple[Array, ...]:
             view = View(self.model, seen, knowledge, victim.training, key, learned)
-            answer = self.method.run(view, self.settings)  # type: ignore[misc]
+            answer = self.method.run(view, self.settings)
+            if not isinstance(answer, Reconstruction):
+                kind = type(answer).__name__
+                raise TypeError(f"method {self.method.name!r} gave a {kind}, no Reconstruction")
             unknown = jnp.asarray(jnp.nan)
             labels = unknown if answer.labels is None else accuracy(answer.labels, victim.y)
             values = jnp.stack(answer.values, 1).reshape(-1)
             right = accuracy(values, victim.truth.reshape(-1))
             return right, labels, answer.objective, answer.status
 
+        if messages is None:
+            return jax.tree.map(lambda a: jnp.asarray(a)[None], one_phase(None))
         return over_phases(one_phase, messages, self.phases)
 
 
@@ -169,17 +176,15 @@ def _measure(
 ) -> Compiled:
     """One method on some of the victims."""
     rounds = tuple(sorted({t for name in names for t in rounds_of(name, settings.rounds)}))
-    rounds = rounds or (trained.kept[0],)  # a guess does not look at it
-    phases = tuple(tuple(map(rounds.index, rounds_of(n, settings.rounds))) for n in names) or (
-        (0,),
-    )
+    phases = tuple(tuple(map(rounds.index, rounds_of(n, settings.rounds))) for n in names)
     # Statistics and guesses are given the prior: it says what is most frequent.
     prior = settings.prior == "known" or not method.selects
     function = Attack(method, attack, trained.model, phases, prior, settings.labels == "known")
     members, messages = trained.seen(rows, rounds)
     if not method.simulates:
         members = dataclasses.replace(members, training=_one_step(members))
-    return run_members(function, (members, messages, learned), x64=method.x64)
+    seen = messages if method.observes else None
+    return run_members(function, (members, seen, learned), x64=method.x64)
 
 
 def _one_step(members: Victim) -> LocalTraining:

@@ -38,7 +38,7 @@ from benchmarks.harness.experiment import Method, Metric
 from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.victims import VictimSettings, public_rows
-from jaxfl import LocalTraining, Messages, Model
+from jaxfl import LocalTraining, Model
 
 Array = jax.Array
 
@@ -57,7 +57,7 @@ class View:
     """
 
     model: Model
-    messages: Messages
+    messages: Any
     knowledge: Knowledge
     training: LocalTraining
     key: Array

@@ -125,7 +125,7 @@ class Work:
 
     def answer(self, method: Method, attack: Any) -> Any:
         """A method's answer."""
-        return self._timed((method.name, attack), lambda: method.run(self, attack))  # type: ignore[misc]
+        return self._timed((method.name, attack), lambda: method.run(self, attack))
 
     def attributes(self, settings: First) -> list[np.ndarray]:
         """Values of the sensitive column that `gls` reconstructs, per attacked client."""
