@@ -10,8 +10,8 @@ ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024
 
 
 MIXED = 3
-"""Gradients by which the sum of a mixed batch differs when a record is left out: its own average
-and its predecessor's go, one of both neighbours comes."""
+"""Gradients by which the sum of a mixed batch differs when a record is left out: the averages with
+its two neighbours vanish, and one average of these two neighbours appears."""
 
 
 def epsilon(
@@ -23,8 +23,8 @@ def epsilon(
     delta: float,
     mixup: bool = False,
 ) -> float:
-    """Epsilon of one client's whole training at `delta`, of whether a record's gradients are in it
-    or are left out; how many records there are, by which sums are divided, is public.
+    """Epsilon at `delta` of one client's whole training, for adding or removing one record. The
+    number of records, which sums are divided by, is public.
 
     As is customary, batches are accounted for as Poisson samples of rate batch_size / records,
     while they are drawn by shuffling; with full batches there is no sampling, and no difference.

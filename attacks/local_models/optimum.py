@@ -166,7 +166,7 @@ def local_optimum(messages: Messages) -> LocalOptimum:
 
 
 def _deviation(received: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """Standard deviation `[parameters]` of what in centred updates is no linear map of centred
+    """Standard deviation `[parameters]` of the residuals of centred updates regressed on centred
     received models; 0 if there are too few rounds to tell."""
     left, singular, _ = np.linalg.svd(received, full_matrices=False)
     left = left[:, singular > len(received) * np.finfo(np.float64).eps * singular[0]]

@@ -106,9 +106,9 @@ def by_discriminants(sources: Array, x: Array) -> np.ndarray:
     """Sources by linear discriminants learned from another attack's answers (self-training; beyond
     Driouich 2023).
 
-    Where clients' records are distributed apart, a record's like outvote a wrong answer for it.
-    Where they are not, what the answers knew is lost. Fisher's discriminants, the common covariance
-    shrunk (Ledoit & Wolf 2004).
+    If clients' records differ in distribution, similar records correct a wrong answer. If they do
+    not, the discriminants discard what the answers knew. Fisher's discriminants with a shrunk
+    common covariance (Ledoit & Wolf 2004).
 
     Args:
       sources: places of clients as another attack names them `[records]`; -1 for none.

@@ -76,9 +76,9 @@ def degraded(
     x: np.ndarray, y: np.ndarray, like: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Each image `[images, height, width, 1]` in [-1, 1] blended with another of its class and
-    kind, blurred, faded and noisy, by random amounts: what generators make is no photograph, and a
-    judge of clean pictures alone says anything of it (it took nine of ten representatives of
-    upright digits for turned ones).
+    kind, blurred, faded and noisy, by random amounts. A judge that was trained only on clean
+    pictures is unreliable on generated ones: it took nine of ten representatives of upright digits
+    for turned ones.
 
     Args:
       x: the images.

@@ -113,10 +113,10 @@ def digits(data: Dataset, settings: GeneratedSettings, seed: int) -> World:
 
 
 def faces(data: Dataset, settings: GeneratedSettings, seed: int) -> World:
-    """The first client has the pictures with glasses of `WEARERS`; in all others' none are worn, by
-    `WEARERS` neither, and each has a few persons. The adversary has two pictures without glasses of
-    each person of whom there are any. The judges have the other persons' pictures with glasses, and
-    up to four of each without; on these the shared model is judged too. Few persons have both."""
+    """Only the first client has pictures with glasses, those of `WEARERS`; each other client has a
+    few persons. The adversary has two pictures without glasses of each person who has any. The
+    judges have the other persons' pictures with glasses, and up to four of each person without; the
+    shared model is judged on the latter too. Few persons have both kinds."""
     rng = np.random.default_rng(seed)
     number = np.tile(np.arange(1, 11), 40)
     glasses = np.asarray(

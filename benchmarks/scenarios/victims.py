@@ -200,7 +200,7 @@ class Run(NamedTuple):
 
     def seen(self, rows: np.ndarray, rounds: tuple[int, ...]) -> tuple[Victim, Messages]:
         """Some victims with their messages of some rounds."""
-        places = np.asarray([self.kept.index(t) for t in rounds])
+        places = np.asarray([self.kept.index(t) for t in rounds], int)
         messages = take(take(self.messages, rows), (slice(None), places))
         return take(self.victims, rows), messages
 

@@ -193,8 +193,7 @@ def _closed_form(
         weights = solution[: records * (count - 1)]
         decoded = _decoded(knowledge, weights.reshape(records, -1), members)
         objective = misfit(jnp.concatenate([decoded.rounded, solution[len(weights) :]]))
-    # No client has a rate that is not positive: found, it tells that the messages are not of these
-    # records.
+    # A rate that is not positive means that the messages do not come from these records.
     failed = ~(
         jnp.isfinite(solution).all()
         & jnp.isfinite(objective)

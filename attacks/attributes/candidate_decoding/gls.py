@@ -400,8 +400,9 @@ def _whitened(noise: OrderNoise, gram: Array, along: Array, least: Array) -> tup
 
 
 def _positive(inner: Array, floor: Array) -> tuple[Array, Array]:
-    """A floor and the Cholesky factor of `inner + floor I`: the least that makes it positive,
-    rounded as inner products are, of the given floor and its multiples by powers of 4."""
+    """A floor and the Cholesky factor of `inner + floor I`: the smallest of floor, 4 floor, 16
+    floor,
+    ... at which the factorisation succeeds, since inner products are rounded."""
     eye, most = jnp.eye(len(inner), dtype=inner.dtype), jnp.trace(inner)
 
     def factorised(floor: Array) -> tuple[Array, Array]:

@@ -33,11 +33,11 @@ def guess_of(
     y: Array,
     squares: Callable[[], Array],
 ) -> Guess:
-    """All candidates of a record, with weights: the guess, times what clipping leaves of their
-    gradients, of which `squares` gives the squared norms. Under mixup expected records instead,
-    since it would average the weights too.
+    """Each candidate, weighted by the guess times its clipping factor; `squares` returns the
+    candidates' squared gradient norms. With mixup: the expected records, because mixup would mix
+    the weights too.
 
-    The noise of private training is not drawn: its variance is known.
+    The noise of private training is not drawn, because its variance is known.
     """
     rest = (y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0))
     if training.mixup:

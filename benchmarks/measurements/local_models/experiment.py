@@ -64,7 +64,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         )
         shared = {
             "run_s": spent / work.count,
-            "selection": "oracle" if method.name == "best_round" else "none",
+            "selection": "oracle" if method.oracle else "none",
             "device": jax.devices()[0].device_kind,
             "dtype": "float64" if sixty_four else "float32",
             "note": federation.data.note,

@@ -258,6 +258,7 @@ METHODS = (
         "the same in the round that scores best, an oracle's choice",
         _best_round,
         refuses=_declines("source"),
+        oracle=True,
     ),
     Method(
         "drop", "the client whose training lowers the loss most", _drop, refuses=_declines("source")
