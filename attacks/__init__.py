@@ -58,15 +58,14 @@ from attacks.local_models.optimum import (
     local_optimum,
     noisy_local_optimum,
 )
+from attacks.local_models.pseudo_records import PseudoRecords, pseudo_records
 from attacks.local_models.reconstruction import (
     LocalModel,
     Mapping,
-    PseudoRecords,
     affine_optimum,
     extrapolated,
     last_returned,
     mapping_network,
-    pseudo_records,
 )
 from attacks.matching import (
     Virtual,
@@ -91,8 +90,9 @@ from attacks.membership.sources import (
     least_loss,
     majority_of_rounds,
 )
+from attacks.properties.detector_laws import Detectors, observe
 from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
-from attacks.properties.detectors import Detectors, observe, train_detectors
+from attacks.properties.detectors import train_detectors
 from attacks.properties.gibbs import Gibbs, box, gibbs
 from attacks.properties.observations import (
     Observations,
@@ -104,25 +104,22 @@ from attacks.properties.observations import (
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Property
 from attacks.users.gan_attack import gan_attack
-from attacks.users.generative import Adversarial, Generated, mgan_passive, mgan_server
+from attacks.users.generative import Adversarial
 from attacks.users.generators import generate, generator
 from attacks.users.linkability import (
-    Siamese,
     fit_threshold,
     follow,
     follow_precision,
-    image_embedding,
     last_bias,
     link_precision,
     matching_accuracy,
     pair_similarities,
     pooled_head,
-    train_siamese,
     unit,
     updates_as_vectors,
-    vector_embedding,
     whiten,
 )
+from attacks.users.mgan import Generated, mgan_passive, mgan_server
 from attacks.users.representatives import (
     Representatives,
     Representing,
@@ -134,6 +131,7 @@ from attacks.users.representatives import (
     round_counts,
     uniform_counts,
 )
+from attacks.users.siamese import Siamese, image_embedding, train_siamese, vector_embedding
 
 __all__ = [
     "GLS",

@@ -5,15 +5,7 @@ from jaxfl.client_behaviors import Behavior
 from jaxfl.clients import ClientData, one_client, stack_clients
 from jaxfl.defenses import DPSGD, Mixup, Upload
 from jaxfl.evaluation import Evaluation, evaluate
-from jaxfl.federated import (
-    Federated,
-    Record,
-    Server,
-    ServerState,
-    honest_server,
-    isolating_server,
-    simulate,
-)
+from jaxfl.federated import Federated, Record, simulate
 from jaxfl.models import (
     Model,
     Trunk,
@@ -24,6 +16,7 @@ from jaxfl.models import (
     squared_error,
 )
 from jaxfl.plugins import PerClient, Plugin
+from jaxfl.servers import Server, ServerState, honest_server, isolating_server
 from jaxfl.training import LocalTraining, client_round, clipped_sgd, local_update
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 

@@ -22,18 +22,16 @@ calibrate. Between the rounds of one detector its class means follow the model t
 import dataclasses
 import functools
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.flatten_util import ravel_pytree
 
+from attacks.properties.detector_laws import Detectors, repeat_correlation
 from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
 from attacks.properties.directions import discriminant, logistic, record_gradients, scaled
-from attacks.properties.observations import Observations
 from attacks.properties.shadows import (
     Property,
     first_order_updates,
@@ -41,45 +39,13 @@ from attacks.properties.shadows import (
     slope,
     target_loss,
 )
-from jaxfl import Aggregates, Behavior, LocalTraining, Model, _check
+from jaxfl import Behavior, LocalTraining, Model, _check
 from jaxfl.federated import strategy_here
 from jaxfl.models import check_records
 
 Array = jax.Array
 LEAST_VARIANCE = 1e-6
 """Of a class's feature, relative to the other class's, so that it has a density."""
-
-
-@struct.dataclass
-class Detectors:
-    """One affine feature per round, `direction . pseudo_gradient + offset`, positive for updates
-    with the property.
-
-    Attributes:
-      direction: `[rounds, parameters]`.
-      offset: `[rounds]`.
-      mean: of the feature without and with the property, on held-out shadows `[rounds, 2]`, and
-        moved from the round that the detector is trained for to the round that uses it.
-      variance: on held-out shadows `[rounds, 2]`.
-      correlation: of one client's features between rounds, estimated from the detectors so far
-        `[rounds]`.
-      calibrated_on: held-out pairs.
-      pool: number of disjoint clients that the calibrating records would make; shadows of all
-        rounds are drawn from these.
-      rate: fraction of clients that the adversary takes to have the property.
-      detector_number: which detector a round uses `[rounds]`; several may share one, and the error
-        of its calibration.
-    """
-
-    direction: Array
-    offset: Array
-    mean: Array
-    variance: Array
-    correlation: Array
-    calibrated_on: Array
-    pool: Array
-    rate: Array
-    detector_number: Array
 
 
 def train_detectors(
@@ -379,64 +345,3 @@ def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
     return rows[
         jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape), size)[1], keys)
     ]
-
-
-def repeat_correlation(features: Array) -> Array:
-    """Correlation between rounds of the same clients' features, as estimated after each round
-    `[rounds]`; in [0, 0.95].
-
-    Products over squares of the same few clients, so that one unusual client does not decide. One
-    round tells none: 0; the next estimates rest on few products, and are rough.
-
-    Args:
-      features: centred and of one scale `[rounds, clients]`.
-    """
-    squares = jnp.cumsum((features**2).sum(1))
-    products = (jnp.cumsum(features, 0) ** 2).sum(1) - squares
-    return (
-        jnp.clip(products / (jnp.maximum(jnp.arange(len(features)), 1) * squares), 0, 0.95)
-        .at[0]
-        .set(0)
-    )
-
-
-def overlap(mean: Array, variance: Array) -> np.ndarray:
-    """Common area of the two classes' normal densities `[rounds]`, the paper's OVL, from `mean
-    [rounds, 2]` and `variance [rounds, 2]`, positive. Host code."""
-    classes = (
-        map(NormalDist, m, d)
-        for m, d in zip(np.asarray(mean).tolist(), np.sqrt(variance).tolist(), strict=True)
-    )
-    return np.asarray([without.overlap(with_) for without, with_ in classes])
-
-
-def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
-    """Features of the aggregates: of every round, the sum of its participants' (Kerkouche 2023, Eq.
-    8).
-
-    Raises:
-      ValueError: if rounds or parameters do not fit.
-    """
-    sums = jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.pseudo_gradient)
-    _check.shape(sums.shape, **{"detectors.direction": detectors.direction})
-    participation = jnp.asarray(aggregates.participation, sums.dtype)
-    with jax.default_matmul_precision("highest"):
-        features = (sums * detectors.direction).sum(1) + participation.sum(1) * detectors.offset
-        # What every round's detector makes of every round's aggregate, without offsets: for
-        # gradient disaggregation.
-        cross = sums @ detectors.direction.T
-    return Observations(
-        features=features,
-        participation=participation,
-        mean=detectors.mean,
-        variance=detectors.variance,
-        correlation=detectors.correlation,
-        calibrated_on=detectors.calibrated_on,
-        pool=detectors.pool,
-        cross=cross,
-        offset=detectors.offset,
-        rate=detectors.rate,
-        detector_number=detectors.detector_number,
-        rounds=aggregates.rounds,
-        cohort=aggregates.cohort,
-    )

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from attacks.users.generative import Adversarial, check_images, game_optimizer
+from attacks.users.generative import Adversarial, game_optimizer
 from attacks.users.generators import NOISE, generate, generator
+from attacks.users.mgan import check_images
 from jaxfl import (
     ClientData,
     LocalTraining,

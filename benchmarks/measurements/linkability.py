@@ -17,6 +17,7 @@ import numpy as np
 from attacks import Representing, infer_all_counts, round_counts, uniform_counts
 from attacks.metrics import detection
 from attacks.users import linkability as link
+from attacks.users import siamese as networks
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome
@@ -51,7 +52,7 @@ class LinkSettings(AnonymousSettings):
 
     representing: Representing = Representing(images=30, evaluations=200, tv_weight=1e-5)
     labels: Literal["bias", "uniform", "known"] = "bias"
-    siamese: link.Siamese = link.Siamese(100, 64)
+    siamese: networks.Siamese = networks.Siamese(100, 64)
     epoch: int = 100
     interval: int = 1
 
@@ -117,13 +118,13 @@ class Linking:
         return made[0], made[1]
 
     def train(
-        self, samples: Descriptors, embedding: link.Embedding, start: Any, rate: float
+        self, samples: Descriptors, embedding: networks.Embedding, start: Any, rate: float
     ) -> Descriptors:
         """Descriptors of samples after each epoch of a siamese network's training, from `start`,
         its embedding at a rate relative to the rest."""
         flat = tuple(s.reshape(-1, *s.shape[2:]) for s in samples)
         settings = self.settings.siamese
-        trained = link.train_siamese(
+        trained = networks.train_siamese(
             embedding,
             flat[1],
             self.drawn.shadow.senders.ravel(),
@@ -140,7 +141,7 @@ class Linking:
 
 
 def _siamese_representatives(linking: Linking, settings: None) -> Descriptors:
-    embedding = link.image_embedding(linking.drawn.model)
+    embedding = networks.image_embedding(linking.drawn.model)
     return linking.train(linking.representatives, embedding, linking.trunk, TRUNK_RATE)
 
 
@@ -148,7 +149,7 @@ def _siamese_updates(linking: Linking, settings: None) -> Descriptors:
     model = linking.drawn.model
     heads = [link.pooled_head(model, side.pseudo_gradient) for side in linking.sides]
     mine, other = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in heads)
-    return linking.train((mine, other), link.vector_embedding(mine.shape[-1]), None, 1.0)
+    return linking.train((mine, other), networks.vector_embedding(mine.shape[-1]), None, 1.0)
 
 
 def _whitened(linking: Linking, settings: None) -> Descriptors:
@@ -168,11 +169,11 @@ def _of_each(describe: Callable[[Linking, Side], Array]) -> Callable[[Linking, N
 
 def _pooled(linking: Linking, settings: None) -> Descriptors:
     """Descriptors of both sides' representatives by the shared model as it is."""
-    embedding, trunk = link.image_embedding(linking.drawn.model), linking.trunk
+    embedding, trunk = networks.image_embedding(linking.drawn.model), linking.trunk
 
     def one(images: Array) -> Array:
         flat = images.reshape(-1, *images.shape[2:])
-        return link.describe(embedding, trunk, flat).reshape(*images.shape[:2], -1)
+        return networks.describe(embedding, trunk, flat).reshape(*images.shape[:2], -1)
 
     mine, other = map(one, linking.representatives)
     return mine, other

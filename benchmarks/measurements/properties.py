@@ -33,7 +33,7 @@ from attacks import (
     train_detectors,
 )
 from attacks.metrics import ranking
-from attacks.properties.detectors import overlap
+from attacks.properties.detector_laws import overlap
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome

@@ -21,7 +21,8 @@ from attacks import (
     train_detectors,
 )
 from attacks.metrics import ranking
-from attacks.properties.detectors import halves, overlap, repeat_correlation
+from attacks.properties.detector_laws import overlap, repeat_correlation
+from attacks.properties.detectors import halves
 from attacks.properties.directions import record_gradients
 from attacks.properties.shadows import shadow_updates
 from jaxfl import (

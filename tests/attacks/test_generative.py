@@ -10,7 +10,7 @@ import pytest
 
 from attacks import gan_attack
 from attacks.metrics import classifier_score
-from attacks.users import generative, generators
+from attacks.users import generative, generators, mgan
 from jaxfl import (
     Federated,
     LocalTraining,
@@ -189,7 +189,7 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
     before = jax.tree.map(np.array, (run.received, run.returned))
     victim = jnp.broadcast_to(clients.x[0], (60, *clients.x[0].shape))
     others = jnp.broadcast_to(clients.x[1:].reshape(-1, *SHAPE), (60, 40, *SHAPE))
-    found = generative.mgan_passive(
+    found = mgan.mgan_passive(
         MODEL, run.messages(0), victim, others, auxiliary, jax.random.key(2), settings=SETTINGS
     )
     assert found.realness.shape == found.agreement.shape == (60,)
@@ -209,7 +209,7 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
     told_apart = brightness(found.networks, 0) - brightness(found.networks, 1)
     assert told_apart > 0.08
     # Where the victim's representatives are those of the others, there is no identity to learn.
-    blind = generative.mgan_passive(
+    blind = mgan.mgan_passive(
         MODEL,
         run.messages(0),
         others[:, :20],
@@ -234,7 +234,7 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
 
 def test_the_active_attack_leaves_the_others_to_themselves(federation):
     _, clients, auxiliary = federation
-    server = generative.mgan_server(MODEL, 0, auxiliary, jax.random.key(2), settings=SETTINGS)
+    server = mgan.mgan_server(MODEL, 0, auxiliary, jax.random.key(2), settings=SETTINGS)
     start, key = MODEL.init(jax.random.key(0)), jax.random.key(1)
     run = simulate(MODEL, start, clients, key, federated(3), server=server)
     apart = simulate(MODEL, start, clients, key, federated(3), server=isolating_server(0))
@@ -294,28 +294,26 @@ def test_bad_input_is_named(federation):
     run = simulate(MODEL, MODEL.init(key), clients, key, federated(2))
     images = jnp.zeros((2, 5, *SHAPE))
     with pytest.raises(ValueError, match=r"others has shape \(1, 5, 16, 16, 1\)"):
-        generative.mgan_passive(
+        mgan.mgan_passive(
             MODEL, run.messages(0), images, images[:1], auxiliary, key, settings=SETTINGS
         )
     with pytest.raises(ValueError, match="others has no images"):
-        generative.mgan_passive(
+        mgan.mgan_passive(
             MODEL, run.messages(0), images, images[:, :0], auxiliary, key, settings=SETTINGS
         )
     foreign = dataclasses.replace(auxiliary, y=auxiliary.y + 1)
     with pytest.raises(ValueError, match=r"auxiliary\.y holds the label 2"):
-        generative.mgan_passive(
-            MODEL, run.messages(0), images, images, foreign, key, settings=SETTINGS
-        )
+        mgan.mgan_passive(MODEL, run.messages(0), images, images, foreign, key, settings=SETTINGS)
     with pytest.raises(ValueError, match="batch_size=100 is larger than the 60 auxiliary"):
-        generative.mgan_passive(MODEL, run.messages(0), images, images, auxiliary, key)
+        mgan.mgan_passive(MODEL, run.messages(0), images, images, auxiliary, key)
     with pytest.raises(ValueError, match="out of the generator's reach"):
         generators.generator((30, 30, 1), 2, 16)
     with pytest.raises(ValueError, match="trunk"):
-        generative.mgan_server(mlp(4, (4,), 2), 0, auxiliary, key)
+        mgan.mgan_server(mlp(4, (4,), 2), 0, auxiliary, key)
     with pytest.raises(
         ValueError, match=r"categories=\[1\.0, 1\.0\] must be non-negative and sum to 1"
     ):
-        generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(2), settings=SETTINGS)
+        mgan.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(2), settings=SETTINGS)
     for changed, message in (
         ({"adversarial_identity_weight": np.nan}, "adversarial_identity_weight holds 1 values"),
         ({"growth": 0}, "growth=0"),
@@ -326,9 +324,9 @@ def test_bad_input_is_named(federation):
             dataclasses.replace(SETTINGS, **changed).check(60)
     padded = dataclasses.replace(auxiliary, mask=auxiliary.mask.at[-1].set(False))
     with pytest.raises(ValueError, match="no padding"):
-        generative.mgan_server(MODEL, 0, padded, key, settings=SETTINGS)
+        mgan.mgan_server(MODEL, 0, padded, key, settings=SETTINGS)
     with pytest.raises(ValueError, match="categories has shape"):
-        generative.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(3), settings=SETTINGS)
+        mgan.mgan_server(MODEL, 0, auxiliary, key, categories=jnp.ones(3), settings=SETTINGS)
 
 
 def test_the_classifier_score_counts_clear_and_different_classes():

@@ -23,7 +23,7 @@ from attacks import (
     ridge,
 )
 from attacks.metrics import ranking
-from attacks.properties.detectors import overlap
+from attacks.properties.detector_laws import overlap
 from attacks.properties.gibbs import DRIFTS, _box, drift_evidence, likelihood
 from attacks.properties.observations import until
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from attacks.users import linkability as link
+from attacks.users import siamese
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 
@@ -124,7 +125,7 @@ def test_whitened_updates_link_clients_by_their_records_and_by_nothing_else(same
 def test_pairs_are_of_one_client_and_of_two_by_turns():
     identities = jnp.asarray([0, 0, 0, 1, 1, 1, 2, 2, 2])
     first = jnp.arange(9)
-    second = link.partners(jax.random.key(0), identities, first)
+    second = siamese.partners(jax.random.key(0), identities, first)
     assert ((identities[first] == identities[second]) == (jnp.arange(9) % 2 == 0)).all()
     assert (first != second).all()
 
@@ -170,13 +171,13 @@ def test_a_siamese_network_finds_what_tells_clients_apart():
 
     shadow, real = federation(10), federation(10)
     senders = jnp.broadcast_to(jnp.arange(10), (20, 10))
-    embedding = link.vector_embedding(16, 32)
-    settings = link.Siamese(epochs=60, batch_size=20, learning_rate=0.02)
+    embedding = siamese.vector_embedding(16, 32)
+    settings = siamese.Siamese(epochs=60, batch_size=20, learning_rate=0.02)
 
     samples = shadow.reshape(-1, 16)
 
     def precision(identities):
-        found = link.train_siamese(
+        found = siamese.train_siamese(
             embedding, samples, identities, jax.random.key(0), described=samples, settings=settings
         )
         assert found.descriptors.shape == (60, 200, 32)
@@ -202,16 +203,16 @@ def test_shift_and_scale_of_descriptors_are_nothing_to_learn():
     is."""
     rng = np.random.default_rng(7)
     samples, identities = jnp.asarray(rng.normal(size=(12, 5)), jnp.float32), jnp.arange(12) % 3
-    plain = link.vector_embedding(5, 6)
+    plain = siamese.vector_embedding(5, 6)
     moved = plain._replace(apply=lambda params, sample: 0.01 * plain.apply(params, sample) + 3)
-    still = link.Siamese(epochs=20, batch_size=4, learning_rate=0.02, embedding_rate=0.0)
+    still = siamese.Siamese(epochs=20, batch_size=4, learning_rate=0.02, embedding_rate=0.0)
     one, other = (
-        link.train_siamese(e, samples, identities, jax.random.key(0), settings=still)
+        siamese.train_siamese(e, samples, identities, jax.random.key(0), settings=still)
         for e in (plain, moved)
     )
     assert np.allclose(one.loss, other.loss, rtol=1e-3)
     assert one.loss[-1] < one.loss[0]
-    again = link.train_siamese(
+    again = siamese.train_siamese(
         plain, samples, identities, jax.random.key(0), start=one.params, settings=still
     )
     assert all(
@@ -222,13 +223,13 @@ def test_shift_and_scale_of_descriptors_are_nothing_to_learn():
 
 def test_bad_input_is_named():
     samples = jnp.ones((4, 3))
-    embedding = link.vector_embedding(3)
+    embedding = siamese.vector_embedding(3)
     with pytest.raises(ValueError, match="identities has shape"):
-        link.train_siamese(embedding, samples, jnp.zeros(3, int), jax.random.key(0))
+        siamese.train_siamese(embedding, samples, jnp.zeros(3, int), jax.random.key(0))
     with pytest.raises(ValueError, match="telling clients apart needs two"):
-        link.train_siamese(embedding, samples, jnp.zeros(4, int), jax.random.key(0))
+        siamese.train_siamese(embedding, samples, jnp.zeros(4, int), jax.random.key(0))
     with pytest.raises(ValueError, match="identities holds the label -1"):
-        link.train_siamese(embedding, samples, jnp.array([0, 1, -1, 0]), jax.random.key(0))
+        siamese.train_siamese(embedding, samples, jnp.array([0, 1, -1, 0]), jax.random.key(0))
     with pytest.raises(ValueError, match="descriptors has shape"):
         link.follow(jnp.zeros((4, 3)))
     with pytest.raises(ValueError, match="votes=0"):

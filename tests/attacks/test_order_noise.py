@@ -13,13 +13,14 @@ from jax.flatten_util import ravel_pytree
 
 from attacks import GLS, Knowledge, binary_column, gls
 from attacks.attributes.candidate_decoding.candidates import factored_gradients, gradient_changes
-from attacks.attributes.candidate_decoding.gls import _one_round, _positive, _Round
+from attacks.attributes.candidate_decoding.gls import _one_round, _Round
 from attacks.attributes.candidate_decoding.order_noise import (
     batch_weights,
     noise_variance,
     place_covariance,
 )
 from attacks.attributes.candidate_decoding.simulated_client import guess_of, simulated
+from attacks.attributes.candidate_decoding.whitening import _positive
 from jaxfl import (
     DPSGD,
     Federated,

@@ -1,0 +1,111 @@
+"""Detectors of all rounds, the laws of their features, and what they see of sums (Kerkouche 2023,
+5.2).
+
+Threat model: as in `attacks.properties.detectors`.
+"""
+
+from statistics import NormalDist
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.flatten_util import ravel_pytree
+
+from attacks.properties.observations import Observations
+from jaxfl import Aggregates, _check
+
+Array = jax.Array
+
+
+@struct.dataclass
+class Detectors:
+    """One affine feature per round, `direction . pseudo_gradient + offset`, positive for updates
+    with the property.
+
+    Attributes:
+      direction: `[rounds, parameters]`.
+      offset: `[rounds]`.
+      mean: of the feature without and with the property, on held-out shadows `[rounds, 2]`, and
+        moved from the round that the detector is trained for to the round that uses it.
+      variance: on held-out shadows `[rounds, 2]`.
+      correlation: of one client's features between rounds, estimated from the detectors so far
+        `[rounds]`.
+      calibrated_on: held-out pairs.
+      pool: number of disjoint clients that the calibrating records would make; shadows of all
+        rounds are drawn from these.
+      rate: fraction of clients that the adversary takes to have the property.
+      detector_number: which detector a round uses `[rounds]`; several may share one, and the error
+        of its calibration.
+    """
+
+    direction: Array
+    offset: Array
+    mean: Array
+    variance: Array
+    correlation: Array
+    calibrated_on: Array
+    pool: Array
+    rate: Array
+    detector_number: Array
+
+
+def repeat_correlation(features: Array) -> Array:
+    """Correlation between rounds of the same clients' features, as estimated after each round
+    `[rounds]`; in [0, 0.95].
+
+    Products over squares of the same few clients, so that one unusual client does not decide. One
+    round tells none: 0; the next estimates rest on few products, and are rough.
+
+    Args:
+      features: centred and of one scale `[rounds, clients]`.
+    """
+    squares = jnp.cumsum((features**2).sum(1))
+    products = (jnp.cumsum(features, 0) ** 2).sum(1) - squares
+    return (
+        jnp.clip(products / (jnp.maximum(jnp.arange(len(features)), 1) * squares), 0, 0.95)
+        .at[0]
+        .set(0)
+    )
+
+
+def overlap(mean: Array, variance: Array) -> np.ndarray:
+    """Common area of the two classes' normal densities `[rounds]`, the paper's OVL, from `mean
+    [rounds, 2]` and `variance [rounds, 2]`, positive. Host code."""
+    classes = (
+        map(NormalDist, m, d)
+        for m, d in zip(np.asarray(mean).tolist(), np.sqrt(variance).tolist(), strict=True)
+    )
+    return np.asarray([without.overlap(with_) for without, with_ in classes])
+
+
+def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
+    """Features of the aggregates: of every round, the sum of its participants' (Kerkouche 2023, Eq.
+    8).
+
+    Raises:
+      ValueError: if rounds or parameters do not fit.
+    """
+    sums = jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.pseudo_gradient)
+    _check.shape(sums.shape, **{"detectors.direction": detectors.direction})
+    participation = jnp.asarray(aggregates.participation, sums.dtype)
+    with jax.default_matmul_precision("highest"):
+        features = (sums * detectors.direction).sum(1) + participation.sum(1) * detectors.offset
+        # What every round's detector makes of every round's aggregate, without offsets: for
+        # gradient disaggregation.
+        cross = sums @ detectors.direction.T
+    return Observations(
+        features=features,
+        participation=participation,
+        mean=detectors.mean,
+        variance=detectors.variance,
+        correlation=detectors.correlation,
+        calibrated_on=detectors.calibrated_on,
+        pool=detectors.pool,
+        cross=cross,
+        offset=detectors.offset,
+        rate=detectors.rate,
+        detector_number=detectors.detector_number,
+        rounds=aggregates.rounds,
+        cohort=aggregates.cohort,
+    )

@@ -1,0 +1,202 @@
+"""mGAN-AI, passive and active: the game of `attacks.users.generative` against a transcript or as a
+server.
+
+Threat model: as in `attacks.users.generative`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attacks.users.generative import (
+    Adversarial,
+    Game,
+    Networks,
+    State,
+    _discriminator,
+    _draw,
+    _trunk,
+    begin,
+    judge,
+    play,
+)
+from attacks.users.generators import Generator, generator
+from jaxfl import ClientData, Messages, Model, Server, ServerState, _check, isolating_server
+from jaxfl.models import zero_rows
+
+Array = jax.Array
+
+
+class Generated(NamedTuple):
+    """Attributes:
+    make: the generator's module.
+    networks: all networks at the end.
+    realness: probability of being no fake that the discriminator gives to generated images, per
+    round `[rounds]`.
+    agreement: how often the shared model names the class that was asked for, per round `[rounds]`:
+    the paper's stop criterion.
+    """
+
+    make: Generator
+    networks: Networks
+    realness: Array
+    agreement: Array
+
+
+def mgan_passive(
+    model: Model,
+    messages: Messages,
+    victim: Array,
+    others: Array,
+    auxiliary: ClientData,
+    key: Array,
+    *,
+    categories: Array | None = None,
+    settings: Adversarial | None = None,
+) -> Generated:
+    """mGAN-AI of a server that only looks (Song 2020, Algorithm 1).
+
+    Args:
+      model: the shared classifier, with a trunk (static).
+      messages: the victim's.
+      victim: its representatives in the rounds of the messages `[rounds, images, ...]`.
+      others: those of the other clients, together `[rounds, images, ...]`.
+      auxiliary: the adversary's own records, without client axis, in [-1, 1].
+      key: draws networks, batches and noise.
+      categories: how often to generate each class `[classes]`; all alike by default.
+      settings: see `Adversarial`.
+
+    Raises:
+      ValueError: if shapes do not go together, or the model names no trunk.
+    """
+    settings = settings or Adversarial()
+    game = _game(model, auxiliary, categories, settings)
+    for name, images in (("victim", victim), ("others", others)):
+        _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
+        if not images.shape[1]:
+            raise ValueError(f"{name} has no images: its shape is {images.shape}")
+    networks, traces = _passive(game, messages, victim, others, key)
+    return Generated(game.make, networks, *traces)
+
+
+def _game(
+    model: Model, auxiliary: ClientData, categories: Array | None, settings: Adversarial
+) -> Game:
+    _trunk(model)
+    classes = model.classes or 0
+    settings.check(len(auxiliary.x))
+    check_images(auxiliary, classes, "auxiliary")
+    if not _check.is_traced(auxiliary) and not auxiliary.mask.all():
+        raise ValueError("auxiliary must have no padding")
+    categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)
+    _check.distribution(classes, categories=categories)
+    make = generator(tuple(auxiliary.x.shape[1:]), classes, settings.width)
+    return Game(model, make, auxiliary.x, auxiliary.y, categories, settings)
+
+
+def check_images(data: ClientData, classes: int, name: str) -> None:
+    """Raise `ValueError` unless these are images like the generator's, with labels; padding may
+    hold anything."""
+    _check.finite(data.mask, **{f"{name}.x": data.x})
+    _check.labels(data.y, classes, data.mask, name=f"{name}.y")
+    if not _check.is_traced(data):
+        largest = float(abs(zero_rows(data.x, data.mask)).max())
+        if largest > 1:
+            raise ValueError(
+                f"{name}.x holds {largest:g}; images must be in [-1, 1], as the generator's"
+            )
+
+
+@jax.jit
+def _passive(
+    game: Game, messages: Messages, victim: Array, others: Array, key: Array
+) -> tuple[Networks, tuple[Array, Array]]:
+    start_key, key = jax.random.split(key)
+    first = jax.tree.map(lambda a: a[0], messages.returned)
+
+    def round_(state: State, given: Any) -> tuple[State, tuple[Array, Array]]:
+        received, returned, t, mine, theirs, place = given
+        state = state._replace(networks=state.networks._replace(shared=returned))
+        play_key, look_key = jax.random.split(jax.random.fold_in(key, place))
+        state = play(game, state, play_key, t, (mine, theirs))
+        images, labels, _ = _draw(
+            game, state.networks.generator, game.settings.batch_size, look_key
+        )
+        realness = jax.nn.sigmoid(
+            judge(game.model, *_discriminator(state.networks), images).real
+        ).mean()
+        agreement = (game.model.apply(received, images).argmax(-1) == labels).mean()
+        return state, (realness, agreement)
+
+    rounds = (
+        messages.received,
+        messages.returned,
+        messages.rounds,
+        victim,
+        others,
+        jnp.arange(len(messages)),
+    )
+    state, traces = jax.lax.scan(round_, begin(game, first, start_key), rounds)
+    return state.networks, traces
+
+
+class Isolated(NamedTuple):
+    """What the server of the active attack remembers.
+
+    Attributes:
+      state: networks and optimisers; the shared classifier among them is the victim's model.
+      key: of the attack.
+      t: rounds so far.
+    """
+
+    state: State
+    key: Array
+    t: Array
+
+
+def mgan_server(
+    model: Model,
+    victim: int,
+    auxiliary: ClientData,
+    key: Array,
+    *,
+    categories: Array | None = None,
+    settings: Adversarial | None = None,
+) -> Server:
+    """The active mGAN-AI (Song 2020, section V-D): the victim trains apart, on the model that is
+    also the discriminator, and gets it back in every round; the others run FedAvg without it.
+    `simulate(..., server=...)` returns `Isolated` as the transcript's `private`.
+
+    Args:
+      model: the shared classifier, with a trunk.
+      victim: id of the victim.
+      auxiliary: the adversary's own records, without client axis, in [-1, 1].
+      key: draws networks, batches and noise.
+      categories: how often to generate each class `[classes]`; all alike by default.
+      settings: see `Adversarial`.
+    """
+    game = _game(model, auxiliary, categories, settings or Adversarial())
+    apart = isolating_server(victim)
+
+    def isolated(state: ServerState) -> ServerState:
+        return state._replace(private=state.private.state.networks.shared)
+
+    def init(params: Any) -> ServerState:
+        start_key, attack_key = jax.random.split(key)
+        return apart.init(params)._replace(
+            private=Isolated(begin(game, params, start_key), attack_key, jnp.asarray(0))
+        )
+
+    def send(state: ServerState, client_id: Array) -> Any:
+        return apart.send(isolated(state), client_id)
+
+    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        private, after = state.private, apart.receive(isolated(state), returned, sizes, ids)
+        before = private.state._replace(
+            networks=private.state.networks._replace(shared=after.private)
+        )
+        played = play(game, before, jax.random.fold_in(private.key, private.t), private.t, None)
+        return after._replace(private=Isolated(played, private.key, private.t + 1))
+
+    return Server(init, send, receive, personal=True, named=(victim,))

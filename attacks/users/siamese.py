@@ -1,0 +1,218 @@
+"""Siamese networks that learn to link (Song 2020, section VI; Eq. 11 to 13).
+
+Threat model: as in `attacks.users.linkability`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxfl import Model, _check
+from jaxfl.federated import map_clients, strategy_here
+
+Array = jax.Array
+ACCELERATOR_CHUNK = 64
+"""Samples worked on at once where the backend likes batches."""
+
+
+class Embedding(NamedTuple):
+    """What a siamese network makes descriptors with.
+
+    Attributes:
+      init: `init(key) -> params`.
+      apply: `apply(params, sample) -> [d]`.
+    """
+
+    init: Callable[[Array], Any]
+    apply: Callable[[Any, Array], Array]
+
+
+@functools.cache
+def image_embedding(model: Model) -> Embedding:
+    """Channels of the shared model's trunk, averaged over the plane and over a client's
+    representatives `[images, height, width, channels]` (Song 2020, Figure 4); its parameters are
+    the shared model's."""
+    trunk = model.trunk
+    if trunk is None:
+        raise ValueError("image_embedding needs a model that names its trunk (see jaxfl.trunk_cnn)")
+    return Embedding(
+        model.init, lambda params, images: trunk.features(params, images).mean((0, 1, 2))
+    )
+
+
+@functools.cache
+def vector_embedding(inputs: int, width: int = 256) -> Embedding:
+    """One dense layer with LeakyReLU on an update `[inputs]`."""
+    layer = nn.Dense(width)
+    return Embedding(
+        lambda key: layer.init(key, jnp.zeros(inputs)),
+        lambda params, vector: nn.leaky_relu(jnp.asarray(layer.apply(params, vector)), 0.2),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def describe(embedding: Embedding, params: Any, samples: Array) -> Array:
+    """Descriptors `[samples, d]` of samples `[samples, ...]`, by an embedding (static) with its
+    parameters."""
+    return map_clients(
+        functools.partial(embedding.apply, params), samples, strategy_here(ACCELERATOR_CHUNK)
+    )
+
+
+@struct.dataclass
+class Siamese:
+    """Settings of `train_siamese`. The paper names rate, momentum and equal weights of the losses.
+
+    Attributes:
+      epochs: passes over the samples, each with one partner (static).
+      batch_size: pairs per step (static).
+      learning_rate: of SGD.
+      momentum: of SGD.
+      embedding_rate: of the embedding's parameters, in units of `learning_rate`. The network after
+        which the paper's is made gives a trunk that has learned already a tenth of its
+        identification layer's (not in the paper).
+    """
+
+    epochs: int = struct.field(pytree_node=False, default=100)
+    batch_size: int = struct.field(pytree_node=False, default=64)
+    learning_rate: float | Array = 1e-3
+    momentum: float | Array = 0.9
+    embedding_rate: float | Array = 1.0
+
+
+class Trained(NamedTuple):
+    """Attributes:
+    params: of the embedding.
+    loss: mean over the pairs of each epoch `[epochs]`.
+    descriptors: of `described` after each epoch, leaves `[epochs, samples, d]`.
+    """
+
+    params: Any
+    loss: Array
+    descriptors: Any
+
+
+def train_siamese(
+    embedding: Embedding,
+    samples: Array,
+    identities: Array,
+    key: Array,
+    *,
+    start: Any = None,
+    described: Any = (),
+    settings: Siamese | None = None,
+) -> Trained:
+    """Fit an embedding to tell clients apart (Song 2020, Eq. 11 and 12; the latter as
+    cross-entropy, with its minus sign).
+
+    The identification layer names the client of each sample of a pair; the verification layer says
+    from the squared difference of the two descriptors whether they are of one client. Half of the
+    pairs are. Both layers see descriptors less the mean that the samples' have at the start, in
+    units of their spread about it (not in the paper): neither matters to `unit`, by which
+    descriptors are compared, and descriptors as they are differ by so little that at the paper's
+    rate the loss stays that of guessing. The embedding's gradient grows as the spread falls.
+
+    Args:
+      embedding: from a sample to its descriptor.
+      samples: of the adversary's own federation `[samples, ...]`.
+      identities: their clients `[samples]`, integers from 0.
+      key: draws layers and pairs.
+      start: parameters at which the embedding begins: the shared model, for images; fresh ones if
+        None.
+      described: samples whose descriptors are kept of every epoch, leaves `[samples, ...]`.
+      settings: see `Siamese`.
+
+    Raises:
+      ValueError: if settings or identities make no sense.
+    """
+    settings = settings or Siamese()
+    _check.positive_integer(epochs=settings.epochs, batch_size=settings.batch_size)
+    _check.shape((len(samples),), identities=identities)
+    clients = int(jnp.max(identities)) + 1
+    _check.labels(identities, clients, name="identities")
+    if clients < 2:
+        raise ValueError(f"identities name {clients} client; telling clients apart needs two")
+    start_key, key = jax.random.split(key)
+    start = embedding.init(start_key) if start is None else start
+    return _train(
+        embedding, clients, start, samples, jnp.asarray(identities), described, key, settings
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _train(
+    embedding: Embedding,
+    clients: int,
+    start: Any,
+    samples: Array,
+    identities: Array,
+    described: Any,
+    key: Array,
+    settings: Siamese,
+) -> Trained:
+    count, batch = len(samples), min(settings.batch_size, len(samples))
+    head_key, key = jax.random.split(key)
+    begun = describe(embedding, start, samples)
+    middle, width = begun.mean(0), begun.shape[1]
+    spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)
+    identify, verify = nn.Dense(clients), nn.Dense(1)
+    id_key, pair_key = jax.random.split(head_key)
+    heads = identify.init(id_key, jnp.zeros(width)), verify.init(pair_key, jnp.zeros(width))
+    optimizer = optax.sgd(settings.learning_rate, settings.momentum)
+
+    def loss(params: Any, first: Array, second: Array) -> Array:
+        trunk, (who, same) = params
+        a, b = (
+            (jax.vmap(lambda s: embedding.apply(trunk, s))(samples[rows]) - middle) / spread
+            for rows in (first, second)
+        )
+        named = sum(
+            optax.softmax_cross_entropy_with_integer_labels(
+                jnp.asarray(identify.apply(who, d)), identities[rows]
+            ).mean()
+            for d, rows in ((a, first), (b, second))
+        )
+        logits = jnp.asarray(verify.apply(same, (a - b) ** 2))[:, 0]
+        alike = (identities[first] == identities[second]).astype(logits.dtype)
+        return named / 2 + optax.sigmoid_binary_cross_entropy(logits, alike).mean()
+
+    def step(carry: Any, pair: Any) -> tuple[Any, Array]:
+        params, state = carry
+        value, slope = jax.value_and_grad(loss)(params, *pair)
+        (trunk, heads), state = optimizer.update(slope, state)
+        slower = optax.tree.scale(settings.embedding_rate, trunk)
+        return (optax.apply_updates(params, (slower, heads)), state), value
+
+    def epoch(carry: Any, key: Array) -> tuple[Any, Any]:
+        order_key, partner_key = jax.random.split(key)
+        first = jax.random.permutation(order_key, count)[: count // batch * batch]
+        second = partners(partner_key, identities, first)
+        carry, values = jax.lax.scan(
+            step, carry, (first.reshape(-1, batch), second.reshape(-1, batch))
+        )
+        return carry, (
+            values.mean(),
+            jax.tree.map(lambda some: describe(embedding, carry[0][0], some), described),
+        )
+
+    params = start, heads
+    (params, _), (values, descriptors) = jax.lax.scan(
+        epoch, (params, optimizer.init(params)), jax.random.split(key, settings.epochs)
+    )
+    return Trained(params[0], values, descriptors)
+
+
+def partners(key: Array, identities: Array, first: Array) -> Array:
+    """A second sample for each first one `[pairs]`: every other one of the same client (another
+    sample), the rest of others."""
+    alike = identities[first][:, None] == identities[None, :]
+    wanted = (jnp.arange(len(first)) % 2 == 0)[:, None]
+    itself = first[:, None] == jnp.arange(len(identities))[None, :]
+    allowed = (alike == wanted) & ~itself
+    return jnp.argmax(jnp.where(allowed, jax.random.uniform(key, allowed.shape), -1.0), 1)
