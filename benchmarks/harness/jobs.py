@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,7 @@ class Outcome:
       test_accuracy: of the same model on held-out records.
       compile_s: seconds to compile the group's program.
       run_s: wall time of the group's program divided by its members, seconds.
-      device: what it ran on.
+      device: what it ran on; the runner says so.
       dtype: precision of the attack.
       detail: further facts of this outcome, such as the rounds chosen; `scored_records` says of how
         many independent records a proportion is.
@@ -307,3 +307,12 @@ def group(jobs: Iterable[Job]) -> list[Group]:
         shared = experiment, cell.dataset, experiment.program_of(cell.settings), seed
         groups.setdefault(shared, []).append(job)
     return [Group(tuple(members)) for members in groups.values()]
+
+
+def by_method(jobs: Iterable[Job]) -> Iterator[tuple[Method, Any, list[Job]]]:
+    """Each method with its settings, and its jobs; in the order of their first."""
+    methods: dict[tuple[Method, Any], list[Job]] = {}
+    for job in jobs:
+        methods.setdefault((job.how, job.attack), []).append(job)
+    for (method, attack), wanted in methods.items():
+        yield method, attack, wanted

@@ -88,33 +88,14 @@ def _marks(title: str, lines: Sequence[Line]) -> Any:
     axes = figure.subplots()
     for m, method in enumerate(methods):
         chosen = [line for line in lines if line.method == method]
-        places = [
-            settings.index(line.setting) + 0.7 * (m / max(len(methods) - 1, 1) - 0.5)
-            for line in chosen
-        ]
-        means = [line.estimate.mean for line in chosen]
-        reach = [
-            [
-                max(0.0, mean - max(line.estimate.low, 0))
-                for mean, line in zip(means, chosen, strict=True)
-            ],
-            [
-                max(0.0, min(line.estimate.high, 1) - mean)
-                for mean, line in zip(means, chosen, strict=True)
-            ],
-        ]
-        drawn = axes.errorbar(
-            places, means, yerr=reach, fmt="o", markersize=4, capsize=2, label=method
-        )
-        known = [
-            (p, line.published_value)
-            for p, line in zip(places, chosen, strict=True)
-            if line.published_value is not None
-        ]
+        beside = 0.7 * (m / max(len(methods) - 1, 1) - 0.5)
+        places = [settings.index(line.setting) + beside for line in chosen]
+        means, reach = [line.estimate.mean for line in chosen], _reach(chosen)
+        style: dict[str, Any] = {"fmt": "o", "markersize": 4, "capsize": 2}
+        drawn = axes.errorbar(places, means, yerr=reach, label=method, **style)
+        known = _published(places, chosen)
         if known:
-            axes.scatter(
-                *zip(*known, strict=True), marker="x", color=drawn[0].get_color(), zorder=3
-            )
+            axes.scatter(*known, marker="x", color=drawn[0].get_color(), zorder=3)
     for place, setting in enumerate(settings):
         level = next(line.majority_value for line in lines if line.setting == setting)
         axes.hlines(level, place - 0.45, place + 0.45, color="grey", linestyle=":")
@@ -124,6 +105,19 @@ def _marks(title: str, lines: Sequence[Line]) -> Any:
     )
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
+
+
+def _reach(lines: Sequence[Line]) -> list[list[float]]:
+    """How far intervals reach below and above their means, within [0, 1]."""
+    of = [line.estimate for line in lines]
+    below = [max(0.0, e.mean - max(e.low, 0)) for e in of]
+    return [below, [max(0.0, min(e.high, 1) - e.mean) for e in of]]
+
+
+def _published(places: Sequence[Any], lines: Sequence[Line]) -> list[tuple[Any, ...]]:
+    """Places and published values of those lines that have one; nothing if none has."""
+    values = [(p, line.published_value) for p, line in zip(places, lines, strict=True)]
+    return list(zip(*(pair for pair in values if pair[1] is not None), strict=True))
 
 
 def _curves(title: str, lines: Sequence[Line], axis: str, metric: str) -> Any:
@@ -144,28 +138,8 @@ def _curves(title: str, lines: Sequence[Line], axis: str, metric: str) -> Any:
     axes = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
     for panel, (name, members) in zip(axes, panels.items(), strict=False):
         for m, method in enumerate(methods):
-            chosen = sorted(
-                (line for line in members if line.method == method),
-                key=lambda line: dict(line.place)[axis],
-            )
-            if not chosen:
-                continue
-            at = [dict(line.place)[axis] for line in chosen]
-            panel.plot(
-                at, [line.estimate.mean for line in chosen], color=f"C{m}", marker=".", label=method
-            )
-            ends = [
-                [end if math.isfinite(end) else line.estimate.mean for end in line.estimate[1:]]
-                for line in chosen
-            ]
-            panel.fill_between(at, *zip(*ends, strict=True), color=f"C{m}", alpha=0.15, linewidth=0)
-            known = [
-                (a, line.published_value)
-                for a, line in zip(at, chosen, strict=True)
-                if line.published_value is not None
-            ]
-            if known:
-                panel.plot(*zip(*known, strict=True), color=f"C{m}", linestyle="--", linewidth=1)
+            mine = [line for line in members if line.method == method]
+            _curve(panel, sorted(mine, key=lambda line: dict(line.place)[axis]), axis, f"C{m}")
         panel.set(title=name, xlabel=AXES[axis], ylim=(-0.02, 1.04))
         panel.title.set_fontsize(8)
     for panel in axes[len(panels) :]:
@@ -175,3 +149,20 @@ def _curves(title: str, lines: Sequence[Line], axis: str, metric: str) -> Any:
     figure.legend(handles, labels, fontsize=7, loc="outside right center")
     figure.suptitle(f"{title} (dashed: published)", fontsize=9)
     return figure
+
+
+def _curve(panel: Any, lines: Sequence[Line], axis: str, color: str) -> None:
+    """One method's curve with its band, and the published one."""
+    if not lines:
+        return
+    at = [dict(line.place)[axis] for line in lines]
+    means = [line.estimate.mean for line in lines]
+    panel.plot(at, means, color=color, marker=".", label=lines[0].method)
+    ends = [
+        [end if math.isfinite(end) else line.estimate.mean for end in line.estimate[1:]]
+        for line in lines
+    ]
+    panel.fill_between(at, *zip(*ends, strict=True), color=color, alpha=0.15, linewidth=0)
+    known = _published(at, lines)
+    if known:
+        panel.plot(*known, color=color, linestyle="--", linewidth=1)

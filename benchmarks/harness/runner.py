@@ -61,7 +61,11 @@ def run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]
             done |= finished
             seconds = (time.perf_counter() - began) / max(len(finished), 1)
             spent = {"wall_s": round(seconds, 3), "peak_mib": _peak()}
-            yield [dataclasses.replace(o, detail={**o.detail, **spent}) for o in outcomes]
+            device = jax.devices()[0].device_kind
+            yield [
+                dataclasses.replace(o, device=device, detail={**o.detail, **spent})
+                for o in outcomes
+            ]
             began = time.perf_counter()
     except Exception as error:
         status = f"{type(error).__name__}: {error}".splitlines()[0]

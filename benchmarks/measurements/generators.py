@@ -337,9 +337,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             scores = {"shared_accuracy": _shared_accuracy(play, job.method, asked)}
         else:
             scores, shown = _generated(play, job.how)
-        shared = {
+        shared: dict[str, Any] = {
             "run_s": time.perf_counter() - began,
-            "device": jax.devices()[0].device_kind,
             "dtype": "float32",
             "note": play.note,
             "chance": 1 / play.world.classes if asked else None,

@@ -32,7 +32,7 @@ from attacks import (
 )
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.intervals import equivalent_count
-from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios.federations import Federation, FederationSettings, federate
 from jaxfl import LocalTraining, Messages
 
@@ -259,17 +259,15 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     with jax.enable_x64(True):
         federation = federate(cell.dataset, cell.settings, data_dir, seed)
     clients = [Client(federation, cell.settings, c) for c in range(len(federation.messages))]
-    for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
+    for method, attack, wanted in by_method(jobs):
         began = time.perf_counter()
         scores = [_scores(method, attack, client, clients) for client in clients]
         reasons = _reasons(clients) if method.name == "decoded" else ""
-        shared = {
+        shared: dict[str, Any] = {
             "run_s": (time.perf_counter() - began) / len(clients),
-            "device": jax.devices()[0].device_kind,
             "dtype": "float64" if method.x64 else "float32",
             "note": "; ".join(filter(None, (federation.data.note, reasons))),
         }
-        wanted = [job for job in jobs if (job.how, job.attack) == (method, attack)]
         yield [outcome for job in wanted for outcome in _outcomes(job, scores, clients, shared)]
 
 

@@ -20,7 +20,7 @@ from attacks.users import linkability as link
 from attacks.users import siamese as networks
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
-from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios.anonymous import Anonymous, AnonymousSettings, Side, draw
 from benchmarks.scenarios.pictures import Represent
 from benchmarks.scenarios.streams import Stream, stream
@@ -225,15 +225,13 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     drawn = draw(cell.dataset, cell.settings, data_dir, seed)
     simulated = time.perf_counter() - began
     linking = Linking(cell.settings, drawn)
-    for method in dict.fromkeys(job.how for job in jobs):
-        wanted = [job for job in jobs if job.how == method]
+    for method, _, wanted in by_method(jobs):
         began = time.perf_counter()
         descriptors = method.run(linking, None)
         jax.block_until_ready(descriptors)
-        shared = {
+        shared: dict[str, Any] = {
             "test_accuracy": drawn.test_accuracy,
             "run_s": time.perf_counter() - began,
-            "device": jax.devices()[0].device_kind,
             "dtype": "float32",
             "note": drawn.data.note,
             "detail": {"simulation_s": round(simulated, 1)},

@@ -29,7 +29,7 @@ from attacks import (
 from attacks.metrics import accuracy, detection
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
-from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.victims import Victim, VictimSettings, rounds_of, split, take
@@ -208,17 +208,16 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     chosen, messages = trained.seen(np.arange(len(places)), rounds)
     everyone = dataclasses.replace(chosen, x=x, y=y, truth=attribute)
     last = take(trained.messages.returned, (slice(None), -1))
-    for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
+    for method, attack, wanted in by_method(jobs):
         inputs = Inputs(trained.model, everyone, messages, last, [seed for _, seed in places])
         answers: Answers = method.run(inputs, attack)
         outcomes: list[Outcome] = []
-        for job in (job for job in jobs if (job.how, job.attack) == (method, attack)):
+        for job in wanted:
             i = places.index((job.cell, job.seed))
-            facts = {
+            facts: dict[str, Any] = {
                 "train_accuracy": float(trained.train_accuracy[i]),
                 "compile_s": answers.spent.compile_s,
                 "run_s": answers.spent.run_s,
-                "device": jax.devices()[0].device_kind,
                 "dtype": "float64" if method.x64 else "float32",
                 "note": _note(data, method, trained.train_accuracy[i]),
                 "detail": {"scored_records": settings.records},

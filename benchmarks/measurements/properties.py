@@ -7,6 +7,7 @@ the detectors themselves: these two have no `run`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from attacks.metrics import ranking
 from attacks.properties.detector_laws import overlap
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
-from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios import sums
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.sums import SumsSettings
@@ -235,24 +236,12 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     cell, seeds = jobs[0].cell, list(dict.fromkeys(job.seed for job in jobs))
     trained = _train(cell.settings, cell.dataset, seeds, data_dir)
     seen = tuple(sorted({t for job in jobs for t in job.cell.settings.prefixes}))
-    positives = np.asarray(trained.drawn.positives)
-    decoded: dict[Any, tuple[list[dict[int, Scores]], Compiled]] = {}
-
-    def decode(method: Method, attack: Any) -> tuple[list[dict[int, Scores]], Compiled]:
-        if (method.name, attack) not in decoded:
-            # Two CPU devices that take singular values of a batch at once wait for each other for
-            # good (jaxlib 0.10).
-            with jax.default_device(jax.local_devices()[0]):
-                done = run_members(Decode(method, attack, seen), trained.inputs)
-            ranked = _ranked(method.name, np.asarray(done.results), positives, seen)
-            decoded[method.name, attack] = ranked, done
-        return decoded[method.name, attack]
-
-    for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
+    decode = functools.cache(functools.partial(_decode, trained, seen))
+    for method, attack, wanted in by_method(jobs):
         done = None
         if method.name == "detector":
             scores = [{t: _detector(trained, s, t) for t in seen} for s in range(len(seeds))]
-        elif method.name == "oracle":
+        elif method.oracle:
             methods = [cell.experiment.method(name) for name in OURS]
             ours = [decode(m, dict(cell.attacks).get(m.name, m.settings))[0] for m in methods]
             scores = [
@@ -261,16 +250,15 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             ]
         else:
             scores, done = decode(method, attack)
-        shared = {
+        shared: dict[str, Any] = {
             "selection": "oracle" if method.oracle else "none",
             "compile_s": done and done.compile_s,
             "run_s": done and done.run_s,
-            "device": jax.devices()[0].device_kind,
             "dtype": "float32",
             "note": trained.note,
         }
         outcomes = []
-        for job in (job for job in jobs if (job.how, job.attack) == (method, attack)):
+        for job in wanted:
             s = seeds.index(job.seed)
             correlation = round(float(trained.detectors.correlation[s, -1]), 3)
             facts = shared | {
@@ -280,6 +268,18 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             averaged = _averaged([scores[s][t] for t in job.cell.settings.prefixes])
             outcomes += [Outcome(job, metric, value, **facts) for metric, value in averaged.items()]
         yield outcomes
+
+
+def _decode(
+    trained: Trained, seen: tuple[int, ...], method: Method, attack: Any
+) -> tuple[list[dict[int, Scores]], Compiled]:
+    """How well a method ranks, by seed and number of seen rounds; and what it took."""
+    # Two CPU devices that take singular values of a batch at once wait for each other for good
+    # (jaxlib 0.10).
+    with jax.default_device(jax.local_devices()[0]):
+        done = run_members(Decode(method, attack, seen), trained.inputs)
+    positives = np.asarray(trained.drawn.positives)
+    return _ranked(method.name, np.asarray(done.results), positives, seen), done
 
 
 def _averaged(scores: Sequence[Scores]) -> Scores:

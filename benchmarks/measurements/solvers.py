@@ -135,10 +135,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             answer = jax.block_until_ready(_solve(updates, settings, jax.random.key(job.seed)))
             times.append(time.perf_counter() - began)
         assert answer is not None
-        shared = {
+        shared: dict[str, Any] = {
             "run_s": times[1] / solver.clients,
             "compile_s": max(times[0] - times[1], 0.0),
-            "device": jax.devices()[0].device_kind,
             "dtype": "float32",
         }
         trios = zip(np.asarray(answer.x), updates.x, updates.y, strict=True)

@@ -12,7 +12,7 @@ from attacks import Reconstruction
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method
-from benchmarks.harness.jobs import Job, Outcome, Value
+from benchmarks.harness.jobs import Job, Outcome, Value, by_method
 from benchmarks.measurements.attributes.methods import METHODS, METRICS, View
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.streams import Stream, stream
@@ -103,8 +103,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     phases = tuple(dict.fromkeys(name for job in jobs for name in phases_of(job)))
     trained = victims.train(data, [drawn[place] for place in places], phases)
     facts = [_facts(trained, data, i) for i in range(len(places))]
-    for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
-        wanted = [job for job in jobs if (job.how, job.attack) == (method, attack)]
+    for method, attack, wanted in by_method(jobs):
         chosen = [place for place in places if place in {place_of[job] for job in wanted}]
         rows = np.asarray([places.index(place) for place in chosen])
         names = tuple(dict.fromkeys(name for job in wanted for name in phases_of(job)))
@@ -138,7 +137,6 @@ def _facts(trained: Run, data: Dataset, member: int) -> dict[str, Any]:
         "train_accuracy": float(trained.train_accuracy[member]),
         "test_accuracy": float(trained.test_accuracy[member]),
         "note": data.note,
-        "device": jax.devices()[0].device_kind,
         "detail": {"scored_records": truth.size},
     }
 

@@ -17,7 +17,7 @@ from attacks import (
 from attacks.metrics import zest_similarity
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.intervals import equivalent_count
-from benchmarks.harness.jobs import Job, Outcome, Value
+from benchmarks.harness.jobs import Job, Outcome, Value, by_method
 from benchmarks.measurements.local_models.methods import MEASURE, METHODS, METRICS
 from benchmarks.measurements.local_models.scores import (
     Score,
@@ -50,8 +50,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     cell, seed = jobs[0].cell, jobs[0].seed
     federation = federate(cell.dataset, cell.settings, data_dir, seed)
     work = Work(federation, cell.settings)
-    for method, attack in dict.fromkeys((job.how, job.attack) for job in jobs):
-        wanted = [job for job in jobs if (job.how, job.attack) == (method, attack)]
+    for method, attack, wanted in by_method(jobs):
         asked = {name for job in wanted for name in job.cell.settings.measures}
         if method.name == "records":  # made from what `gls` reconstructs, which is timed apart
             work.attributes(attack)
@@ -62,10 +61,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         sixty_four = isinstance(attack, First) and drift(
             cell.settings, getattr(attack.attack, "drift", 0)
         )
-        shared = {
+        shared: dict[str, Any] = {
             "run_s": spent / work.count,
             "selection": "oracle" if method.oracle else "none",
-            "device": jax.devices()[0].device_kind,
             "dtype": "float64" if sixty_four else "float32",
             "note": federation.data.note,
             "images": pictures,
@@ -73,20 +71,15 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         detail: dict[str, Value] = {"simulation_s": round(federation.seconds, 1), **_spent(work)}
         if isinstance(answer, LocalModels) and answer.unexplained is not None:
             detail["unexplained"] = round(mean(answer.unexplained), 3)
-        yield [
-            Outcome(
-                job,
-                metric,
-                value,
-                majority=majority,
-                chance=chance,
-                detail=detail | _scored(metric, work),
-                **shared,
-            )
-            for job in wanted
-            for metric, (value, majority, chance) in scores.items()
-            if metric not in MEASURE or MEASURE[metric] in job.cell.settings.measures
-        ]
+        outcomes = []
+        for job in wanted:
+            measures = job.cell.settings.measures
+            for metric, (value, majority, chance) in scores.items():
+                if metric not in MEASURE or MEASURE[metric] in measures:
+                    levels = {"majority": majority, "chance": chance}
+                    facts = shared | levels | {"detail": detail | _scored(metric, work)}
+                    outcomes.append(Outcome(job, metric, value, **facts))
+        yield outcomes
 
 
 def _scored(metric: str, work: Work) -> dict[str, Value]:
