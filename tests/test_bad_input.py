@@ -74,7 +74,7 @@ def test_repeated_ids_and_single_client():
             Federated(training=LocalTraining(batch_size=100)),
             "batch_size=100 is larger than every client .largest: 30",
         ),
-        (Federated(training=LocalTraining(learning_rate=np.nan)), "learning_rate holds"),
+        (Federated(training=LocalTraining(learning_rate=np.nan)), "learning_rate=nan must be finite"),
         (Federated(clients_per_round=9), "clients_per_round=9 exceeds the 3 clients"),
         (Federated(strategy="pmap"), "strategy='pmap'"),
         (
@@ -218,7 +218,7 @@ def test_settings_of_the_attack(world, messages):
     bad = (
         (CosMatching(gamma=0.0), "gamma=0.0 must be positive"),
         (CosMatching(steps=0), "steps=0"),
-        (CosMatching(learning_rate=np.nan), "learning_rate holds"),
+        (CosMatching(learning_rate=np.nan), "learning_rate=nan must be finite"),
         (CosMatching(virtual=Virtual("gradeint")), "kind='gradeint' is unknown"),
         (
             CosMatching(virtual=Virtual("unrolled", LocalTraining(batch_size=99))),
