@@ -28,7 +28,7 @@ def instance(kind: type, **named: Any) -> None:
     """Raise `ValueError` unless every named value is of a type."""
     for name, value in named.items():
         if not isinstance(value, kind):
-            raise ValueError(f"{name}={repr(value)[:60]} must be a {kind.__name__}")
+            raise ValueError(f"{name}={value!r:.60} must be a {kind.__name__}")
 
 
 def positive_integer(**named: Any) -> None:

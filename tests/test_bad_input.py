@@ -74,7 +74,7 @@ def test_repeated_ids_and_single_client():
             Federated(training=LocalTraining(batch_size=100)),
             "batch_size=100 is larger than every client .largest: 30",
         ),
-        (Federated(training=LocalTraining(learning_rate=np.nan)), "learning_rate=nan must be finite"),
+        (Federated(training=LocalTraining(learning_rate=np.nan)), "rate=nan must be finite"),
         (Federated(clients_per_round=9), "clients_per_round=9 exceeds the 3 clients"),
         (Federated(strategy="pmap"), "strategy='pmap'"),
         (

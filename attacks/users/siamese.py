@@ -1,4 +1,4 @@
-"""Siamese networks that learn to link (Song 2020, section VI; Eq. 11 to 13).
+"""Siamese networks that learn to link (Song 2020, section VI; Eq. 11 and 12).
 
 Threat model: as in `attacks.users.linkability`.
 """
