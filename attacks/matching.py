@@ -282,12 +282,14 @@ def _replace(tree: Any, path: list[str], part: Any) -> Any:
 
 @struct.dataclass
 class Minimum:
-    """Attributes:
-    variables: the best iterate.
-    last: the last one, to be preferred where the objective is drawn anew in every step.
-    value: objective of the best.
-    trace: objective at every iteration `[steps]`.
-    gradient_norm: norm of the gradient at every iteration `[steps]`.
+    """Where a search ended, and how it went.
+
+    Attributes:
+      variables: the best iterate.
+      last: the last one, to be preferred where the objective is drawn anew in every step.
+      value: objective of the best.
+      trace: objective at every iteration `[steps]`.
+      gradient_norm: norm of the gradient at every iteration `[steps]`.
     """
 
     variables: Any

@@ -24,12 +24,14 @@ def majority_rate(truth: Array, candidates: int) -> Array:
 
 
 class Ranking(NamedTuple):
-    """Attributes:
-    f1: harmonic mean of precision and recall of the scores above a threshold fixed in advance; 0
-    where undefined.
-    auc: area under the receiver operating characteristic.
-    average_precision: area under the precision-recall curve.
-    brier: mean squared error of the scores, where they are probabilities.
+    """How well scores rank those who have a property.
+
+    Attributes:
+      f1: harmonic mean of precision and recall of the scores above a threshold fixed in advance; 0
+      where undefined.
+      auc: area under the receiver operating characteristic.
+      average_precision: area under the precision-recall curve.
+      brier: mean squared error of the scores, where they are probabilities.
     """
 
     f1: float
@@ -57,9 +59,11 @@ def ranking(scores: np.ndarray, truth: np.ndarray, threshold: float) -> Ranking:
 
 
 class Detection(NamedTuple):
-    """Attributes:
-    auc: area under the receiver operating characteristic.
-    tpr: true-positive rate where at most `fpr` of the negatives are taken for positive.
+    """How well scores detect members.
+
+    Attributes:
+      auc: area under the receiver operating characteristic.
+      tpr: true-positive rate where at most `fpr` of the negatives are taken for positive.
     """
 
     auc: float

@@ -15,9 +15,12 @@ Array = jax.Array
 
 @struct.dataclass
 class Evaluation:
-    """Attributes:
-    loss: mean loss over the records.
-    accuracy: fraction of records classified correctly; NaN for regression and for a diverged model.
+    """How a model does on records.
+
+    Attributes:
+      loss: mean loss over the records.
+      accuracy: fraction of records classified correctly; NaN for regression and for a diverged
+        model.
     """
 
     loss: Array

@@ -13,10 +13,12 @@ Array = jax.Array
 
 
 class ServerState(NamedTuple):
-    """Attributes:
-    params: the global model.
-    optimizer: state of the server's optimiser.
-    private: whatever else this server remembers.
+    """What a server remembers between rounds.
+
+    Attributes:
+      params: the global model.
+      optimizer: state of the server's optimiser.
+      private: whatever else this server remembers.
     """
 
     params: Any

@@ -225,10 +225,12 @@ def _descended(received: np.ndarray, returned: np.ndarray, eps: float) -> np.nda
 
 @dataclasses.dataclass(frozen=True)
 class NoisyOptimum:
-    """Attributes:
-    params: theta* `[parameters]`, float64, the intercept last.
-    error: with probability `1 - delta` the distance to the true one is no larger; infinite if there
-      are too few messages for the bound to hold.
+    """A linear client's optimum out of noisy messages.
+
+    Attributes:
+      params: theta* `[parameters]`, float64, the intercept last.
+      error: with probability `1 - delta` the distance to the true one is no larger; infinite if
+        there are too few messages for the bound to hold.
     """
 
     params: np.ndarray

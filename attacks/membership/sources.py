@@ -55,10 +55,12 @@ def _least(scores: Array) -> Array:
 
 @struct.dataclass
 class Vote:
-    """Attributes:
-    sources: the client that had the least loss in most rounds `[records]`, ties to the first
-      (Driouich 2023, Appendix C.2); -1 if none ever had.
-    rounds: who had it in each `[rounds, records]`, as `least_loss` says.
+    """Clients named by the majority of rounds, and round by round.
+
+    Attributes:
+      sources: the client that had the least loss in most rounds `[records]`, ties to the first
+        (Driouich 2023, Appendix C.2); -1 if none ever had.
+      rounds: who had it in each `[rounds, records]`, as `least_loss` says.
     """
 
     sources: Array
@@ -142,11 +144,13 @@ def by_discriminants(sources: Array, x: Array) -> np.ndarray:
 
 @struct.dataclass
 class Sources:
-    """Attributes:
-    sources: place of the client with the largest weight `[records]`, or -1 if the solution is not
-    finite.
-    weights: decoded weights times the client's number of records `[records, clients]`, near 1 for
-    its own.
+    """Clients named by decoded weights.
+
+    Attributes:
+      sources: place of the client with the largest weight `[records]`, or -1 if the solution is not
+      finite.
+      weights: decoded weights times the client's number of records `[records, clients]`, near 1 for
+      its own.
     """
 
     sources: Array

@@ -163,12 +163,14 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
 
 
 class Identifiability(NamedTuple):
-    """Attributes:
-    rank: of the participation matrix `[prefixes]`.
-    resolved: whether a client's contribution is determined by the sums at all `[prefixes,
-    clients]`.
-    variance: of its least-squares estimate, in units of one sum's `[prefixes, clients]`; infinite
-    where not resolved.
+    """What sums determine of each client's contribution.
+
+    Attributes:
+      rank: of the participation matrix `[prefixes]`.
+      resolved: whether a client's contribution is determined by the sums at all `[prefixes,
+      clients]`.
+      variance: of its least-squares estimate, in units of one sum's `[prefixes, clients]`; infinite
+      where not resolved.
     """
 
     rank: Array

@@ -42,11 +42,13 @@ class Prolin:
 
 
 class ProlinAnswer(NamedTuple):
-    """Attributes:
-    p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite, or
-      more clients took part in a round than `Observations.cohort`.
-    iterations: used `[prefixes]`.
-    losses: L1, L2, L3 at the answer `[prefixes, 3]`.
+    """The answer of `prolin`.
+
+    Attributes:
+      p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite, or
+        more clients took part in a round than `Observations.cohort`.
+      iterations: used `[prefixes]`.
+      losses: L1, L2, L3 at the answer `[prefixes, 3]`.
     """
 
     p: Array

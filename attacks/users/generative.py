@@ -78,10 +78,12 @@ class Adversarial:
 
 
 class Networks(NamedTuple):
-    """Attributes:
-    shared: the classifier, whose trunk all of the discriminator's outputs share.
-    real, identity: their last layers, `kernel`, `bias`.
-    generator: parameters of the generator.
+    """The networks of mGAN-AI.
+
+    Attributes:
+      shared: the classifier, whose trunk all of the discriminator's outputs share.
+      real, identity: their last layers, `kernel`, `bias`.
+      generator: parameters of the generator.
     """
 
     shared: Any
@@ -91,9 +93,11 @@ class Networks(NamedTuple):
 
 
 class State(NamedTuple):
-    """Attributes:
-    networks: the networks.
-    discriminator, generator: states of their optimisers.
+    """Networks and optimisers of the game, between rounds.
+
+    Attributes:
+      networks: the networks.
+      discriminator, generator: states of their optimisers.
     """
 
     networks: Networks
@@ -151,9 +155,11 @@ def _trunk(model: Model) -> Trunk:
 
 
 class Judged(NamedTuple):
-    """Attributes:
-    real, identity: logits `[batch]` of being no fake, and of being the victim's.
-    classes: logits `[batch, classes]`.
+    """What the discriminator says of a batch of images.
+
+    Attributes:
+      real, identity: logits `[batch]` of being no fake, and of being the victim's.
+      classes: logits `[batch, classes]`.
     """
 
     real: Array

@@ -29,13 +29,15 @@ Array = jax.Array
 
 
 class Generated(NamedTuple):
-    """Attributes:
-    make: the generator's module.
-    networks: all networks at the end.
-    realness: probability of being no fake that the discriminator gives to generated images, per
-    round `[rounds]`.
-    agreement: how often the shared model names the class that was asked for, per round `[rounds]`:
-    the paper's stop criterion.
+    """A trained generator, and how its training went.
+
+    Attributes:
+      make: the generator's module.
+      networks: all networks at the end.
+      realness: probability of being no fake that the discriminator gives to generated images, per
+      round `[rounds]`.
+      agreement: how often the shared model names the class that was asked for, per round
+      `[rounds]`: the paper's stop criterion.
     """
 
     make: Generator

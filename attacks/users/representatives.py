@@ -76,10 +76,12 @@ class Representing:
 
 
 class Representatives(NamedTuple):
-    """Attributes:
-    x: images `[updates, images, height, width, channels]`.
-    value: objective of each `[updates]`.
-    trace: objective at every evaluation `[updates, evaluations]`; NaN after "lbfgsb" has stopped.
+    """Images that stand for clients' updates.
+
+    Attributes:
+      x: images `[updates, images, height, width, channels]`.
+      value: objective of each `[updates]`.
+      trace: objective at every evaluation `[updates, evaluations]`; NaN after "lbfgsb" has stopped.
     """
 
     x: Array

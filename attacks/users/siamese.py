@@ -87,10 +87,12 @@ class Siamese:
 
 
 class Trained(NamedTuple):
-    """Attributes:
-    params: of the embedding.
-    loss: mean over the pairs of each epoch `[epochs]`.
-    descriptors: of `described` after each epoch, leaves `[epochs, samples, d]`.
+    """A trained embedding, and its descriptors.
+
+    Attributes:
+      params: of the embedding.
+      loss: mean over the pairs of each epoch `[epochs]`.
+      descriptors: of `described` after each epoch, leaves `[epochs, samples, d]`.
     """
 
     params: Any

@@ -27,10 +27,12 @@ by default; beyond, the compiler dies ("Cannot allocate memory")."""
 
 
 class Compiled(NamedTuple):
-    """Attributes:
-    results: stacked over members.
-    compile_s: seconds spent compiling (0 if an equal program was compiled before).
-    run_s: wall seconds of the call, divided by the members.
+    """Results of a compiled call, and what it took.
+
+    Attributes:
+      results: stacked over members.
+      compile_s: seconds spent compiling (0 if an equal program was compiled before).
+      run_s: wall seconds of the call, divided by the members.
     """
 
     results: Any

@@ -18,10 +18,12 @@ PATH = Path(str(resources.files("benchmarks.harness").joinpath("seconds.csv")))
 
 
 class Estimate(NamedTuple):
-    """Attributes:
-    seconds: of one job, its share of simulation and compilation included.
-    peak_mib: largest memory of a process that ran such jobs, in MiB.
-    measured: whether such jobs were measured.
+    """What a job is expected to take.
+
+    Attributes:
+      seconds: of one job, its share of simulation and compilation included.
+      peak_mib: largest memory of a process that ran such jobs, in MiB.
+      measured: whether such jobs were measured.
     """
 
     seconds: float

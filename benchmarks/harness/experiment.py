@@ -34,7 +34,7 @@ def no_run(*arguments: Any) -> Any:
     raise TypeError("this method has no run of its own")
 
 
-def takes_everything(settings: Any) -> None:
+def refuses_nothing(settings: Any) -> None:
     """The declaration of a method that no setting of its experiment stops."""
 
 
@@ -67,7 +67,7 @@ class Method:
     run: Callable[..., Any] = no_run
     settings: Any = None
     filled: tuple[str, ...] = ()
-    refuses: Callable[[Any], str | None] = takes_everything
+    refuses: Callable[[Any], str | None] = refuses_nothing
     observes: bool = True
     selects: bool = False
     learns: Callable[..., Any] | None = None
@@ -103,7 +103,7 @@ class Experiment:
     run: Callable[..., Iterator[Any]] = dataclasses.field(compare=False)
     asked: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     traced: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    structure: Callable[[Any], Any] = dataclasses.field(default=takes_everything, compare=False)
+    structure: Callable[[Any], Any] = dataclasses.field(default=refuses_nothing, compare=False)
     batched: bool = dataclasses.field(default=True, compare=False)
     alone: bool = dataclasses.field(default=False, compare=False)
 

@@ -9,10 +9,12 @@ from scipy import stats
 
 
 class Interval(NamedTuple):
-    """Attributes:
-    mean: the estimate.
-    low: lower end of the interval.
-    high: upper end.
+    """An estimate with its confidence interval.
+
+    Attributes:
+      mean: the estimate.
+      low: lower end of the interval.
+      high: upper end.
     """
 
     mean: float

@@ -20,9 +20,11 @@ WIDTHS = (16, 32, 64, 64)
 
 
 class Judges(NamedTuple):
-    """Attributes:
-    models: the classifiers' architectures: of the class, and of being like the victim.
-    category, property: their parameters.
+    """Independent classifiers of generated images.
+
+    Attributes:
+      models: the classifiers' architectures: of the class, and of being like the victim.
+      category, property: their parameters.
     """
 
     models: tuple[Model, Model]

@@ -151,11 +151,11 @@ def _closed_form(inputs: Inputs, settings: ClosedForm) -> Answers:
 
 def _full_batch(settings: VictimSettings) -> str | None:
     if settings.training.batch_size is None and settings.training.epochs == 1:
-        return _declines(settings)
+        return _refuses(settings)
     return "the closed form is for clients that take one full-batch step a round"
 
 
-def _declines(settings: VictimSettings) -> str | None:
+def _refuses(settings: VictimSettings) -> str | None:
     for name, only in {"columns": 1, "prior": "known", "labels": "known"}.items():
         if getattr(settings, name) != only:
             return f"{name}={getattr(settings, name)!r}: membership is measured with {only!r} alone"
@@ -169,7 +169,7 @@ METHODS = (
         _mixture,
         CosMatching(steps=300),
         filled=("virtual",),
-        refuses=_declines,
+        refuses=_refuses,
     ),
     Method(
         "closed_form",

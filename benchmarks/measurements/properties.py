@@ -185,14 +185,16 @@ METRICS = (
 
 
 class Trained(NamedTuple):
-    """Attributes:
-    drawn: the federations.
-    detectors: of all rounds.
-    overlaps: of their class densities `[seeds, rounds]`.
-    inputs: of `Decode`.
-    test_accuracy: of the shared models `[seeds]`.
-    note: what a reader must know of the data.
-    detail: how long both took.
+    """Federations of a group with their detectors.
+
+    Attributes:
+      drawn: the federations.
+      detectors: of all rounds.
+      overlaps: of their class densities `[seeds, rounds]`.
+      inputs: of `Decode`.
+      test_accuracy: of the shared models `[seeds]`.
+      note: what a reader must know of the data.
+      detail: how long both took.
     """
 
     drawn: sums.Drawn

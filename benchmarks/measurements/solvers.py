@@ -59,11 +59,13 @@ class Solver:
 
 
 class Updates(NamedTuple):
-    """Attributes:
-    model: the shared model.
-    messages: one of each client.
-    x, y: their records `[clients, images, ...]`.
-    virtual: their recipe.
+    """One update of each client, and what made it.
+
+    Attributes:
+      model: the shared model.
+      messages: one of each client.
+      x, y: their records `[clients, images, ...]`.
+      virtual: their recipe.
     """
 
     model: Model

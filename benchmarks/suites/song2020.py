@@ -37,10 +37,12 @@ FACES: dict[str, Any] = {"split": "persons", "disjoint": True, "records": 0, "si
 
 
 class Source(NamedTuple):
-    """Attributes:
-    name: of a dataset.
-    settings: that go with it.
-    small: and at small size.
+    """A data set with the settings that go with it.
+
+    Attributes:
+      name: of a dataset.
+      settings: that go with it.
+      small: and at small size.
     """
 
     name: str

@@ -27,13 +27,15 @@ BINARY = ("0", "1")
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-    """Attributes:
-    name: file name as published; local copies may also be compressed (`name.gz`, `name.xz`).
-    url: public home.
-    member: the file inside the archive, or a pattern ("s*/*.pgm") for the contents of several, one
-      after the other, ordered by the numbers in their names; None if it is no archive. Local copies
-      of a member alone are taken as they are.
-    sha256: of the content, or None where no copy could be had to compute it.
+    """One file of a source, with its checksum.
+
+    Attributes:
+      name: file name as published; local copies may also be compressed (`name.gz`, `name.xz`).
+      url: public home.
+      member: the file inside the archive, or a pattern ("s*/*.pgm") for the contents of several,
+        one after the other, ordered by the numbers in their names; None if it is no archive. Local
+        copies of a member alone are taken as they are.
+      sha256: of the content, or None where no copy could be had to compute it.
     """
 
     name: str
@@ -44,9 +46,11 @@ class SourceFile:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Attributes:
-    files: what to fetch.
-    parse: from contents by file name to a table.
+    """Where a data set comes from.
+
+    Attributes:
+      files: what to fetch.
+      parse: from contents by file name to a table.
     """
 
     files: tuple[SourceFile, ...]

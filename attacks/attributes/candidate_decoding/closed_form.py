@@ -237,12 +237,14 @@ def _least_squares(
 
 
 class _Decoded(NamedTuple):
-    """Attributes:
-    rounded: weights of the chosen candidates, 0 or 1, but the first `[unknowns]`.
-    values: per record.
-    labels: per record, if they were unknown.
-    scores: weights of the values `[records, K]`.
-    presence: sum of a record's weights, if not all are the client's.
+    """Weights rounded to one candidate per record, and the values they stand for.
+
+    Attributes:
+      rounded: weights of the chosen candidates, 0 or 1, but the first `[unknowns]`.
+      values: per record.
+      labels: per record, if they were unknown.
+      scores: weights of the values `[records, K]`.
+      presence: sum of a record's weights, if not all are the client's.
     """
 
     rounded: Array

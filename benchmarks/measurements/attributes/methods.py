@@ -151,7 +151,7 @@ def _several_steps(settings: VictimSettings) -> str | None:
     return None if settings.several_steps else "one step a round: its training is one gradient"
 
 
-def _gls_declines(settings: VictimSettings) -> str | None:
+def _gls_refuses(settings: VictimSettings) -> str | None:
     return _several_steps(settings) or _one_column_known_labels(settings)
 
 
@@ -264,7 +264,7 @@ METHODS = (
         _gls,
         GLS(LocalTraining(), orders=256, points=8, passes=3),
         filled=("training",),
-        refuses=_gls_declines,
+        refuses=_gls_refuses,
         selects=True,
         simulates=True,
     ),

@@ -168,7 +168,7 @@ def _invert_gradient(work: Work, settings: GradientInversion) -> Images:
     return Images(mean(scores), mean(greys), pictures)
 
 
-def _declines(measure: str, decodes: bool = False) -> Callable[[LocalModelSettings], str | None]:
+def _refuses(measure: str, decodes: bool = False) -> Callable[[LocalModelSettings], str | None]:
     """Why a method that answers one question, or reconstructs records, cannot be used."""
 
     def reason(settings: LocalModelSettings) -> str | None:
@@ -219,7 +219,7 @@ METHODS = (
         _of_each(_records),
         DECODING,
         filled=FILLED_DECODING,
-        refuses=_declines("attribute", decodes=True),
+        refuses=_refuses("attribute", decodes=True),
         simulates=True,
     ),
     Method(
@@ -232,7 +232,7 @@ METHODS = (
         "majority",
         "the most frequent value, for every record",
         _majority,
-        refuses=_declines("attribute"),
+        refuses=_refuses("attribute"),
         observes=False,
     ),
     Method(
@@ -241,7 +241,7 @@ METHODS = (
         _cos,
         First(5, CosMatching(steps=300)),
         filled=("attack.virtual",),
-        refuses=_declines("attribute"),
+        refuses=_refuses("attribute"),
     ),
     Method(
         "gls",
@@ -249,39 +249,39 @@ METHODS = (
         gls_attributes,
         DECODING,
         filled=FILLED_DECODING,
-        refuses=_declines("attribute", decodes=True),
+        refuses=_refuses("attribute", decodes=True),
         simulates=True,
     ),
-    Method("vote", "the client of least loss in most rounds", _vote, refuses=_declines("source")),
+    Method("vote", "the client of least loss in most rounds", _vote, refuses=_refuses("source")),
     Method(
         "best_round",
         "the same in the round that scores best, an oracle's choice",
         _best_round,
-        refuses=_declines("source"),
+        refuses=_refuses("source"),
         oracle=True,
     ),
     Method(
-        "drop", "the client whose training lowers the loss most", _drop, refuses=_declines("source")
+        "drop", "the client whose training lowers the loss most", _drop, refuses=_refuses("source")
     ),
     Method(
         "drop_lda",
         "linear discriminants learned from its answers",
         _drop_lda,
-        refuses=_declines("source"),
+        refuses=_refuses("source"),
     ),
     Method(
         "decode_sources",
         "every record's weight in every message",
         _decode_sources,
         FirstMessages(20),
-        refuses=_declines("source", decodes=True),
+        refuses=_refuses("source", decodes=True),
     ),
     Method(
         "invert_gradient",
         "images out of one update (gradient inversion)",
         _invert_gradient,
         GradientInversion(steps=1000),
-        refuses=_declines("samples"),
+        refuses=_refuses("samples"),
     ),
 )
 METRICS = (

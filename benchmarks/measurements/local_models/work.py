@@ -74,10 +74,12 @@ class FirstMessages:
 
 
 class LocalModels(NamedTuple):
-    """Attributes:
-    params: one model per attacked client.
-    unexplained: what a fitted map misses of held-out updates' energy, per client, where one is
-    fitted.
+    """Models that stand for the attacked clients' own.
+
+    Attributes:
+      params: one model per attacked client.
+      unexplained: what a fitted map misses of held-out updates' energy, per client, where one is
+      fitted.
     """
 
     params: list[Any]
@@ -85,26 +87,32 @@ class LocalModels(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Attributes:
-    values: of the sensitive column, per attacked client.
+    """Values of the sensitive column.
+
+    Attributes:
+      values: of the sensitive column, per attacked client.
     """
 
     values: list[np.ndarray]
 
 
 class Sources(NamedTuple):
-    """Attributes:
-    answers: clients named for records `[records]`; of several answers the best is scored.
+    """Clients named for records.
+
+    Attributes:
+      answers: clients named for records `[records]`; of several answers the best is scored.
     """
 
     answers: Sequence[np.ndarray]
 
 
 class Images(NamedTuple):
-    """Attributes:
-    likeness: to the clients' records, mean over clients.
-    grey: of plain grey images.
-    pictures: by caption.
+    """How alike reconstructed images are to records.
+
+    Attributes:
+      likeness: to the clients' records, mean over clients.
+      grey: of plain grey images.
+      pictures: by caption.
     """
 
     likeness: float
