@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from optax.tree import vdot
 
 from jaxfl import LocalTraining, Messages, Model, _check, client_round, mean_loss
 from jaxfl.clients import ClientData
@@ -29,8 +30,8 @@ def cosine_distance(virtual: Any, observed: Any) -> Array:
 
     The distance from a vector of length zero is 1.
     """
-    return 1 - _vdot(virtual, observed) * _inverse_root(_vdot(virtual, virtual)) * _inverse_root(
-        _vdot(observed, observed)
+    return 1 - vdot(virtual, observed) * _inverse_root(vdot(virtual, virtual)) * _inverse_root(
+        vdot(observed, observed)
     )
 
 
@@ -41,17 +42,13 @@ def squared_distance(virtual: Any, observed: Any) -> Array:
     Dividing by the length changes no minimum of a single round and keeps rounds comparable.
     """
     difference = jax.tree.map(jnp.subtract, virtual, observed)
-    return _vdot(difference, difference) / jnp.maximum(
-        _vdot(observed, observed), jnp.finfo(jnp.float32).tiny
+    return vdot(difference, difference) / jnp.maximum(
+        vdot(observed, observed), jnp.finfo(jnp.float32).tiny
     )
 
 
 def _inverse_root(square: Array) -> Array:
     return jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny))
-
-
-def _vdot(a: Any, b: Any) -> Array:
-    return sum(map(jnp.vdot, jax.tree.leaves(a), jax.tree.leaves(b)), start=jnp.zeros(()))
 
 
 @struct.dataclass
@@ -209,7 +206,7 @@ def column_objective(
         kernel["kernel"][:, positions],
         update["kernel"][:, positions],
         apart(updates, others),
-        jax.vmap(_vdot)(updates, updates),
+        jax.vmap(vdot)(updates, updates),
         messages.received,
     )
     by_gram = records < 2 * features  # N^2 h multiplications against 2 N d h
@@ -234,9 +231,9 @@ def column_objective(
         norm = (
             jnp.vdot(errors, products)
             + jnp.vdot(gradient, gradient)
-            + _vdot(rest_gradient, rest_gradient)
+            + vdot(rest_gradient, rest_gradient)
         )
-        dot = jnp.vdot(errors, observed) + _vdot(rest_gradient, rest_update)
+        dot = jnp.vdot(errors, observed) + vdot(rest_gradient, rest_update)
         alpha = _inverse_root(norm) * _inverse_root(length)
         beta = -alpha * dot / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
         tangent = alpha * observed + beta * (products + columns @ gradient)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.constraints import (
@@ -24,7 +25,7 @@ from attacks.attributes.candidate_decoding.constraints import (
     minimize_quadratic,
     onto_simplex,
 )
-from attacks.attributes.candidate_decoding.linear_problem import dot, relative_weights
+from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.knowledge import Knowledge, Reconstruction, answered, check_knowledge, erase
 from attacks.precision import arithmetic
 from jaxfl import Messages, Model, _check
@@ -116,7 +117,7 @@ def _gauss_newton(
             largest, jnp.finfo(largest.dtype).tiny
         )  # of columns that do not enter the model
         project = functools.partial(jax.tree.map, onto_simplex)
-        return minimize_quadratic(slope, weights, project, largest, settings.iterations), dot(
+        return minimize_quadratic(slope, weights, project, largest, settings.iterations), vdot(
             residual, residual
         )
 
@@ -128,7 +129,7 @@ def _gauss_newton(
             jax.nn.one_hot(c, s.shape[1])[:, 1:] for c, s in zip(chosen, scores, strict=True)
         )
         remaining = misfit(rounded)
-        objective = dot(remaining, remaining) / len(messages)
+        objective = vdot(remaining, remaining) / len(messages)
     failed = ~(jnp.isfinite(objective) & jnp.isfinite(trace).all())
     return answered(failed, chosen, scores, objective=objective, trace=trace / len(messages))
 

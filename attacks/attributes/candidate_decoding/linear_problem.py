@@ -7,21 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from optax.tree import vdot
 
 from jaxfl import Messages, Model
 
 Array = jax.Array
 
 
-def dot(a: Any, b: Any) -> Array:
-    """Inner product of two pytrees."""
-    return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, a, b))
-
-
 def relative_weights(updates: Any) -> Array:
     """1 / |u|^2 of every round `[rounds]`, of updates with leaves `[rounds, ...]`; 0 where the
     model was returned as received, which no client that trains does."""
-    squares = jax.vmap(dot)(updates, updates)
+    squares = jax.vmap(vdot)(updates, updates)
     return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
 
 
@@ -43,7 +39,7 @@ class LinearProblem:
     def misfit(self, solution: Array) -> Array:
         """Squared residual relative to the right-hand side."""
         residual = jax.tree.map(jnp.subtract, self.forward(solution), self.target)
-        return dot(residual, residual) / dot(self.target, self.target)
+        return vdot(residual, residual) / vdot(self.target, self.target)
 
 
 def linear_problem(
@@ -90,7 +86,7 @@ def linear_problem(
             return (slopes[:, 1:] - slopes[:, :1]).reshape(-1)
 
         slopes = jax.lax.map(one_round, (messages.received, residual, scales)).sum(0)
-        return slopes if learning_rate is not None else jnp.append(slopes, -dot(whole, residual))
+        return slopes if learning_rate is not None else jnp.append(slopes, -vdot(whole, residual))
 
     known = 0.0 if learning_rate is None else 1 / learning_rate
     return LinearProblem(forward, backward, jax.tree.map(lambda u, b: known * u - b, whole, base))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.flatten_util import ravel_pytree
+from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
     difference_jacobian,
@@ -16,7 +17,7 @@ from attacks.attributes.candidate_decoding.candidates import (
     split,
 )
 from attacks.attributes.candidate_decoding.constraints import largest_eigenvalue
-from attacks.attributes.candidate_decoding.linear_problem import dot, relative_weights
+from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from jaxfl import Messages, Model
 from jaxfl.models import inputs_and_errors
 
@@ -66,14 +67,14 @@ def normal_equations(
         if learning_rate is not None:
             target = jax.tree.map(lambda u, b: u * averaged / learning_rate - b, update, base)
             return NormalEquations(
-                weight * gram, weight * project(target), weight * dot(target, target)
+                weight * gram, weight * project(target), weight * vdot(target, target)
             )
         scaled = jax.tree.map(lambda u: -averaged * u, update)
         target = jax.tree.map(jnp.negative, base)
         cross = project(scaled)
-        whole = jnp.block([[gram, cross[:, None]], [cross[None], dot(scaled, scaled)[None, None]]])
-        right = jnp.append(project(target), dot(scaled, target))
-        return NormalEquations(weight * whole, weight * right, weight * dot(target, target))
+        whole = jnp.block([[gram, cross[:, None]], [cross[None], vdot(scaled, scaled)[None, None]]])
+        right = jnp.append(project(target), vdot(scaled, target))
+        return NormalEquations(weight * whole, weight * right, weight * vdot(target, target))
 
     def add(total: NormalEquations, one: Any) -> tuple[NormalEquations, None]:
         return jax.tree.map(jnp.add, total, one_round(one)), None
