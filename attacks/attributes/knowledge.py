@@ -200,6 +200,12 @@ def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Know
         )
     knowledge = dataclasses.replace(knowledge, x=x, columns=columns)
     _check.finite(x=erase(knowledge))
+    return _check_labels(model, params, knowledge)
+
+
+def _check_labels(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
+    """Labels as arrays, or what stands for unknown ones."""
+    x, dtype = knowledge.x, knowledge.x.dtype
     if knowledge.y is None:
         if model.classes is None:
             raise ValueError(

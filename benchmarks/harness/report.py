@@ -94,11 +94,6 @@ def _line(
     other_size = (
         first["size"] != "paper" and published is not None and "records" in first["settings"]
     )
-    note = "; ".join(
-        dict.fromkeys(
-            [*(r["detail"].get("note", "") for r in rows), *(r["status"] for r in failed)]
-        )
-    )
     return Line(
         setting=" ".join(f"{k}={v}" for k, v in place) or first["dataset"],
         place=tuple(place),
@@ -119,12 +114,19 @@ def _line(
         run_s=_text(_mean([r["run_s"] for r in rows])),
         device="; ".join(dict.fromkeys(f"{r['device']}, {r['dtype']}" for r in rows)),
         versions="; ".join(dict.fromkeys(r["versions"] for r in rows)),
-        note=note.strip("; ") + (f" ({len(failed)} failed)" if failed else ""),
+        note=_note(rows, failed),
         redo=_redo(rows),
         estimate=estimate,
         majority_value=majority,
         published_value=published,
     )
+
+
+def _note(rows: list[dict[str, Any]], failed: list[dict[str, Any]]) -> str:
+    """What a reader must know of the data, and why rows failed."""
+    told = [*(row["detail"].get("note", "") for row in rows), *(row["status"] for row in failed)]
+    text = "; ".join(filter(None, dict.fromkeys(told)))
+    return text + (f" ({len(failed)} failed)" if failed else "")
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -1,10 +1,9 @@
 """How does one client's data look to a generator? (Song 2020, sections VII-C to VII-E; user-level
 inversion)
 
-A method here is `run(game, identity) -> (images, classes asked for)`, for the victim (1) or for
-others (0); `run_of` names the run whose shared model it leaves behind. `victim` and `others` are
-real images, a yardstick. A passive attack only reads a transcript: its shared models are those of
-no attack.
+A method here is `run(play, identity) -> (images, classes asked for)`, for the victim (1) or others
+(0). `victim` and `others` are real images, a yardstick. A passive attack only reads a transcript:
+its shared models are those of no attack.
 """
 
 import dataclasses

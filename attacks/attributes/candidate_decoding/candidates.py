@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.knowledge import Knowledge, erase
-from jaxfl import Model
+from attacks.path import path_centre
+from jaxfl import LocalTraining, Model
 from jaxfl.models import inputs_and_errors, record_gradient
 
 Array = jax.Array
@@ -276,3 +277,18 @@ def with_absence(prior: Array, present: float, records: int) -> Array:
     """Prior weights where being absent is the base: those of all real candidates, times the
     fraction present."""
     return present * with_first(prior.reshape(records, -1)).reshape(-1)
+
+
+def candidates_at_centre(
+    model: Model,
+    received: Any,
+    update: Any,
+    training: LocalTraining,
+    x: Array,
+    y: Array,
+    depth: int | None = None,
+) -> FactoredGradients:
+    """Gradients of all candidates `x [records, K, ...]`, `y [records, K]` at the centre of the
+    client's path."""
+    centre = path_centre(received, update, training.steps(len(x)))
+    return factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1), depth)

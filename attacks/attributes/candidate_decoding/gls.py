@@ -48,9 +48,8 @@ from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.candidates import (
-    FactoredGradients,
     candidate_records,
-    factored_gradients,
+    candidates_at_centre,
     mean_gradients,
     of_layers,
     prior_weights,
@@ -71,6 +70,7 @@ from attacks.attributes.candidate_decoding.simulated_client import (
     guess_of,
     simulated,
     simulated_path,
+    towards_average,
 )
 from attacks.attributes.candidate_decoding.whitening import _heights, _whitened
 from attacks.attributes.knowledge import (
@@ -80,7 +80,6 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     check_one_column,
 )
-from attacks.path import path_centre
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import DPSGD, LocalTraining, Messages, Mixup, Model, _check
 
@@ -250,7 +249,7 @@ def _gls(
     # Precision of a draw from the prior, per unknown.
     precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
     at_centre = functools.partial(
-        _at_centre, model, training=settings.training, x=x, y=y, depth=settings.layers
+        candidates_at_centre, model, training=settings.training, x=x, y=y, depth=settings.layers
     )
     rounds = _Round(messages.received, messages.pseudo_gradient)
     guess_free = (
@@ -313,7 +312,7 @@ def _one_round(
     simulate_key, path_key = jax.random.split(key)
 
     def squares() -> Array:
-        return _at_centre(model, seen.received, seen.update, training, x, y).squares()
+        return candidates_at_centre(model, seen.received, seen.update, training, x, y).squares()
 
     guess = guess_of(model, training, scores, x, y, squares)
     mean, deviations = simulated(guess, seen.received, simulate_key, settings.orders)
@@ -364,7 +363,7 @@ def _noise(
         flat, steps = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), training.steps(records)
         moved = drift(model, seen.received, seen.update, *flat, steps, settings.drift, depth)
         moved = moved.expected(jnp.tile(scores, (settings.drift, 1)))
-        centre = _at_centre(model, seen.received, seen.update, training, x, y, depth)
+        centre = candidates_at_centre(model, seen.received, seen.update, training, x, y, depth)
         noise = with_drift(
             noise, moved, centre, jax.vmap(moved.along, out_axes=1)(vectors), scores, training
         )
@@ -378,14 +377,14 @@ def _gradients(
     training uses them, and their products with a target `[records * K]`."""
     training, shape, (received, update, kept) = settings.training, x.shape[:2], seen
     if training.mixup:
-        model, x = _towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
+        model, x = towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
     if settings.points == 1:
-        centre = _at_centre(model, received, update, training, x, y, settings.layers)
+        centre = candidates_at_centre(model, received, update, training, x, y, settings.layers)
         gram, project = (
             centre.inner(centre) if kept is None else kept,
             lambda target: centre.along(target),
         )
-        squares = _at_centre(model, received, update, training, x, y).squares()
+        squares = candidates_at_centre(model, received, update, training, x, y).squares()
     else:
         gram, project = mean_gradients(
             model, simulated_path(guess, received, key, settings.points), x, y
@@ -397,35 +396,3 @@ def _gradients(
             *shape, *shape
         ), lambda target: factor * project(target)
     return gram.reshape(*shape, *shape), project
-
-
-def _at_centre(
-    model: Model,
-    received: Any,
-    update: Any,
-    training: LocalTraining,
-    x: Array,
-    y: Array,
-    depth: int | None = None,
-) -> FactoredGradients:
-    """Gradients of all candidates `x [records, K, ...]`, `y [records, K]` at the centre of the
-    client's path."""
-    centre = path_centre(received, update, training.steps(len(x)))
-    return factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1), depth)
-
-
-def _towards_average(model: Model, y: Array) -> Model:
-    """Under mixup half of a record's loss is towards its partner's label."""
-    classes = model.classes
-
-    def loss(outputs: Array, labels: Array) -> Array:
-        if classes is None:
-            partner = model.loss(outputs, jnp.full_like(labels, y.mean()))
-        else:
-            every = jax.vmap(lambda k: model.loss(outputs, jnp.full_like(labels, k)))(
-                jnp.arange(classes)
-            )
-            partner = (y[:, None] == jnp.arange(classes)).mean(0) @ every
-        return (model.loss(outputs, labels) + partner) / 2
-
-    return dataclasses.replace(model, loss=loss)

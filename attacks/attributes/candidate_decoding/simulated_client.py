@@ -122,3 +122,20 @@ def simulated_path(guess: Guess, received: Any, key: Array, points: int) -> Any:
 
     _, models = jax.lax.scan(epoch, received, jax.random.split(key, training.epochs))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)
+
+
+def towards_average(model: Model, y: Array) -> Model:
+    """Under mixup half of a record's loss is towards its partner's label."""
+    classes = model.classes
+
+    def loss(outputs: Array, labels: Array) -> Array:
+        if classes is None:
+            partner = model.loss(outputs, jnp.full_like(labels, y.mean()))
+        else:
+            every = jax.vmap(lambda k: model.loss(outputs, jnp.full_like(labels, k)))(
+                jnp.arange(classes)
+            )
+            partner = (y[:, None] == jnp.arange(classes)).mean(0) @ every
+        return (model.loss(outputs, labels) + partner) / 2
+
+    return dataclasses.replace(model, loss=loss)
