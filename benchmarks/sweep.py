@@ -229,21 +229,22 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
     columns = ("group", "cells", "jobs", "estimated s", "estimated MiB")
     table, total, guessed = RichTable(*columns, title="plan"), 0.0, 0
     for g in groups:
-        estimates = [estimate(job) for job in g.jobs]
+        estimates = {job.unit: estimate(job) for job in g.jobs}.values()
         seconds, peak = sum(e.seconds for e in estimates), max(e.peak_mib for e in estimates)
+        texts = (f"{seconds:.0f}", f"{peak:.0f}") if peak else ("unknown", "unknown")
         cells = len({job.cell for job in g.jobs})
-        table.add_row(g.label, str(cells), str(len(g.jobs)), f"{seconds:.0f}", f"{peak:.0f}")
+        table.add_row(g.label, str(cells), str(len(g.jobs)), *texts)
         total += seconds
         guessed += sum(not e.measured for e in estimates)
     console.print(table)
     _print_cells(console, groups)
     count = sum(len(g.jobs) for g in groups)
-    console.print(
-        f"{count} jobs in {len(groups)} groups, about {total / 60:.1f} minutes on two cores"
-    )
+    minutes = f"about {total / 60:.1f} minutes on two cores"
+    console.print(f"{count} jobs in {len(groups)} groups, {minutes}")
     if guessed:
+        why = "by their methods' times in other tables, or as a second each"
         console.print(
-            f"{guessed} of them were never measured: other tables' times stand in, or a second each"
+            f"{guessed} runs of a method were not measured in their table: estimated {why}"
         )
 
 

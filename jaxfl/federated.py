@@ -17,14 +17,11 @@ from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
 from jaxfl.plugins import PerClient, Plugin, check_plugins
 from jaxfl.servers import Server, ServerState, honest_server
-from jaxfl.training import LocalTraining, client_round
+from jaxfl.training import SENDING, LocalTraining, client_round
 from jaxfl.transcript import Transcript
 
 Array = jax.Array
 Strategy = Literal["vmap", "map"] | int
-SENDING = 2**32 - 1
-"""Tells the stream for what clients do to their updates from the clients' own: no id is
-that large."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +75,8 @@ class Federated:
     def check(self, clients: ClientData) -> None:
         """Raise `ValueError` on settings that these clients cannot run."""
         _check.positive_integer(rounds=self.rounds)
+        _check.instance(LocalTraining, training=self.training)
+        _check.instance(Record, record=self.record)
         self.training.check()
         count = len(clients.mask)
         check_plugins(self.plugins, count)
@@ -143,10 +142,15 @@ def simulate(
       ValueError: on bad shapes, values or settings, naming the argument. Traced values are not
         looked at.
     """
+    _check.instance(Model, model=model)
+    _check.instance(ClientData, clients=clients)
+    _check.instance(Federated, federated=federated)
+    server = honest_server() if server is None else server
+    _check.instance(Server, server=server)
     federated.check(clients)
-    server = server or honest_server()
     check_clients(model, params, clients, federated.training.batch_size)
     if test is not None:
+        _check.instance(ClientData, test=test)
         check_test(model, params, test)
     if (
         server.named

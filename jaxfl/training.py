@@ -19,6 +19,8 @@ from jaxfl.models import Model, mean_loss
 from jaxfl.plugins import Plugin, check_plugins, overriding
 
 Array = jax.Array
+SENDING, LATER = 2**32 - 1, 2**32 - 2
+"""Streams of what is sent, and of the plug-ins after the first: no id and no step is that large."""
 
 
 @struct.dataclass
@@ -179,7 +181,8 @@ def client_round(
       key: as for `local_update`.
       training: the recipe.
       plugins: what the client does beside the recipe.
-      send_key: draws what is random in what is sent; `key` by default.
+      send_key: draws what is random in what is sent; by default a stream of `key` apart from
+        training's.
     """
     every = (*training.plugins, *plugins)
     for plugin in overriding("recipe", every):
@@ -190,9 +193,11 @@ def client_round(
     if not senders:
         return returned
     update = jax.tree.map(jnp.subtract, params, returned)
-    send_key = key if send_key is None else send_key
+    send_key = jax.random.fold_in(key, SENDING) if send_key is None else send_key
+    later_key = jax.random.fold_in(send_key, LATER)
     for place, plugin in enumerate(senders):
-        own_key = jax.random.fold_in(send_key, place) if place else send_key
+        # `split` numbers its keys as `fold_in` does: a plug-in's own are apart from the next one's.
+        own_key = jax.random.fold_in(later_key, place) if place else send_key
         update = plugin.send(update, own_key)
     return jax.tree.map(jnp.subtract, params, update)
 

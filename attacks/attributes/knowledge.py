@@ -133,6 +133,8 @@ def binary_column(position: int, prior: float | None = None) -> UnknownColumn:
     """An unknown column of zeros and ones; `prior` is the known fraction of ones, or None."""
     if not isinstance(position, int | np.integer):
         raise ValueError(f"position={position!r} must be an integer")
+    if prior is not None and not _check.is_traced(prior) and not 0 <= prior <= 1:
+        raise ValueError(f"prior={prior!r} must lie between 0 and 1")
     distribution = None if prior is None else jnp.asarray([1 - prior, prior])
     return UnknownColumn(jnp.asarray([position]), jnp.asarray([[0.0], [1.0]]), distribution)
 

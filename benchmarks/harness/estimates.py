@@ -21,7 +21,7 @@ class Estimate(NamedTuple):
     """What a job is expected to take.
 
     Attributes:
-      seconds: of one job, its share of simulation and compilation included.
+      seconds: of one unit, its share of simulation and compilation included.
       peak_mib: largest memory of a process that ran such jobs, in MiB.
       measured: whether such jobs were measured.
     """
@@ -41,22 +41,23 @@ def _measured() -> dict[tuple[str, ...], tuple[float, float]]:
 
 
 def estimate(job: Job) -> Estimate:
-    """A job's estimate: of its table and method, else of its method in other tables of this size;
-    one second where neither was measured."""
+    """What a job's unit takes (`Job.unit`): by its table and method, else by its method in other
+    tables of this size, of its suite if there are any; a second where nothing was measured."""
     place = job.cell.suite, job.cell.table, job.cell.size, job.method
     known = _measured()
     if place in known:
         return Estimate(*known[place], True)
-    alike = [value for key, value in known.items() if key[2:] == place[2:]]
+    alike = {key: value for key, value in known.items() if key[2:] == place[2:]}
+    of_suite = {key: value for key, value in alike.items() if key[0] == place[0]}
     if not alike:
         return Estimate(1.0, 0.0, False)
-    seconds, peak = (statistics.median(column) for column in zip(*alike, strict=True))
+    seconds, peak = map(statistics.fmean, zip(*(of_suite or alike).values(), strict=True))
     return Estimate(seconds, peak, False)
 
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table's lines from rows of a store: medians over jobs, of seconds, and of the peak the
-    least."""
+    """The table's lines from rows of a store: the mean of the seconds, and the least of
+    the peaks."""
     jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
     for row in rows:
         if row["status"] != "ok" or "wall_s" not in row["detail"]:
@@ -68,7 +69,7 @@ def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             **dict(zip(COLUMNS[:4], place, strict=True)),
-            "seconds": round(statistics.median(seconds for seconds, _, _ in spent.values()), 2),
+            "seconds": round(statistics.fmean(seconds for seconds, _, _ in spent.values()), 3),
             "peak_mib": round(min(peak for _, peak, _ in spent.values())),
             "device": next(iter(spent.values()))[2],
         }

@@ -114,6 +114,13 @@ class Job:
         return place | {"method": self.method, "seed": self.seed} | self.settings
 
     @property
+    def unit(self) -> Any:
+        """What is computed once: jobs that only ask other things of one run share it."""
+        cell = self.cell
+        run = cell.experiment.run_of(cell.settings)
+        return cell.experiment.name, cell.dataset, run, self.method, self.attack, self.seed
+
+    @property
     def key(self) -> str:
         """Content address: equal jobs have equal keys in every process."""
         return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:32]

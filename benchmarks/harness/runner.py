@@ -41,37 +41,50 @@ def run_groups(
     importlib.import_module("jaxfl.datasets.builders")
     clock = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
     with Progress(TextColumn("{task.description}"), BarColumn(), *clock, console=console) as bar:
-        task = bar.add_task("", total=sum(estimate(job).seconds for g in groups for job in g.jobs))
+        left = {job.unit: estimate(job).seconds for g in groups for job in g.jobs}
+        task = bar.add_task("", total=sum(left.values()))
         run = functools.partial(run_safely, data_dir=data_dir)
         for group, outcomes in ENGINES[engine](run, groups):
             store.add(_row(outcome, versions, published) for outcome in outcomes)
             bar.update(task, description=f"{group.label} {outcomes[0].job.method}"[:70])
-            done = dict.fromkeys(outcome.job for outcome in outcomes)
-            bar.advance(task, sum(estimate(job).seconds for job in done))
+            units = {outcome.job.unit for outcome in outcomes}
+            bar.advance(task, sum(left.pop(unit, 0.0) for unit in units))
 
 
 def run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]]:
-    """A group's outcomes, with the wall time of each job; a failure becomes the status of the jobs
-    that have none yet, whatever its kind."""
-    done: set[Job] = set()
-    began = time.perf_counter()
-    try:
-        for outcomes in group.experiment.run(group.jobs, data_dir):
-            finished = {outcome.job for outcome in outcomes} - done
-            done |= finished
-            seconds = (time.perf_counter() - began) / max(len(finished), 1)
-            spent = {"wall_s": round(seconds, 3), "peak_mib": _peak()}
-            device = jax.devices()[0].device_kind
-            yield [
-                dataclasses.replace(o, device=device, detail={**o.detail, **spent})
-                for o in outcomes
-            ]
-            began = time.perf_counter()
-    except Exception as error:
-        status = f"{type(error).__name__}: {error}".splitlines()[0]
+    """A group's outcomes, with the wall time of what each job needs. A method that fails, in
+    whatever way, gives its jobs a status; the others go on without it, unless they fail by the
+    same."""
+    left, told = list(group.jobs), ""
+    while left:
+        done: set[Job] = set()
+        try:
+            yield from _timed(group.experiment.run(left, data_dir), done)
+            return
+        except Exception as error:
+            status = f"{type(error).__name__}: {error}".splitlines()[0]
+        left = [job for job in left if job not in done]
+        first = [job for job in left if (job.how, job.attack) == (left[0].how, left[0].attack)]
+        failed, told = left if status == told and not done else first, status
         metric = group.experiment.metrics[0].name
-        failed = [job for job in group.jobs if job not in done]
         yield [Outcome(job, metric, None, status=status) for job in failed]
+        left = [job for job in left if job not in failed]
+
+
+def _timed(batches: Iterator[Sequence[Outcome]], done: set[Job]) -> Iterator[Sequence[Outcome]]:
+    """Outcomes with the seconds that each job took and where; jobs that have any are put into
+    `done`."""
+    began = time.perf_counter()
+    for outcomes in batches:
+        finished = {outcome.job for outcome in outcomes} - done
+        done |= finished
+        seconds = (time.perf_counter() - began) / max(len({job.unit for job in finished}), 1)
+        spent = {"wall_s": round(seconds, 3), "peak_mib": _peak()}
+        device = jax.devices()[0].device_kind
+        yield [
+            dataclasses.replace(o, device=device, detail={**o.detail, **spent}) for o in outcomes
+        ]
+        began = time.perf_counter()
 
 
 def _peak() -> int:

@@ -92,3 +92,17 @@ def test_the_command_line_refuses_it_too(capsys):
     assert "--methods 'charm' is unknown here" in capsys.readouterr().err
     assert sweep.main(["own", "--where", "colour=red"], SUITES) == 2
     assert "'colour' is no column or setting here" in capsys.readouterr().err
+
+
+def test_a_method_that_fails_leaves_the_others_their_rows(tmp_path):
+    def fail(view, settings):
+        raise RuntimeError("boom")
+
+    broken = Method("broken", "raises", fail)
+    experiment = OWN.with_methods(broken)
+    table = Table("toy", "One of them fails", experiment, places, ("majority", "broken", "pull"))
+    suites = {"own": Suite("own", (table,))}
+    assert sweep.main(["own", "--seeds", "1", "--out", str(tmp_path)], suites) == 1
+    with (tmp_path / "results.csv").open() as file:
+        rows = {row["method"]: row["status"] for row in csv.DictReader(file)}
+    assert rows == {"majority": "ok", "broken": "RuntimeError: boom", "pull": "ok"}

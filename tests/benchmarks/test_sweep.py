@@ -19,7 +19,7 @@ from matplotlib.image import imread
 
 from benchmarks import frontier_figure, report, sweep
 from benchmarks.compare import differences
-from benchmarks.harness import plots
+from benchmarks.harness import estimates, plots
 from benchmarks.harness import report as reports
 from benchmarks.harness.intervals import (
     Interval,
@@ -446,3 +446,41 @@ def test_two_runs_are_compared_row_by_row(finished, tmp_path, capsys):
     lines = differences(path, tmp_path / "changed.csv", 1e-6)
     assert any("rows, then" in line for line in lines)
     assert any(" then " in line and "rows" not in line for line in lines)
+
+
+def test_nobody_holds_a_record_of_another_part():
+    from benchmarks.scenarios import victims
+
+    for seed in range(3):
+        settings = victims.VictimSettings(0, 20, participants=3)
+        data = victims.records_of(settings, "breast_cancer", None)
+        rows = victims.split(data, settings, seed)
+        parts = [rows.victim, *rows.others, rows.test, victims.public_rows(data, seed)]
+        together = np.concatenate(parts)
+        assert len(np.unique(together)) == len(together)
+        assert set(rows.victim) <= set(rows.training)
+
+
+def test_estimates_come_from_measured_rows(finished, tmp_path, monkeypatch):
+    store = Store(finished)
+    lines = estimates.refreshed(store.rows())
+    store.close()
+    assert {line["method"] for line in lines} == {"random", "majority", "cos"}
+    assert all(line["seconds"] >= 0 and line["peak_mib"] > 50 for line in lines)
+    path = tmp_path / "seconds.csv"
+    estimates.write(lines, path)
+    estimates.write([lines[0] | {"seconds": 7.0}], path)  # one anew, the others kept
+    monkeypatch.setattr(estimates, "PATH", path)
+    estimates._measured.cache_clear()
+    found = {line["method"]: line["seconds"] for line in lines} | {lines[0]["method"]: 7.0}
+    for name, seconds in found.items():
+        job = Job(cell_of("quick/attributes", dataset="breast_cancer"), name, 0)
+        assert estimates.estimate(job)[::2] == (seconds, True)
+    other = Job(cell_of("quick/learning_rate"), "cos", 0)
+    assert estimates.estimate(other)[::2] == (found["cos"], False)
+    estimates._measured.cache_clear()
+
+
+def test_every_suite_has_measured_rows():
+    estimates._measured.cache_clear()
+    assert {suite for suite, *_ in estimates._measured()} == set(SUITES)

@@ -308,6 +308,48 @@ class Naked(jaxfl.Plugin):
     """Not registered as a pytree."""
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noise(jaxfl.Plugin):
+    """Sends nothing but noise."""
+
+    factor: float
+
+    def send(self, update, key):
+        leaves, structure = jax.tree.flatten(update)
+        keys = jax.random.split(key, len(leaves))
+        drawn = [
+            self.factor * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(
+            structure, [0 * a + d for a, d in zip(leaves, drawn, strict=True)]
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MoreNoise(Noise):
+    """The same beside what came before."""
+
+    def send(self, update, key):
+        return jax.tree.map(jnp.add, update, super().send(update, key))
+
+
+def test_noise_is_drawn_anew_for_every_round_client_and_plug_in(world):
+    def sent(*plugins):
+        federated = Federated(rounds=2, plugins=plugins)
+        run = simulate(world.model, world.params, world.clients, world.key, federated)
+        rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), run.pseudo_gradient)
+        return np.asarray(jax.vmap(lambda tree: ravel_pytree(tree)[0])(rows))
+
+    one = sent(Noise(1.0))
+    assert abs(np.corrcoef(one) - np.eye(len(one))).max() < 0.3  # [rounds x clients]
+    assert 0.9 < one.std() < 1.1
+    both = sent(Noise(1.0), MoreNoise(-1.0))
+    assert 1.3 < both.std() < 1.5  # independent: sqrt(2), where one stream would cancel
+    assert (sent(Noise(1.0)) == one).all()
+
+
 def test_plug_ins_that_cannot_be_are_named(world):
     def run(**changed):
         federated = Federated(training=jaxfl.LocalTraining(0.1, **changed))

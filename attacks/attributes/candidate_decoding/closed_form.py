@@ -144,7 +144,8 @@ def closed_form(
                 f"members={members!r} must lie between 1 and the number of records, "
                 f"{len(knowledge.x)}"
             )
-    settings, dtype = settings or ClosedForm(), floating(dtype)
+    settings, dtype = ClosedForm() if settings is None else settings, floating(dtype)
+    _check.instance(ClosedForm, settings=settings)
     _check.not_negative(ridge=settings.ridge)
     _check.positive_integer(iterations=settings.iterations)
     if settings.solver is not None:

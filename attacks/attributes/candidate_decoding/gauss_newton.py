@@ -71,6 +71,7 @@ def gauss_newton(
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None:
         raise ValueError("y=None: gauss_newton needs known labels")
+    _check.instance(GaussNewton, settings=settings)
     _check.positive_integer(passes=settings.passes, iterations=settings.iterations)
     rate = settings.learning_rate
     if rate is None:

@@ -72,8 +72,8 @@ class PublicRecords:
 
 
 def _guess(values: Sequence[Array]) -> Reconstruction:
-    unknown = jnp.asarray(jnp.nan)
-    return answered(jnp.asarray(False), tuple(values), (), objective=unknown, trace=jnp.zeros(0))
+    unknown, failed = jnp.asarray(jnp.nan), jnp.stack([(v < 0).any() for v in values]).any()
+    return answered(failed, tuple(values), (), objective=unknown, trace=jnp.zeros(0))
 
 
 def _random(view: View, settings: None) -> Reconstruction:
