@@ -31,6 +31,13 @@ def instance(kind: type, **named: Any) -> None:
             raise ValueError(f"{name}={value!r:.60} must be a {kind.__name__}")
 
 
+def alike(what: str, expected: Any, given: Any) -> None:
+    """Raise `ValueError` unless two pytrees have the same structure and shapes; at trace time."""
+    wanted, found = (jax.tree.map(np.shape, tree) for tree in (expected, given))
+    if wanted != found:
+        raise ValueError(f"{what} gave shapes {found}; they must be {wanted}")
+
+
 def positive_integer(**named: Any) -> None:
     """Raise `ValueError` unless every named value is an integer of at least 1."""
     for name, value in named.items():

@@ -23,6 +23,7 @@ from jaxfl import _check
 from jaxfl.models import Model
 
 Array = jax.Array
+HOOKS = ("recipe", "batch", "step_gradient", "send")
 
 
 class Plugin:
@@ -104,6 +105,9 @@ def check_plugins(plugins: Any, clients: int | None = None) -> None:
             raise ValueError(f"plugins holds a {name}, which is no pytree; see `jaxfl.plugins`")
         if isinstance(plugin, PerClient):
             _check_per_client(plugin.plugin, clients)
+        elif not any(overriding(hook, (plugin,)) for hook in HOOKS):
+            name = type(plugin).__name__
+            raise ValueError(f"plugins holds a {name}, which overrides none of {', '.join(HOOKS)}")
         plugin.check()
     every = tuple(p.plugin if isinstance(p, PerClient) else p for p in plugins)
     if len(overriding("step_gradient", every)) > 1:

@@ -187,6 +187,8 @@ def client_round(
     every = (*training.plugins, *plugins)
     for plugin in overriding("recipe", every):
         training = plugin.recipe(training)
+        _check.instance(LocalTraining, **{f"{type(plugin).__name__}.recipe": training})
+        training.check()
     training = dataclasses.replace(training, plugins=every)  # `local_update` runs hooks of steps
     returned = local_update(model, params, data, key, training)
     senders = overriding("send", every)
@@ -198,7 +200,9 @@ def client_round(
     for place, plugin in enumerate(senders):
         # `split` numbers its keys as `fold_in` does: a plug-in's own are apart from the next one's.
         own_key = jax.random.fold_in(later_key, place) if place else send_key
-        update = plugin.send(update, own_key)
+        sent = plugin.send(update, own_key)
+        _check.alike(f"{type(plugin).__name__}.send", update, sent)
+        update = sent
     return jax.tree.map(jnp.subtract, params, update)
 
 

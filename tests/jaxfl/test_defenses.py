@@ -350,6 +350,28 @@ def test_noise_is_drawn_anew_for_every_round_client_and_plug_in(world):
     assert (sent(Noise(1.0)) == one).all()
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Misspelt(jaxfl.Plugin):
+    """Does nothing, for want of a letter."""
+
+    factor: float
+
+    def sent(self, update, key):
+        return update
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scalar(jaxfl.Plugin):
+    """Sends numbers where arrays are due."""
+
+    factor: float
+
+    def send(self, update, key):
+        return jax.tree.map(lambda u: self.factor, update)
+
+
 def test_plug_ins_that_cannot_be_are_named(world):
     def run(**changed):
         federated = Federated(training=jaxfl.LocalTraining(0.1, **changed))
@@ -357,6 +379,8 @@ def test_plug_ins_that_cannot_be_are_named(world):
 
     for plugins, message in (
         ((Naked(),), "a Naked, which is no pytree"),
+        ((Misspelt(1.0),), "a Misspelt, which overrides none of recipe, batch"),
+        ((Scalar(1.0),), r"Scalar\.send gave shapes"),
         (Upload(), "must be a tuple"),
         ((0.1,), r"plugins holds 0\.1, which is no jaxfl\.Plugin"),
         ((jaxfl.PerClient(Upload()),), "belongs into Federated.plugins"),
