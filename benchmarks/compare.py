@@ -1,8 +1,8 @@
 """Do two runs agree? `python -m benchmarks.compare OLD/results.csv NEW/results.csv`.
 
 Rows are matched by suite, table, size, data, method, selection, metric and seed; of several such
-rows (cells of a table) by their order. Values agree within `--tolerance`. Exit code 1 if some
-differ, or if a row has no partner in the other file.
+rows (cells of a table) by their order. Rows agree if their statuses are equal and their values are
+within `--tolerance`. Exit code 1 if some differ, or if a row has no partner in the other file.
 """
 
 import csv
@@ -34,19 +34,16 @@ def differences(old: Path, new: Path, tolerance: float) -> list[str]:
         if len(first) != len(second):
             lines.append(f"{' '.join(place)}: {len(first)} rows, then {len(second)}")
         for a, b in zip(first, second, strict=False):
-            same = (
-                a["status"] == b["status"]
-                if "" in (a["value"], b["value"])
-                else _close(a, b, tolerance)
-            )
-            if not same:
-                settings = b["settings"][:200]
-                lines.append(f"{' '.join(place)}: {a['value']} then {b['value']} ({settings})")
+            if a["status"] != b["status"] or not _close(a["value"], b["value"], tolerance):
+                then = f"{a['value']} {a['status']} then {b['value']} {b['status']}"
+                lines.append(f"{' '.join(place)}: {then} ({b['settings'][:200]})")
     return lines
 
 
-def _close(a: dict[str, str], b: dict[str, str], tolerance: float) -> bool:
-    return math.isclose(float(a["value"]), float(b["value"]), rel_tol=tolerance, abs_tol=tolerance)
+def _close(a: str, b: str, tolerance: float) -> bool:
+    if "" in (a, b):
+        return a == b
+    return math.isclose(float(a), float(b), rel_tol=tolerance, abs_tol=tolerance)
 
 
 def main(old: Path, new: Path, /, tolerance: float = 1e-6) -> int:
@@ -62,8 +59,8 @@ def main(old: Path, new: Path, /, tolerance: float = 1e-6) -> int:
             print(f"error: {path} is no file", file=sys.stderr)
             return 2
     lines = differences(old, new, tolerance)
-    count = sum(map(len, read(new).values()))
-    print(*lines, f"{len(lines)} of {count} rows differ", sep="\n")
+    rows = max(sum(map(len, read(path).values())) for path in (old, new))
+    print(*lines, f"{len(lines)} differences among {rows} rows", sep="\n")
     return int(bool(lines))
 
 

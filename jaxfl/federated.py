@@ -267,7 +267,8 @@ def _train(
     def client(arguments: tuple[ClientData, tuple[Plugin | None, ...]]) -> Any:
         data, own = arguments
         received = server.send(state, data.id)
-        chosen = tuple(o or p for o, p in zip(own, federated.plugins, strict=True))
+        pairs = zip(own, federated.plugins, strict=True)
+        chosen = tuple(everyone if mine is None else mine for mine, everyone in pairs)
         update_key = jax.random.fold_in(key, data.id)
         send_key = jax.random.fold_in(jax.random.fold_in(key, SENDING), data.id)
         training = federated.training

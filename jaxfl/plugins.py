@@ -12,7 +12,6 @@ A plug-in of one's own is a frozen record, registered as a pytree, that override
 >>> recipe = jaxfl.LocalTraining(0.1, plugins=(SignOnly(1e-3),))
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -97,27 +96,30 @@ def check_plugins(plugins: Any, clients: int | None = None) -> None:
     """
     if not isinstance(plugins, tuple):
         raise ValueError(f"plugins={plugins!r} must be a tuple, as (jaxfl.Upload(clip=1.0),)")
-    for plugin in plugins:
-        if not isinstance(plugin, Plugin):
-            raise ValueError(f"plugins holds {plugin!r}, which is no jaxfl.Plugin")
-        if jax.tree_util.all_leaves([plugin]):
-            name = type(plugin).__name__
-            raise ValueError(f"plugins holds a {name}, which is no pytree; see `jaxfl.plugins`")
-        if isinstance(plugin, PerClient):
-            _check_per_client(plugin.plugin, clients)
-        elif not any(overriding(hook, (plugin,)) for hook in HOOKS):
-            name = type(plugin).__name__
-            raise ValueError(f"plugins holds a {name}, which overrides none of {', '.join(HOOKS)}")
-        plugin.check()
     every = tuple(p.plugin if isinstance(p, PerClient) else p for p in plugins)
+    for given, plugin in zip(plugins, every, strict=True):
+        _check_kind(plugin)
+        if isinstance(given, PerClient):
+            _check_per_client(plugin, clients)
+        plugin.check()
     if len(overriding("step_gradient", every)) > 1:
         raise ValueError(f"plugins={plugins} make gradients more than once; choose one")
+
+
+def _check_kind(plugin: Any) -> None:
+    if not isinstance(plugin, Plugin):
+        raise ValueError(f"plugins holds {plugin!r}, which is no jaxfl.Plugin")
+    name = type(plugin).__name__
+    if jax.tree_util.all_leaves([plugin]):
+        raise ValueError(f"plugins holds a {name}, which is no pytree; see `jaxfl.plugins`")
+    if not any(overriding(hook, (plugin,)) for hook in HOOKS):
+        raise ValueError(f"plugins holds a {name}, which overrides none of {', '.join(HOOKS)}")
 
 
 def _check_per_client(plugin: Plugin, clients: int | None) -> None:
     if clients is None:
         raise ValueError("plugins holds a PerClient, which belongs into Federated.plugins")
-    for field in dataclasses.fields(plugin):  # type: ignore[arg-type]
-        value = getattr(plugin, field.name)
+    for path, value in jax.tree_util.tree_leaves_with_path(plugin):
         if np.ndim(value):
-            _check.shape((clients,), **{f"{type(plugin).__name__}.{field.name}": value})
+            name = f"{type(plugin).__name__}{jax.tree_util.keystr(path)}"
+            _check.shape((clients,), **{name: value})

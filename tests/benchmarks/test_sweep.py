@@ -446,6 +446,9 @@ def test_two_runs_are_compared_row_by_row(finished, tmp_path, capsys):
     lines = differences(path, tmp_path / "changed.csv", 1e-6)
     assert any("rows, then" in line for line in lines)
     assert any(" then " in line and "rows" not in line for line in lines)
+    text = path.read_text()
+    (tmp_path / "status.csv").write_text(text.replace(",ok,", ",not_converged,"))
+    assert len(differences(path, tmp_path / "status.csv", 1e-6)) == text.count(",ok,") > 0
 
 
 def test_nobody_holds_a_record_of_another_part():

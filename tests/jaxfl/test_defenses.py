@@ -388,6 +388,15 @@ def test_plug_ins_that_cannot_be_are_named(world):
     ):
         with pytest.raises(ValueError, match=message):
             run(plugins=plugins)
-    federated = Federated(plugins=("clip",))
-    with pytest.raises(ValueError, match="plugins holds 'clip', which is no"):
-        simulate(world.model, world.params, world.clients, world.key, federated)
+    many = np.ones(len(world.clients.id) + 1)
+    for plugin, message in (
+        ("clip", "plugins holds 'clip', which is no"),
+        (jaxfl.PerClient("clip"), "plugins holds 'clip', which is no"),
+        (jaxfl.PerClient(Naked()), "a Naked, which is no pytree"),
+        (jaxfl.PerClient(Misspelt(1.0)), "a Misspelt, which overrides none of recipe, batch"),
+        (jaxfl.PerClient(jaxfl.PerClient(Upload())), "a PerClient, which overrides none of"),
+        (jaxfl.PerClient(Scalar({"of": many})), r"Scalar\.factor\['of'\] has shape"),
+    ):
+        federated = Federated(plugins=(plugin,))
+        with pytest.raises(ValueError, match=message):
+            simulate(world.model, world.params, world.clients, world.key, federated)
