@@ -34,7 +34,8 @@ class Plugin:
     """
 
     def recipe(self, training: Any) -> Any:
-        """Another recipe of local training, for a `jaxfl.LocalTraining`."""
+        """Another recipe of local training, for a `jaxfl.LocalTraining`; whose plug-ins run stays
+        as it was, whatever `plugins` the answer has."""
         return training
 
     def batch(
