@@ -30,7 +30,7 @@ def cosine_distance(virtual: Any, observed: Any) -> Array:
 
     The distance from a vector of length zero is 1.
     """
-    return 1 - vdot(virtual, observed) * _inverse_root(vdot(virtual, virtual)) * _inverse_root(
+    return 1 - vdot(virtual, observed) * inverse_root(vdot(virtual, virtual)) * inverse_root(
         vdot(observed, observed)
     )
 
@@ -47,7 +47,8 @@ def squared_distance(virtual: Any, observed: Any) -> Array:
     )
 
 
-def _inverse_root(square: Array) -> Array:
+def inverse_root(square: Array) -> Array:
+    """`1 / sqrt(square)` `[...]`; finite at 0."""
     return jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny))
 
 
@@ -160,121 +161,6 @@ def matching_objective(
     return map_clients(
         one_round, (rounds, jax.random.split(order_key, count)), strategy_here()
     ).mean()
-
-
-def column_objective(
-    model: Model, messages: Messages, erased: Array, positions: Array
-) -> Callable[[Array, Array], Array]:
-    """`matching_objective` for the cosine and `virtual="gradient"` as a function of a few columns,
-    many times cheaper.
-
-    For models whose first layer takes the records (`model.layers.takes_records`). With `x = erased
-    + columns`, everything that the known columns contribute is computed once: `S0 = x W`, `P0 = x
-    U` (`U` the observed update of that layer) and `K0 = x x' + 1`. With first-layer errors `D` and
-    `A` the unknown columns,
-
-        <G, U> = sum D . (P0 + A U_J),      |G|^2 = D . (K0 D) + |A' D|^2,
-
-    and the same with written-out gradients for the small layers behind. The gradient of the cosine
-    is the derivative of the loss along `v = dcos/dG`, held fixed, whose first-layer part `x v` is
-    again `alpha (P0 + A U_J) + beta (K0 D + A G_J)`.
-
-    Args:
-      model: the model (static).
-      messages: the client's messages.
-      erased: records with zeros in the unknown columns `[records, features]`.
-      positions: the unknown columns `[width]`.
-
-    Returns:
-      `objective(features [records, width], y) -> scalar`, differentiable (once) in both.
-    """
-    layers = model.layers
-    assert layers is not None
-    first, *others = layers.names
-    records, features = erased.shape
-    updates = messages.pseudo_gradient
-    kernel, update = (layers.parameters(tree, first) for tree in (messages.received, updates))
-    zeros = jnp.zeros(kernel["kernel"].shape[::2], erased.dtype)
-    bias = "bias" in kernel
-
-    def apart(tree: Any, names: list[str]) -> list[Any]:
-        return [layers.parameters(tree, name) for name in names]
-
-    constants = (
-        erased @ kernel["kernel"] + kernel.get("bias", zeros)[:, None],
-        erased @ update["kernel"] + update.get("bias", zeros)[:, None],
-        kernel["kernel"][:, positions],
-        update["kernel"][:, positions],
-        apart(updates, others),
-        jax.vmap(vdot)(updates, updates),
-        messages.received,
-    )
-    by_gram = records < 2 * features  # N^2 h multiplications against 2 N d h
-    gram = erased @ erased.T + bias if by_gram else None
-
-    def known_products(errors: Array) -> Array:
-        if gram is not None:
-            return gram @ errors
-        return erased @ (erased.T @ errors) + bias * errors.sum(0)
-
-    def one_round(columns: Array, y: Array, constants: Any) -> tuple[Array, tuple[Array, Array]]:
-        known, known_update, weights, weights_update, rest_update, length, params = constants
-
-        def tail(inner: Array, rest: list[Any], y: Array) -> Array:
-            outputs, _ = layers.forward(_with(params, others, rest), erased, {}, inner)
-            return model.loss(outputs, y).mean()
-
-        inner, rest = known + columns @ weights, apart(params, others)
-        errors, rest_gradient = jax.grad(tail, (0, 1))(inner, rest, y)
-        products, observed = known_products(errors), known_update + columns @ weights_update
-        gradient = columns.T @ errors
-        norm = (
-            jnp.vdot(errors, products)
-            + jnp.vdot(gradient, gradient)
-            + vdot(rest_gradient, rest_gradient)
-        )
-        dot = jnp.vdot(errors, observed) + vdot(rest_gradient, rest_update)
-        alpha = _inverse_root(norm) * _inverse_root(length)
-        beta = -alpha * dot / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
-        tangent = alpha * observed + beta * (products + columns @ gradient)
-        rest_tangent = jax.tree.map(lambda u, g: alpha * u + beta * g, rest_update, rest_gradient)
-
-        def along(inner: Array, y: Array) -> Array:
-            return jax.jvp(lambda s, r: tail(s, r, y), (inner, rest), (tangent, rest_tangent))[1]
-
-        if jnp.issubdtype(y.dtype, jnp.floating):
-            by_inner, by_y = jax.grad(along, (0, 1))(inner, y)
-        else:
-            by_inner, by_y = jax.grad(along)(inner, y), jnp.zeros(())
-        by_columns = by_inner @ weights.T + errors @ (alpha * weights_update + beta * gradient).T
-        return 1 - dot * alpha, (-by_columns, -by_y)
-
-    def value_and_grad(columns: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
-        per_round = map_clients(lambda c: one_round(columns, y, c), constants, strategy_here())
-        return jax.tree.map(lambda a: a.mean(0), per_round)
-
-    @jax.custom_vjp
-    def objective(columns: Array, y: Array) -> Array:
-        return value_and_grad(columns, y)[0]
-
-    def backward(saved: tuple[Array, Array], slope: Array) -> tuple[Array, Any]:
-        by_columns, by_y = saved
-        # Integer labels have no gradient: JAX wants the zero of its own type for them.
-        return slope * by_columns, slope * by_y if by_y.ndim else None
-
-    objective.defvjp(value_and_grad, backward)
-    return objective
-
-
-def _with(params: Any, names: list[str], parts: list[Any]) -> Any:
-    """`params` with the parameters of the named layers replaced."""
-    for name, part in zip(names, parts, strict=True):
-        params = _replace(params, name.split("/"), part)
-    return params
-
-
-def _replace(tree: Any, path: list[str], part: Any) -> Any:
-    return part if not path else tree | {path[0]: _replace(tree[path[0]], path[1:], part)}
 
 
 @struct.dataclass

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from flax.traverse_util import unflatten_dict
 
 from jaxfl import _check
 from jaxfl.evaluation import Evaluation
@@ -345,19 +346,15 @@ def _save(path: str | Path, tree: dict[str, Any]) -> None:
 
 
 def _unflatten(path: str | Path) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+    def placed(array: np.ndarray) -> Array:
+        with jax.enable_x64(jax.config.read("jax_enable_x64") or array.dtype == np.float64):
+            return jnp.asarray(array)
+
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                *parents, leaf = name.split("/")
-                node = tree
-                for parent in parents:
-                    node = node.setdefault(parent, {})
-                array = arrays[name]
-                with jax.enable_x64(jax.config.read("jax_enable_x64") or array.dtype == np.float64):
-                    node[leaf] = jnp.asarray(array)
+            flat = {name: placed(arrays[name]) for name in arrays.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise ValueError(f"path={str(path)!r} is not a readable .npz file ({error})") from error
-    return tree
+    return unflatten_dict(flat, sep="/")

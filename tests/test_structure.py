@@ -6,6 +6,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+LINES_OF_A_FUNCTION, LINES_OF_A_FILE = 40, 400
+LONG = {
+    "sources.py": "one source, with its checksums, after the other",
+    "test_drift_is_a_row_of_noise_per_record": "writes a covariance out, parameter by parameter",
+}
+"""What may be longer, and why."""
 
 
 def imports(path):
@@ -57,3 +63,27 @@ def test_every_attack_says_who_it_is_of():
         if module.startswith("attacks.") and module.rpartition(".")[2] not in shared:
             path = ROOT / Path(*module.split(".")).with_suffix(".py")
             assert "Threat model" in path.read_text(), module
+
+
+def code_lines(function, lines):
+    """Lines of a function's body that are neither its docstring nor comments nor empty."""
+    documented = ast.get_docstring(function) is not None
+    start = function.body[documented].lineno if len(function.body) > documented else None
+    body = lines[start - 1 : function.end_lineno] if start else []
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in body)
+
+
+def too_long(path):
+    lines = path.read_text().splitlines()
+    if len(lines) > LINES_OF_A_FILE:
+        yield path.name
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.FunctionDef) and code_lines(node, lines) > LINES_OF_A_FUNCTION:
+            yield node.name
+
+
+def test_functions_and_files_are_short():
+    """Numbers of arguments and branches are the linter's to count."""
+    folders = ("jaxfl", "attacks", "benchmarks", "tests")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert {name for path in paths for name in too_long(path)} == set(LONG)

@@ -23,11 +23,11 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     erase,
 )
+from attacks.column_matching import column_objective
 from attacks.matching import (
     Minimum,
     Virtual,
     check_virtual,
-    column_objective,
     cosine_distance,
     matching_objective,
     minimize_adam,

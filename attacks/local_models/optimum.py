@@ -136,33 +136,39 @@ def local_optimum(messages: Messages) -> LocalOptimum:
     condition = float(singular[0] / singular[kept][-1]) if rank else np.inf
     missed = received - centre - (updates - mean) @ inverse
     spread = np.linalg.norm(received - centre)
-    unexplained = (
-        np.linalg.norm(missed) / spread if len(received) > rank + 1 and spread > 0 else np.nan
-    )
+    tells = len(received) > rank + 1 and spread > 0
+    unexplained = float(np.linalg.norm(missed) / spread) if tells else np.nan
     noise = np.maximum(_deviation(received - centre, updates - mean), rounding) / scale
     lost = np.sqrt(len(received)) * noise.max() / singular[kept][-1] if rank else np.inf
-    reason = ""
     if rank < updates.shape[1]:
         reason = f"the updates span {rank} of {updates.shape[1]} directions"
-    elif not condition * eps < IDENTIFIABLE:
-        reason = f"condition number {condition:.1e} leaves no digits in {recorded}"
-    elif np.isnan(unexplained):
-        reason = (
-            f"nothing tells noise in {len(received)} rounds; give at least {rank + 2}, of "
-            "different models"
-        )
-    elif not unexplained < UNEXPLAINED:
-        reason = (
-            f"{unexplained:.1e} of the models is no affine map of the updates: they hold "
-            "noise, see noisy_local_optimum"
-        )
-    elif not lost < LOST:
-        reason = (
-            f"condition number {condition:.1e}, and {lost:.1e} of the least direction may "
-            "be noise or rounding"
-        )
+    else:
+        reason = _what_hides_it(len(received), rank, condition, unexplained, float(lost), recorded)
     params = _descended(received, returned, eps) if reason else centre - mean @ inverse
-    return LocalOptimum(params, inverse.T, condition, rank, float(unexplained), not reason, reason)
+    return LocalOptimum(params, inverse.T, condition, rank, unexplained, not reason, reason)
+
+
+def _what_hides_it(
+    rounds: int, rank: int, condition: float, unexplained: float, lost: float, recorded: np.dtype
+) -> str:
+    """Why an optimum whose directions are all spanned is not identified; empty if it is."""
+    if not condition * float(np.finfo(recorded).eps) < IDENTIFIABLE:
+        return f"condition number {condition:.1e} leaves no digits in {recorded}"
+    if np.isnan(unexplained):
+        return (
+            f"nothing tells noise in {rounds} rounds; give at least {rank + 2}, of different models"
+        )
+    if not unexplained < UNEXPLAINED:
+        return (
+            f"{unexplained:.1e} of the models is no affine map of the updates: they hold noise, "
+            "see noisy_local_optimum"
+        )
+    if not lost < LOST:
+        return (
+            f"condition number {condition:.1e}, and {lost:.1e} of the least direction may be "
+            "noise or rounding"
+        )
+    return ""
 
 
 def _deviation(received: np.ndarray, updates: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from jaxfl import Messages, _check, mlp
+from jaxfl import Messages, Model, _check, mlp
 
 Array = jax.Array
 
@@ -159,8 +159,30 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
         targets = left * singular
         targets /= jnp.sqrt((targets**2).mean())
         start = coordinates(last)
-    init_key, split_key = jax.random.split(key)
     network = mlp(inputs.shape[1], settings.hidden, targets.shape[1], task="regression")
+    weights, unexplained = _fitted(network, inputs, targets, key, settings)
+    searcher = optax.adam(settings.search_rate)
+
+    def search(carry: Any, _: None) -> tuple[Any, None]:
+        place, state = carry
+        slope = jax.grad(lambda z: (network.apply(weights, z[None]) ** 2).sum())(place)
+        updates, state = searcher.update(slope, state)
+        return (optax.apply_updates(place, updates), state), None
+
+    (point, _), _ = jax.lax.scan(
+        search, (start, searcher.init(start)), length=settings.search_steps
+    )
+    params = point if basis is None else last + (point - start) @ basis
+    finite = jnp.isfinite(params).all()
+    return LocalModel(unravel(jnp.where(finite, params, last)), unexplained, ~finite)
+
+
+def _fitted(
+    network: Model, inputs: Array, targets: Array, key: Array, settings: Mapping
+) -> tuple[Any, Array]:
+    """Weights of the network after the step that explained the held-out rounds best, and the share
+    of their targets that is left unexplained."""
+    init_key, split_key = jax.random.split(key)
     rounds = len(inputs)
     held = _held_out(settings.held_out, rounds)
     held_out = jax.random.permutation(split_key, rounds) < held
@@ -184,21 +206,7 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
     weights = network.init(init_key)
     carry = weights, optimizer.init(weights), weights, missed(weights, held_out)
     (_, _, weights, unexplained), _ = jax.lax.scan(fit, carry, length=settings.fit_steps)
-
-    searcher = optax.adam(settings.search_rate)
-
-    def search(carry: Any, _: None) -> tuple[Any, None]:
-        place, state = carry
-        slope = jax.grad(lambda z: (network.apply(weights, z[None]) ** 2).sum())(place)
-        updates, state = searcher.update(slope, state)
-        return (optax.apply_updates(place, updates), state), None
-
-    (point, _), _ = jax.lax.scan(
-        search, (start, searcher.init(start)), length=settings.search_steps
-    )
-    params = point if basis is None else last + (point - start) @ basis
-    finite = jnp.isfinite(params).all()
-    return LocalModel(unravel(jnp.where(finite, params, last)), unexplained, ~finite)
+    return weights, unexplained
 
 
 def _held_out(fraction: float, rounds: int) -> int:

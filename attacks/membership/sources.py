@@ -219,15 +219,14 @@ def decode_sources(
         lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
     )
     return _decode_sources(
-        model, centre, updates, rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
+        model, (centre, updates), rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
     )
 
 
 @functools.partial(jax.jit, static_argnames="model")
 def _decode_sources(
     model: Model,
-    centres: Any,
-    updates: Any,
+    rounds: tuple[Any, Any],
     rates: Array,
     sizes: Array,
     x: Array,
@@ -244,7 +243,7 @@ def _decode_sources(
     records, clients = len(x), len(rates)
     with jax.default_matmul_precision("highest"):
         start = jnp.zeros((records, records)), jnp.zeros((records, clients))
-        (gram, right), _ = jax.lax.scan(add, start, (centres, updates))
+        (gram, right), _ = jax.lax.scan(add, start, rounds)
         gram += ridge * jnp.trace(gram) / records * jnp.eye(records)
         weights = (
             jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(gram, lower=True), right) * sizes

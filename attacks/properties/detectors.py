@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from attacks.properties.detector_laws import Detectors, repeat_correlation
@@ -48,7 +49,7 @@ LEAST_VARIANCE = 1e-6
 """Of a class's feature, relative to the other class's, so that it has a density."""
 
 
-def train_detectors(
+def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by item
     model: Model,
     received: Any,
     x: Array,
@@ -99,7 +100,13 @@ def train_detectors(
         )
     if settings.strategy is None:
         settings = dataclasses.replace(settings, strategy=strategy_here())
-    return _train_detectors(model, received, x, y, prop, key, training, records, settings)
+    half_key, repeated_key, *keys = jax.random.split(key, 5)
+    fitted, calibrating = halves(half_key, len(x))
+    repeated = _draw(repeated_key, calibrating, records, settings.repeated)
+    trainer = _Trainer(
+        model, x, y, fitted, calibrating, repeated, prop, training, records, settings
+    )
+    return _train_detectors(trainer, received, tuple(keys))
 
 
 def _check_target(
@@ -113,24 +120,9 @@ def _check_target(
         _check.labels(y, model.classes, name="prop.target[1]")
 
 
-@functools.partial(jax.jit, static_argnames=("model", "records"))
-def _train_detectors(
-    model: Model,
-    received: Any,
-    x: Array,
-    y: Array,
-    prop: Property,
-    key: Array,
-    training: LocalTraining,
-    records: int,
-    settings: DetectorTraining,
-) -> Detectors:
-    half_key, repeated_key, fit_key, round_key, follow_key = jax.random.split(key, 5)
-    fitted, calibrating = halves(half_key, len(x))
-    repeated = _draw(repeated_key, calibrating, records, settings.repeated)
-    trainer = _Trainer(
-        model, x, y, fitted, calibrating, repeated, prop, training, records, settings
-    )
+@jax.jit
+def _train_detectors(trainer: "_Trainer", received: Any, keys: tuple[Array, ...]) -> Detectors:
+    settings, (fit_key, round_key, follow_key) = trainer.settings, keys
     rounds = np.arange(len(jax.tree.leaves(received)[0]))
     trained_for, number = rounds[:: settings.every], rounds // settings.every
     models = jax.tree.map(lambda a: a[trained_for], received)
@@ -151,8 +143,8 @@ def _train_detectors(
     if settings.every > 1:
         # Rounds of one detector share records and dropout, so that what these do to its means
         # cancels.
-        keys = jax.random.split(follow_key, len(trained_for))[number]
-        means = jax.lax.map(lambda a: trainer.expected(*a), (received, direction, keys))
+        follow_keys = jax.random.split(follow_key, len(trained_for))[number]
+        means = jax.lax.map(lambda a: trainer.expected(*a), (received, direction, follow_keys))
         # One step for a block: only roughly true where gradients are clipped, which fixes the
         # update and not its multiple.
         moved = step[:, None] * (means - means[trained_for][number])
@@ -165,14 +157,14 @@ def _train_detectors(
         variance=variance,
         correlation=repeat_correlation(trained.again)[number],
         calibrated_on=jnp.asarray(settings.calibrating()),
-        pool=jnp.asarray(len(calibrating) / records),
-        rate=jnp.asarray(prop.rate, mean.dtype),
+        pool=jnp.asarray(len(trainer.calibrating) / trainer.records),
+        rate=jnp.asarray(trainer.prop.rate, mean.dtype),
         detector_number=jnp.asarray(number),
     )
 
 
-class _Found(NamedTuple):
-    """A detector, its feature's law on held-out shadows, the `step` that updates are of their mean
+class _Detector(NamedTuple):
+    """One round's, its feature's law on held-out shadows, the `step` that updates are of their mean
     gradient, and the repeated shadows' features, standardised."""
 
     direction: Array
@@ -183,11 +175,12 @@ class _Found(NamedTuple):
     again: Array
 
 
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class _Trainer:
-    """What detectors of all rounds are made of: see `train_detectors` and `halves`."""
+    """What detectors of all rounds are made of: see `train_detectors`, and of its records the rows
+    of `halves` and of repeated shadow clients."""
 
-    model: Model
+    model: Model = struct.field(pytree_node=False)
     x: Array
     y: Array
     fitted: Array
@@ -195,7 +188,7 @@ class _Trainer:
     repeated: Array
     prop: Property
     training: LocalTraining
-    records: int
+    records: int = struct.field(pytree_node=False)
     settings: DetectorTraining
 
     def first_order(self, kind: FirstOrder, params: Any, key: Array) -> Array:
@@ -212,7 +205,7 @@ class _Trainer:
             direction = discriminant(gradients - mean, with_ - without, params, kind.shrinkage)
             return direction / ((gradients - mean) @ direction).std()
 
-    def detector(self, params: Any, key: Array, first_order: Array | None) -> _Found:
+    def detector(self, params: Any, key: Array, first_order: Array | None) -> _Detector:
         """One round's, from the direction that gradients gave or else from shadows, calibrated."""
         kind, held = self.settings.kind, self.settings.calibrating()
         draw_key, other_key, pairs_key, again_key, fit_key, step_key = jax.random.split(key, 6)
@@ -228,26 +221,11 @@ class _Trainer:
         )
         trained, held_out = [side[held:] for side in sides], [side[:held] for side in sides]
         with jax.default_matmul_precision("highest"):
-            if first_order is not None:
-                direction, offset = scaled(first_order, held_out)
-            elif isinstance(kind, Lda):
-                means = [side.mean(0) for side in trained]
-                pairs = jnp.stack(
-                    [side - mean for side, mean in zip(trained, means, strict=True)], axis=1
-                )
-                centred = pairs.reshape(-1, pairs.shape[-1])
-                fisher = discriminant(centred, means[1] - means[0], params, kind.shrinkage)
-                direction, offset = scaled(fisher, held_out)
+            if isinstance(kind, Logistic):
+                direction, offset = logistic(trained, held_out, fit_key, kind)
             else:
-                assert isinstance(kind, Logistic)
-                direction, offset = logistic(
-                    trained,
-                    held_out,
-                    fit_key,
-                    epochs=kind.epochs,
-                    batch_size=kind.batch_size,
-                    learning_rate=kind.learning_rate,
-                )
+                fisher = _fisher(trained, params, kind) if isinstance(kind, Lda) else first_order
+                direction, offset = scaled(jnp.asarray(fisher), held_out)
             features = [side @ direction + offset for side in held_out]
             mean, variance = (jnp.stack([of(f) for f in features]) for of in (jnp.mean, jnp.var))
             variance = jnp.maximum(
@@ -259,7 +237,7 @@ class _Trainer:
             if self.settings.every > 1
             else jnp.ones(())
         )
-        return _Found(direction, offset, mean, variance, step, again)
+        return _Detector(direction, offset, mean, variance, step, again)
 
     def expected(self, params: Any, direction: Array, key: Array) -> Array:
         """Means without and with the property of the feature of an update along its mean gradient,
@@ -330,6 +308,14 @@ class _Trainer:
         return functools.partial(
             target_loss, self.model, target=self.prop.target, key=key, masks=self.settings.masks
         )
+
+
+def _fisher(trained: list[Array], params: Any, kind: Lda) -> Array:
+    """Fisher's direction from shadow updates without and with the property."""
+    means = [side.mean(0) for side in trained]
+    pairs = jnp.stack([side - mean for side, mean in zip(trained, means, strict=True)], axis=1)
+    centred = pairs.reshape(-1, pairs.shape[-1])
+    return discriminant(centred, means[1] - means[0], params, kind.shrinkage)
 
 
 def halves(key: Array, count: int) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from attacks.properties.detector_training import Logistic
 from jaxfl import Model
 from jaxfl.models import record_gradient
 
@@ -150,10 +151,7 @@ def logistic(
     trained: Sequence[Array],
     held_out: Sequence[Array],
     key: Array,
-    *,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float | Array,
+    settings: Logistic,
 ) -> tuple[Array, Array]:
     """Logistic regression by SGD on standardised updates; the epoch that is best on held-out ones
     (authors' code).
@@ -162,8 +160,7 @@ def logistic(
       trained: updates without and with the property, each `[updates, parameters]`.
       held_out: likewise, that choose the epoch.
       key: draws the start and the order of the updates.
-      epochs, batch_size: static.
-      learning_rate: of SGD.
+      settings: of the detector.
 
     Returns:
       Direction `[parameters]` and offset of the log odds.
@@ -174,7 +171,7 @@ def logistic(
     y = (jnp.arange(len(x)) >= len(trained[0])).astype(x.dtype)
     test = (jnp.concatenate(held_out) - centre) / deviation
     truth = jnp.arange(len(test)) >= len(held_out[0])
-    batch_size = min(batch_size, len(x))
+    batch_size = min(settings.batch_size, len(x))
     start_key, key = jax.random.split(key)
     bound = x.shape[1] ** -0.5
     start = jax.random.uniform(start_key, (x.shape[1] + 1,), x.dtype, -bound, bound)
@@ -183,7 +180,7 @@ def logistic(
         def loss(w: Array) -> Array:
             return optax.sigmoid_binary_cross_entropy(x[rows] @ w[:-1] + w[-1], y[rows]).mean()
 
-        return weights - learning_rate * jax.grad(loss)(weights), None
+        return weights - settings.learning_rate * jax.grad(loss)(weights), None
 
     def epoch(
         carry: tuple[Array, Array, Array], key: Array
@@ -195,7 +192,7 @@ def logistic(
         return (weights, jnp.where(right > most, weights, best), jnp.maximum(right, most)), None
 
     (_, best, _), _ = jax.lax.scan(
-        epoch, (start, start, jnp.zeros(())), jax.random.split(key, epochs)
+        epoch, (start, start, jnp.zeros(())), jax.random.split(key, settings.epochs)
     )
     direction = best[:-1] / deviation
     return direction, best[-1] - direction @ centre

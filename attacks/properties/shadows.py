@@ -34,7 +34,7 @@ class Property:
     rate: float | Array = 0.1
 
 
-def shadow_updates(
+def shadow_updates(  # noqa: PLR0913 - a shadow client is all that a real one is
     model: Model,
     params: Any,
     rows: Array,

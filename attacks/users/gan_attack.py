@@ -5,6 +5,8 @@ model, and spoils its own messages: what it generated of that class it trains on
 own, so that the victim has to teach the model the difference.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -83,9 +85,8 @@ def gan_attack(
         )
     make = generator(tuple(data.x.shape[1:]), fake_class, settings.width)
     honest, records = honest_server(), len(data.mask)
-
-    def images(params: Any, count: int, key: Array) -> Array:
-        return generate(make, params, jnp.full(count, target), jnp.ones(count, int), key)
+    steps = max(records // settings.batch_size, 1)
+    images = functools.partial(_images, make, target)
 
     def init(params: Any) -> ServerState:
         start_key, attack_key = jax.random.split(key)
@@ -95,33 +96,49 @@ def gan_attack(
 
     def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
         private = state.private
-        fit_key, fake_key, train_key = jax.random.split(
-            jax.random.fold_in(private.key, private.t), 3
-        )
+        key = jax.random.fold_in(private.key, private.t)
+        fit_key, fake_key, train_key = jax.random.split(key, 3)
 
-        def step(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            def loss(made: Any) -> Array:
-                x = images(made, 2 * settings.batch_size, jax.random.fold_in(fit_key, i))
-                return mean_loss(model, state.params, x, jnp.full(len(x), target))
+        def loss(made: Any, key: Array) -> Array:
+            x = images(made, 2 * settings.batch_size, key)
+            return mean_loss(model, state.params, x, jnp.full(len(x), target))
 
-            updates, optimizer = game_optimizer(settings).update(jax.grad(loss)(carry[0]), carry[1])
-            return optax.apply_updates(carry[0], updates), optimizer
-
-        steps = max(records // settings.batch_size, 1)
-        made, optimizer = jax.lax.fori_loop(0, steps, step, (private.generator, private.optimizer))
+        made, optimizer = _fitted(private, loss, fit_key, steps, settings)
         fakes = images(made, records, fake_key)
         x = jnp.concatenate([data.x, fakes])
         y = jnp.concatenate([data.y, jnp.full(records, fake_class, data.y.dtype)])
         both = ClientData(x, y, jnp.concatenate([data.mask, data.mask]), jnp.asarray(attacker))
         message = local_update(model, state.params, both, train_key, training)
-        spoilt = jax.tree.map(
-            lambda models, mine: jnp.where(
-                (ids == attacker).reshape(-1, *[1] * mine.ndim), mine, models
-            ),
-            returned,
-            message,
-        )
+        spoilt = jax.tree.map(lambda models, m: _put(models, m, ids == attacker), returned, message)
         after = honest.receive(state, spoilt, sizes, ids)
         return after._replace(private=Attacker(made, optimizer, private.key, private.t + 1))
 
     return Server(init, honest.send, receive, named=(attacker,))
+
+
+def _images(make: Any, target: int, params: Any, count: int, key: Array) -> Array:
+    """So many of the target class, labelled as real, by a generator `make` with its parameters."""
+    return generate(make, params, jnp.full(count, target), jnp.ones(count, int), key)
+
+
+def _put(messages: Array, message: Array, at: Array) -> Array:
+    """One message in the places `at [clients]` of all `[clients, ...]`."""
+    return jnp.where(at.reshape(-1, *[1] * message.ndim), message, messages)
+
+
+def _fitted(
+    attacker: Attacker,
+    loss: Callable[[Any, Array], Array],
+    key: Array,
+    steps: int,
+    settings: Adversarial,
+) -> tuple[Any, Any]:
+    """The attacker's generator and optimiser after steps down a loss of parameters and a key."""
+    optimizer = game_optimizer(settings)
+
+    def step(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        made, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(made, jax.random.fold_in(key, i)), state)
+        return optax.apply_updates(made, updates), state
+
+    return jax.lax.fori_loop(0, steps, step, (attacker.generator, attacker.optimizer))

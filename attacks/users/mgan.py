@@ -46,7 +46,7 @@ class Generated(NamedTuple):
     agreement: Array
 
 
-def mgan_passive(
+def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
     model: Model,
     messages: Messages,
     victim: Array,

@@ -142,51 +142,67 @@ def train_siamese(
         raise ValueError(f"identities name {clients} client; telling clients apart needs two")
     start_key, key = jax.random.split(key)
     start = embedding.init(start_key) if start is None else start
-    return _train(
-        embedding, clients, start, samples, jnp.asarray(identities), described, key, settings
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _train(
-    embedding: Embedding,
-    clients: int,
-    start: Any,
-    samples: Array,
-    identities: Array,
-    described: Any,
-    key: Array,
-    settings: Siamese,
-) -> Trained:
-    count, batch = len(samples), min(settings.batch_size, len(samples))
-    head_key, key = jax.random.split(key)
     begun = describe(embedding, start, samples)
-    middle, width = begun.mean(0), begun.shape[1]
+    middle = begun.mean(0)
     spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)
-    identify, verify = nn.Dense(clients), nn.Dense(1)
-    id_key, pair_key = jax.random.split(head_key)
-    heads = identify.init(id_key, jnp.zeros(width)), verify.init(pair_key, jnp.zeros(width))
-    optimizer = optax.sgd(settings.learning_rate, settings.momentum)
+    network = _Siamese(embedding, clients, samples, jnp.asarray(identities), middle, spread)
+    return _train(network, start, described, key, settings)
 
-    def loss(params: Any, first: Array, second: Array) -> Array:
+
+@struct.dataclass
+class _Siamese:
+    """The two layers behind an embedding, which see descriptors from a middle and in a spread, and
+    the samples that all are trained on."""
+
+    embedding: Embedding = struct.field(pytree_node=False)
+    clients: int = struct.field(pytree_node=False)
+    samples: Array
+    identities: Array
+    middle: Array
+    spread: Array
+
+    @property
+    def identify(self) -> nn.Dense:
+        """From a descriptor to its client's logits."""
+        return nn.Dense(self.clients)
+
+    @property
+    def verify(self) -> nn.Dense:
+        """From a squared difference of descriptors to the logit of one client."""
+        return nn.Dense(1)
+
+    def loss(self, params: Any, first: Array, second: Array) -> Array:
+        """Of pairs of samples, given as rows `[pairs]`."""
         trunk, (who, same) = params
         a, b = (
-            (jax.vmap(lambda s: embedding.apply(trunk, s))(samples[rows]) - middle) / spread
-            for rows in (first, second)
+            (jax.vmap(functools.partial(self.embedding.apply, trunk))(rows) - self.middle)
+            / self.spread
+            for rows in (self.samples[first], self.samples[second])
         )
         named = sum(
             optax.softmax_cross_entropy_with_integer_labels(
-                jnp.asarray(identify.apply(who, d)), identities[rows]
+                jnp.asarray(self.identify.apply(who, d)), self.identities[rows]
             ).mean()
             for d, rows in ((a, first), (b, second))
         )
-        logits = jnp.asarray(verify.apply(same, (a - b) ** 2))[:, 0]
-        alike = (identities[first] == identities[second]).astype(logits.dtype)
+        logits = jnp.asarray(self.verify.apply(same, (a - b) ** 2))[:, 0]
+        alike = (self.identities[first] == self.identities[second]).astype(logits.dtype)
         return named / 2 + optax.sigmoid_binary_cross_entropy(logits, alike).mean()
+
+
+@jax.jit
+def _train(network: _Siamese, start: Any, described: Any, key: Array, settings: Siamese) -> Trained:
+    count = len(network.samples)
+    batch = min(settings.batch_size, count)
+    head_key, key = jax.random.split(key)
+    blank = jnp.zeros(network.middle.shape)
+    id_key, pair_key = jax.random.split(head_key)
+    heads = network.identify.init(id_key, blank), network.verify.init(pair_key, blank)
+    optimizer = optax.sgd(settings.learning_rate, settings.momentum)
 
     def step(carry: Any, pair: Any) -> tuple[Any, Array]:
         params, state = carry
-        value, slope = jax.value_and_grad(loss)(params, *pair)
+        value, slope = jax.value_and_grad(network.loss)(params, *pair)
         (trunk, heads), state = optimizer.update(slope, state)
         slower = optax.tree.scale(settings.embedding_rate, trunk)
         return (optax.apply_updates(params, (slower, heads)), state), value
@@ -194,13 +210,13 @@ def _train(
     def epoch(carry: Any, key: Array) -> tuple[Any, Any]:
         order_key, partner_key = jax.random.split(key)
         first = jax.random.permutation(order_key, count)[: count // batch * batch]
-        second = partners(partner_key, identities, first)
+        second = partners(partner_key, network.identities, first)
         carry, values = jax.lax.scan(
             step, carry, (first.reshape(-1, batch), second.reshape(-1, batch))
         )
         return carry, (
             values.mean(),
-            jax.tree.map(lambda some: describe(embedding, carry[0][0], some), described),
+            jax.tree.map(lambda some: describe(network.embedding, carry[0][0], some), described),
         )
 
     params = start, heads

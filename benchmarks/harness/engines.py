@@ -199,11 +199,7 @@ def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Se
     def work(device: jax.Device) -> None:
         try:
             with jax.default_device(device):
-                while not stopped.is_set():
-                    group = waiting.get_nowait()
-                    for outcomes in run(group):
-                        results.put((group, outcomes))
-        except queue.Empty:
+                _empty(waiting, run, results, stopped)
             results.put(None)
         except BaseException as error:  # raised again below, where the caller is
             results.put(error)
@@ -223,6 +219,22 @@ def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Se
                 yield item
     finally:
         stopped.set()
+
+
+def _empty(
+    waiting: queue.SimpleQueue[Group],
+    run: Run,
+    results: queue.SimpleQueue[Any],
+    stopped: threading.Event,
+) -> None:
+    """Run groups and put down what they give until none waits."""
+    while not stopped.is_set():
+        try:
+            group = waiting.get_nowait()
+        except queue.Empty:
+            return
+        for outcomes in run(group):
+            results.put((group, outcomes))
 
 
 def on_ray(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:

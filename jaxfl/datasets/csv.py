@@ -16,7 +16,7 @@ UNKNOWN = "(missing)"
 Kind = Literal["numeric", "categorical"]
 
 
-def read_csv(
+def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     path: str | Path,
     target: str,
     *,
@@ -55,65 +55,64 @@ def read_csv(
     """
     header, rows = _read(Path(path))
     kinds, categories = dict(kinds or {}), dict(categories or {})
-    for argument, names in (
-        ("target", [target]),
-        ("sensitive", [] if sensitive is None else [sensitive]),
-        ("kinds", kinds),
-        ("categories", categories),
-        ("drop", drop),
-    ):
-        for name in names:
-            if name not in header:
-                raise ValueError(
-                    f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}"
-                )
+    asked = {"target": [target], "sensitive": [] if sensitive is None else [sensitive]}
+    asked |= {"kinds": list(kinds), "categories": list(categories), "drop": list(drop)}
+    _check_columns(path, header, asked)
     for name, kind in kinds.items():
         _check.one_of(("numeric", "categorical"), **{f"kinds[{name!r}]": kind})
-
+    features = _features(path, header, {target, *drop}, sensitive)
     at = header.index(target)
     rows = [row for row in rows if row[at].lower() not in MISSING]
     if not rows:
         raise ValueError(f"path={str(path)!r} has no row with a value of {target!r}")
     y, classes = _target(target, [row[at] for row in rows], task, max_categories)
-
-    names, values = [], []
-    tables: list[tuple[str, ...]] = []
-    for j, name in enumerate(header):
-        if name == target or name in drop:
-            continue
-        texts = [row[j] for row in rows]
-        kind = (
-            "categorical"
-            if name in categories
-            else kinds.get(name) or ("numeric" if _is_numeric(texts) else "categorical")
-        )
-        limit = None if name in kinds else max_categories
-        numeric = kind == "numeric"
-        column, options = (
-            (_numbers(name, texts), ())
-            if numeric
-            else _codes(name, texts, categories.get(name), limit)
-        )
-        if name == sensitive and numeric:
-            column, options = _binned(column, bins)
-        names.append(name)
-        tables.append(options)
-        values.append(column)
-    if sensitive is not None and sensitive not in names:
-        raise ValueError(
-            f"sensitive={sensitive!r} is the target or dropped; it must be among the features"
-        )
-    if not names:
-        raise ValueError(f"path={str(path)!r} has no column besides the target {target!r}")
+    values, options = [], []
+    for name in features:
+        texts = [row[header.index(name)] for row in rows]
+        declared = "categorical" if name in categories else kinds.get(name)
+        if (declared or ("numeric" if _is_numeric(texts) else "categorical")) == "categorical":
+            limit = None if name in kinds else max_categories
+            column = _codes(name, texts, categories.get(name), limit)
+        elif name == sensitive:
+            column = _binned(_numbers(name, texts), bins)
+        else:
+            column = _numbers(name, texts), ()
+        values.append(column[0])
+        options.append(column[1])
     return Table(
         Path(path).stem,
         np.stack(values, 1).astype(np.float32),
         y,
-        tuple(names),
-        tuple(tables),
+        tuple(features),
+        tuple(options),
         classes,
         sensitive=sensitive,
     )
+
+
+def _check_columns(
+    path: str | Path, header: Sequence[str], asked: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise `ValueError` on a name that is no column, with the argument that asked for it."""
+    for argument, names in asked.items():
+        for name in names:
+            if name not in header:
+                raise ValueError(
+                    f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}"
+                )
+
+
+def _features(
+    path: str | Path, header: Sequence[str], left_out: set[str], sensitive: str | None
+) -> list[str]:
+    features = [name for name in header if name not in left_out]
+    if not features:
+        raise ValueError(f"path={str(path)!r} has no column besides the target and what is dropped")
+    if sensitive is not None and sensitive not in features:
+        raise ValueError(
+            f"sensitive={sensitive!r} is the target or dropped; it must be among the features"
+        )
+    return features
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:

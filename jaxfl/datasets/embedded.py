@@ -54,7 +54,7 @@ def digits() -> Table:
     )
 
 
-def leaf_synthetic(
+def leaf_synthetic(  # noqa: PLR0913 - the recipe's own parameters
     clients: int = 10,
     records: int = 500,
     features: int = 100,

@@ -18,7 +18,6 @@ from attacks import (
     gauss_newton,
     gls,
     matching_objective,
-    statistics,
 )
 from attacks.attributes.candidate_decoding.constraints import (
     largest_eigenvalue,
@@ -26,7 +25,7 @@ from attacks.attributes.candidate_decoding.constraints import (
     onto_simplex,
 )
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations
-from attacks.matching import column_objective
+from attacks.column_matching import column_objective
 from attacks.metrics import majority_rate
 from benchmarks.harness.intervals import accuracy_interval
 from jaxfl import (
@@ -113,54 +112,6 @@ def test_conjugate_gradients_need_no_named_layers():
 
 
 PLAIN = LocalTraining(0.1)
-SEVERAL = (ONE_HOT, binary_column(10, 0.4), binary_column(11))
-
-
-def several_truths(x):
-    return [x[:, 4:8].argmax(1), x[:, 10], x[:, 11]]
-
-
-def test_gauss_newton_finds_several_columns_of_any_coding():
-    model = mlp(D, (128,), 3)
-    x, y, _, messages = make_victim(model, column=ONE_HOT, rounds=10)
-    found = gauss_newton(model, messages, Knowledge(x, y, SEVERAL), settings=GaussNewton(0.1))
-    for values, truth in zip(found.values, several_truths(x), strict=True):
-        assert (np.asarray(values) == truth).all()
-    assert found.objective < 1e-6
-    assert all(
-        np.asarray(s).min() > -1e-5 and np.allclose(s.sum(1), 1, atol=1e-5) for s in found.scores
-    )
-
-
-def test_gauss_newton_on_another_clients_messages_tells_nothing():
-    model = mlp(D, (64,), 3)
-    scores, majorities = [], []
-    for seed in range(8):
-        x, y, _, _ = make_victim(model, seed, column=ONE_HOT)
-        wrong = make_victim(model, seed + 100, column=ONE_HOT)[3]
-        found = gauss_newton(model, wrong, Knowledge(x, y, SEVERAL), settings=GaussNewton(0.1))
-        assert found.status == 0
-        right = zip(found.values, several_truths(x), strict=True)
-        scores.append(np.mean([(np.asarray(values) == truth).mean() for values, truth in right]))
-        majorities.append(
-            np.mean([majority_rate(jnp.asarray(t.astype(int)), 4) for t in several_truths(x)])
-        )
-    assert accuracy_interval(scores, 3 * N).low <= np.mean(majorities)
-
-
-def test_columns_that_do_not_enter_the_model_keep_their_prior():
-    inner = mlp(D, (64,), 3)
-    blind = Model(
-        inner.init,
-        lambda p, x, **rest: inner.apply(p, x.at[:, 4:12].set(0), **rest),
-        cross_entropy,
-        3,
-    )
-    x, y, _, messages = make_victim(blind, column=ONE_HOT)
-    found = gauss_newton(
-        blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), settings=GaussNewton(0.1)
-    )
-    assert np.allclose(found.scores[0], [0.7, 0.3])
 
 
 def test_arithmetic_is_as_wide_however_that_is_said():
@@ -336,47 +287,6 @@ def test_structured_objective_equals_the_generic_one(records, hidden, soft):
     assert abs(fast[0] - slow[0]) < 1e-6
     for a, b in zip(fast[1], slow[1], strict=True):
         assert jnp.abs(a - b).max() < 1e-5 * jnp.abs(b).max()
-
-
-def test_statistics_equal_a_plain_loop():
-    model = mlp(D, (16,), 3)
-    x, y, _, messages = make_victim(model, rounds=4)
-    found = np.asarray(statistics(model, messages, Knowledge(x, y, (binary_column(6),))))
-    for n in (0, 7, 23):
-        table = np.zeros((6, 2, 4))
-        for k in range(2):
-            row = x[n].copy()
-            row[6] = k
-            for e in range(4):
-                params = jax.tree.map(lambda a, e=e: np.asarray(a[e]), messages.returned)
-                h = np.maximum(row @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
-                logits = h @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
-                p = np.exp(logits - logits.max())
-                p /= p.sum()
-                gradient = np.outer(h, p - np.eye(3)[y[n]])
-                loss = -np.log(p[y[n]])
-                table[:, k, e] = (
-                    p.argmax() == y[n],
-                    p[y[n]],
-                    -loss,
-                    -loss,
-                    np.linalg.norm(gradient),
-                    gradient[:, y[n]].sum(),
-                )
-        scores = table.sum(2)
-        scores[3] = table[3, :, -1]
-        choices = scores.argmax(1)
-        assert found[:6, n].tolist() == choices.tolist()
-        assert found[6, n] == np.bincount(choices, minlength=2).argmax()
-
-
-def test_statistics_need_labels_and_layers():
-    model = mlp(D, (16,), 3)
-    x, y, _, messages = make_victim(model)
-    with pytest.raises(ValueError, match="needs known labels"):
-        statistics(model, messages, Knowledge(x, None, (binary_column(6),)))
-    with pytest.raises(ValueError, match="belong to dense layers"):
-        statistics(explicit(model), messages, Knowledge(x, y, (binary_column(6),)))
 
 
 def test_regression_and_flax_modules_have_layers():

@@ -90,18 +90,21 @@ def test_both_steps_go_down_their_own_loss(federation):
     game, state = new_game(auxiliary)
     victim, others = clients.x[0], clients.x[1:].reshape(-1, *SHAPE)
 
-    @jax.jit
-    def better(state):
-        return jax.lax.fori_loop(
-            0,
-            60,
-            lambda i, s: generative.discriminator_step(
-                game, s, jax.random.fold_in(jax.random.key(2), i), (victim, others)
-            ),
-            state,
+    def repeated(step, state, times, key):
+        after = jax.jit(
+            lambda s: jax.lax.fori_loop(
+                0, times, lambda i, s: step(s, jax.random.fold_in(key, i)), s
+            )
         )
+        return after(state)
 
-    after = better(state)
+    def discriminator_step(state, key):
+        return generative.discriminator_step(game, state, key, (victim, others))
+
+    def generator_step(state, key):
+        return generative.generator_step(game, state, key, True)
+
+    after = repeated(discriminator_step, state, 60, jax.random.key(2))
     fakes = generators.generate(
         game.make, state.networks.generator, auxiliary.y[:20], auxiliary.y[:20], jax.random.key(3)
     )
@@ -110,19 +113,7 @@ def test_both_steps_go_down_their_own_loss(federation):
     assert (
         largest_difference(after.networks.generator, state.networks.generator) == 0
     )  # the discriminator's step is its own
-
-    @jax.jit
-    def fooled(state):
-        return jax.lax.fori_loop(
-            0,
-            40,
-            lambda i, s: generative.generator_step(
-                game, s, jax.random.fold_in(jax.random.key(4), i), True
-            ),
-            state,
-        )
-
-    made = fooled(after)
+    made = repeated(generator_step, after, 40, jax.random.key(4))
     assert largest_difference(made.networks.shared, after.networks.shared) == 0
     labels, identity = jnp.arange(40) % 2, (jnp.arange(40) // 2) % 2
 
@@ -209,15 +200,8 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
     told_apart = brightness(found.networks, 0) - brightness(found.networks, 1)
     assert told_apart > 0.08
     # Where the victim's representatives are those of the others, there is no identity to learn.
-    blind = mgan.mgan_passive(
-        MODEL,
-        run.messages(0),
-        others[:, :20],
-        others,
-        auxiliary,
-        jax.random.key(2),
-        settings=SETTINGS,
-    )
+    seen = run.messages(0), others[:, :20], others, auxiliary
+    blind = mgan.mgan_passive(MODEL, *seen, jax.random.key(2), settings=SETTINGS)
     assert brightness(blind.networks, 0) - brightness(blind.networks, 1) < told_apart / 2
     # The attack writes to nothing that it reads, and what is recorded for it changes nothing.
     assert largest_difference(before, (run.received, run.returned)) == 0

@@ -14,7 +14,8 @@ from jax.flatten_util import ravel_pytree
 
 from attacks import GLS, ClosedForm, Knowledge, binary_column, candidate_records, closed_form, gls
 from attacks.attributes.candidate_decoding.candidates import mean_gradients
-from attacks.attributes.candidate_decoding.gls import KEPT, _one_round, _Round
+from attacks.attributes.candidate_decoding.gls import KEPT
+from attacks.attributes.candidate_decoding.gls_round import Client, Round, round_quadratic
 from attacks.attributes.candidate_decoding.simulated_client import guess_of, simulated_path
 from attacks.attributes.knowledge import check_knowledge
 from attacks.metrics import majority_rate
@@ -34,7 +35,7 @@ from tests.attacks.victims import KEY, ONE_HOT, D, N, explicit, make_victim
 
 MINIBATCH = LocalTraining(0.2, batch_size=4)
 SMALL = GLS(MINIBATCH, orders=48)
-one_round = jax.jit(_one_round, static_argnums=0)
+one_round = jax.jit(round_quadratic)
 
 
 def test_gls_beats_the_closed_form_on_minibatches():
@@ -104,7 +105,7 @@ def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess(pri
         with jax.default_matmul_precision("highest"):
             settings = GLS(training, orders=2, floor=0.1)
             gram, right = one_round(
-                model, _Round(received, update), guess, candidates, labels, KEY, settings
+                Client(model, candidates, labels, settings), Round(received, update), guess, KEY
             )
         moved = np.asarray(gram @ (exact - guess)[:, 1:].reshape(-1))
         assert np.linalg.norm(right - moved) < 1e-3 * np.linalg.norm(moved)
@@ -116,7 +117,7 @@ def test_gls_finds_the_same_whether_inner_products_are_kept_or_not(monkeypatch):
     known = Knowledge(x, y, (binary_column(6, 0.4),))
     found = []
     for limit in (KEPT, 0):
-        monkeypatch.setattr(sys.modules[_one_round.__module__], "KEPT", limit)
+        monkeypatch.setattr(sys.modules[gls.__module__], "KEPT", limit)
         jax.clear_caches()
         found.append(gls(model, messages, known, KEY, settings=SMALL).scores[0])
     assert np.allclose(*found, atol=1e-3)

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 from attacks import GLS, Knowledge, binary_column, gls
 from attacks.attributes.candidate_decoding.candidates import factored_gradients, gradient_changes
-from attacks.attributes.candidate_decoding.gls import _one_round, _Round
+from attacks.attributes.candidate_decoding.gls_round import Client, Round, round_quadratic
 from attacks.attributes.candidate_decoding.order_noise import (
     batch_weights,
     noise_variance,
@@ -34,7 +34,7 @@ from jaxfl import (
 )
 from tests.attacks.victims import KEY, D, explicit, make_victim
 
-one_round = jax.jit(_one_round, static_argnums=0)
+one_round = jax.jit(round_quadratic)
 
 
 def test_the_noise_of_private_training_is_as_long_as_it_is_drawn():
@@ -168,10 +168,9 @@ def test_drift_is_a_row_of_noise_per_record(records, pieces, layers):
     ones = rng.uniform(0.1, 0.9, records)
     scores = jnp.asarray(np.stack([1 - ones, ones], 1), jnp.float32)
     with jax.default_matmul_precision("highest"):
-        found = one_round(
-            model, _Round(params, update), scores, jnp.asarray(x), jnp.asarray(y), KEY, settings
-        )
-        guess = guess_of(model, training, scores, jnp.asarray(x), jnp.asarray(y), lambda: None)
+        client = Client(model, jnp.asarray(x), jnp.asarray(y), settings)
+        found = one_round(client, Round(params, update), scores, KEY)
+        guess = guess_of(model, training, scores, client.x, client.y, lambda: None)
         runs = jax.jit(lambda key: simulated(guess, params, key, 3))(jax.random.split(KEY)[0])
         together = jnp.concatenate([runs[0][None], runs[1]])
         unravel = ravel_pytree(params)[1]

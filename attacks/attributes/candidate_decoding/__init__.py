@@ -8,7 +8,8 @@ takes plain steps of SGD.
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
 from attacks.attributes.candidate_decoding.gauss_newton import GaussNewton, gauss_newton
-from attacks.attributes.candidate_decoding.gls import GLS, gls
+from attacks.attributes.candidate_decoding.gls import gls
+from attacks.attributes.candidate_decoding.gls_round import GLS
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations
 
 __all__ = [

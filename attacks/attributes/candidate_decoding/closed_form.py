@@ -182,11 +182,11 @@ def _closed_form(
             # Weights and rate enter as their product: its sum over records tells the rate, since
             # members are counted.
             product, _, _ = _least_squares(
-                model, messages, x, y, jnp.ones((), dtype), members, start, settings
+                model, messages, (x, y), jnp.ones((), dtype), members, start, settings
             )
             rate = product.sum() / members
         solution, condition, misfit = _least_squares(
-            model, messages, x, y, rate, members, start, settings
+            model, messages, (x, y), rate, members, start, settings
         )
         residual = misfit(solution)
         if rate is None:
@@ -195,12 +195,8 @@ def _closed_form(
         decoded = _decoded(knowledge, weights.reshape(records, -1), members)
         objective = misfit(jnp.concatenate([decoded.rounded, solution[len(weights) :]]))
     # A rate that is not positive means that the messages do not come from these records.
-    failed = ~(
-        jnp.isfinite(solution).all()
-        & jnp.isfinite(objective)
-        & jnp.isfinite(rate)
-        & (jnp.asarray(rate) > 0)
-    )
+    numbers = jnp.append(solution, jnp.stack([objective, jnp.asarray(rate)]))
+    failed = ~(jnp.isfinite(numbers).all() & (jnp.asarray(rate) > 0))
     reconstruction = answered(
         failed,
         (decoded.values,),
@@ -217,8 +213,7 @@ def _closed_form(
 def _least_squares(
     model: Model,
     messages: Messages,
-    x: Array,
-    y: Array,
+    candidates: tuple[Array, Array],
     rate: float | Array | None,
     members: int | None,
     start: Array,
@@ -227,9 +222,9 @@ def _least_squares(
     """Solution, condition number, and the relative squared residual as a function of
     the unknowns."""
     if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
-        system = normal_equations(model, messages, x, y, rate, members)
+        system = normal_equations(model, messages, *candidates, rate, members)
         return *solve(system, start, settings.ridge), functools.partial(misfit, system)
-    problem = linear_problem(model, messages, x, y, rate, members)
+    problem = linear_problem(model, messages, *candidates, rate, members)
     return (
         solve_iteratively(problem, start, settings.ridge, settings.iterations),
         jnp.asarray(jnp.nan),

@@ -36,43 +36,26 @@ clipped, noise, mixup (whose pairs are not known; a record's partner is taken to
 one).
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.dtypes import canonicalize_dtype
-from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
-    candidates_at_centre,
-    mean_gradients,
-    of_layers,
     prior_weights,
     with_first,
 )
 from attacks.attributes.candidate_decoding.constraints import minimize_quadratic, onto_simplex
-from attacks.attributes.candidate_decoding.order_noise import (
-    OrderNoise,
-    batch_weights,
-    drift,
-    noise_variance,
-    with_drift,
-    with_weights,
+from attacks.attributes.candidate_decoding.gls_round import (
+    GLS,
+    Client,
+    Round,
+    round_quadratic,
 )
-from attacks.attributes.candidate_decoding.simulated_client import (
-    Guess,
-    clipping,
-    guess_of,
-    simulated,
-    simulated_path,
-    towards_average,
-)
-from attacks.attributes.candidate_decoding.whitening import _heights, _whitened
+from attacks.attributes.candidate_decoding.whitening import heights
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -81,66 +64,15 @@ from attacks.attributes.knowledge import (
     check_one_column,
 )
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import DPSGD, LocalTraining, Messages, Mixup, Model, _check
+from jaxfl import DPSGD, Messages, Mixup, Model, _check
 
 Array = jax.Array
 KEPT = 2**29
 """Inner products of gradients, as many as are kept between passes and not computed again (2 GiB in
 float32, in each call: times those that are mapped over at once)."""
-ROUNDING = 64
-"""Relative errors of inner products, in units of the precision: those of sums of some hundred
-numbers."""
 INDEFINITE = -0.01
 """A misfit relative to the prior's so far below the unconstrained minimum's is of no positive
 quadratic: what tells records apart was lost in rounding."""
-
-
-@struct.dataclass
-class GLS:
-    """Settings of `gls`.
-
-    Attributes:
-      training: the client's recipe, known to the server that prescribed it. Its optimiser must be
-        plain SGD, its plug-ins `DPSGD` or `Mixup`.
-      orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise
-        (static). Many small batches make noise in about N directions; what M runs miss of them is
-        taken for signal. Clients with few steps need few.
-      points: 1, gradients at the path's centre; or more, their mean over so many points of each
-        epoch of a simulated path, where a random part of the records has been seen: better for many
-        small batches, at the price of writing gradients out, records x K x parameters behind the
-        first layer; or all, if the model names no dense layers (static). What is clipped is taken
-        to be that mean, which is a little shorter than the gradients are.
-      passes: repetitions from the improved guess (static).
-      spread: variance added to the records' weights, relative to their squared mean: room for what
-        the linearisation misses.
-      floor: sigma^2 relative to the other noise's variance per record; raised where rounding asks
-        for more. By default 3e-3, or 1e-5 with `drift`, beside which little is left that the noise
-        does not say.
-      ridge: pull towards the prior, relative to the precision of a draw from it.
-      iterations: of the constrained minimisation (static).
-      drift: a record's gradient changes while the model moves, so that what it adds to the update
-        depends on its place in the order. With 1 that is a row of noise for every record (the
-        expected one of its candidates), with more as many, one for each piece of the path:
-        gradients of rectified units jump. With 0 M runs sample it, which for clients of like
-        records miss what tells these apart. Plain SGD only; N + M rows become N (1 + drift) + M
-        (static). In float32 rounding loses the quadratic of thousands of like records, which
-        `status` says.
-      layers: look at the gradients of the first so many dense layers alone; all parameters with
-        None (static). A column that is an input enters the first layer as it is; what later layers
-        add of it is mostly noise of orders if records are alike.
-    """
-
-    training: LocalTraining
-    _: dataclasses.KW_ONLY
-    orders: int = struct.field(pytree_node=False, default=64)
-    points: int = struct.field(pytree_node=False, default=1)
-    passes: int = struct.field(pytree_node=False, default=3)
-    spread: float | Array = 0.01
-    floor: float | Array | None = None
-    ridge: float | Array = 0.05
-    iterations: int = struct.field(pytree_node=False, default=500)
-    drift: int = struct.field(pytree_node=False, default=0)
-    layers: int | None = struct.field(pytree_node=False, default=None)
 
 
 def gls(
@@ -229,170 +161,63 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
         )
 
 
-class _Round(NamedTuple):
-    """One round's model and update, and inner products of the candidates' gradients `[records, K,
-    records, K]`, if they are at hand."""
-
-    received: Any
-    update: Any
-    inner: Array | None = None
-
-
 @functools.partial(jax.jit, static_argnames=("model", "dtype"))
 def _gls(
     model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: GLS, dtype: Any
 ) -> Reconstruction:
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
-    x, y = candidate_records(model, knowledge)
-    records, count = x.shape[:2]
+    client = Client(model, *candidate_records(model, knowledge), settings)
+    records, count = client.x.shape[:2]
     prior = prior_weights(model, knowledge, count)
-    # Precision of a draw from the prior, per unknown.
-    precision = settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
-    at_centre = functools.partial(
-        candidates_at_centre, model, training=settings.training, x=x, y=y, depth=settings.layers
-    )
-    rounds = _Round(messages.received, messages.pseudo_gradient)
-    guess_free = (
-        settings.points == 1 and not settings.training.mixup
-    )  # gradients do not depend on the guess
-    if guess_free and len(messages) * (records * count) ** 2 <= KEPT:
-        with jax.default_matmul_precision("highest"):
-            rounds = rounds._replace(
-                inner=jax.lax.map(lambda one: at_centre(*one).inner(at_centre(*one)), rounds[:2])
-            )
-
-    def one_pass(weights: Array, key: Array) -> tuple[Array, list[Array]]:
-        scores = with_first(weights.reshape(records, -1))
-
-        def add(
-            total: tuple[Array, Array], one: tuple[_Round, Array]
-        ) -> tuple[tuple[Array, Array], None]:
-            seen, t = one
-            gram, right = _one_round(
-                model, seen, scores, x, y, jax.random.fold_in(key, t), settings
-            )
-            return (total[0] + gram, total[1] + right), None
-
-        size = len(weights)
-        zero = jnp.zeros((size, size)), jnp.zeros(size)
-        (gram, right), _ = jax.lax.scan(add, zero, (rounds, jnp.arange(len(messages))))
-        right = right + gram @ weights  # linearised at the current weights
-        gram, right = gram + jnp.diag(precision), right + precision * prior
-        solution = minimize_quadratic(
-            lambda w: gram @ w - right,
-            weights,
-            lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
-            jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
-            settings.iterations,
-        )
-        rounded = jax.nn.one_hot(with_first(solution.reshape(records, -1)).argmax(1), count)[
-            :, 1:
-        ].reshape(-1)
-        return solution, _heights(gram, right, prior, solution, rounded)
-
+    rounds = Round(messages.received, messages.pseudo_gradient)
+    gradients_need_no_guess = settings.points == 1 and not settings.training.mixup
     with jax.default_matmul_precision("highest"):
+        if gradients_need_no_guess and len(messages) * (records * count) ** 2 <= KEPT:
+
+            def inner(seen: Round) -> Array:
+                centre = client.at_centre(seen, settings.layers)
+                return centre.inner(centre)
+
+            rounds = rounds._replace(inner=jax.lax.map(inner, rounds))
+        one_pass = functools.partial(_one_pass, client, rounds, prior)
         weights, (trace, objectives) = jax.lax.scan(
             one_pass, prior, jax.random.split(key, settings.passes)
         )
     scores = with_first(weights.reshape(records, -1))
-    chosen, finite = (
-        scores.argmax(1),
-        jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objectives[-1]),
-    )
+    finite = jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objectives[-1])
     failed = ~finite | (trace[-1] < INDEFINITE)
-    answer = answered(failed, (chosen,), (scores,), objective=objectives[-1], trace=trace)
+    values = scores.argmax(1)
+    answer = answered(failed, (values,), (scores,), objective=objectives[-1], trace=trace)
     return cast(answer, jnp.float32, jnp.int32)
 
 
-def _one_round(
-    model: Model, seen: _Round, scores: Array, x: Array, y: Array, key: Array, settings: GLS
-) -> tuple[Array, Array]:
-    """`a^2 J S^-1 J'` and `a J S^-1 (u / eta - mu)` of one round."""
-    training, (records, count) = settings.training, x.shape[:2]
-    simulate_key, path_key = jax.random.split(key)
+def _one_pass(
+    client: Client, rounds: Round, prior: Array, weights: Array, key: Array
+) -> tuple[Array, list[Array]]:
+    """Least squares over all rounds, linearised at `weights`: the next weights, and how far they
+    and their rounding lie above the minimum."""
+    records, count = client.x.shape[:2]
+    scores = with_first(weights.reshape(records, -1))
 
-    def squares() -> Array:
-        return candidates_at_centre(model, seen.received, seen.update, training, x, y).squares()
+    def add(total: tuple[Array, Array], one: tuple[Round, Array]) -> tuple[Any, None]:
+        seen, t = one
+        quadratic = round_quadratic(client, seen, scores, jax.random.fold_in(key, t))
+        return jax.tree.map(jnp.add, total, quadratic), None
 
-    guess = guess_of(model, training, scores, x, y, squares)
-    mean, deviations = simulated(guess, seen.received, simulate_key, settings.orders)
-    gram, project = _gradients(model, seen, guess, x, y, path_key, settings)
-    residual = ravel_pytree(seen.update)[0] / training.learning_rate - mean
-    vectors = jax.vmap(ravel_pytree(seen.received)[1])(
-        jnp.concatenate([residual[None], deviations])
+    zero = jnp.zeros((len(weights),) * 2), jnp.zeros(len(weights))
+    numbers = jnp.arange(len(jax.tree.leaves(rounds)[0]))
+    (gram, right), _ = jax.lax.scan(add, zero, (rounds, numbers))
+    right = right + gram @ weights
+    # Precision of a draw from the prior, per unknown.
+    precision = client.settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
+    gram, right = gram + jnp.diag(precision), right + precision * prior
+    solution = minimize_quadratic(
+        lambda w: gram @ w - right,
+        weights,
+        lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
+        jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
+        client.settings.iterations,
     )
-    along = jax.vmap(project, out_axes=1)(vectors).reshape(
-        records, count, -1
-    )  # [records, K, 1 + orders]
-    noise = _noise(model, seen, vectors, gram, along, scores, x, y, settings)
-    # Rounding of inner products, as if independent, moves eigenvalues by about so much.
-    rounding = ROUNDING * jnp.finfo(noise.inner.dtype).eps * noise.squares / len(noise.inner) ** 0.5
-    relative = (1e-5 if settings.drift else 3e-3) if settings.floor is None else settings.floor
-    least = jnp.maximum(relative * jnp.trace(noise.inner) / records, rounding) + noise_variance(
-        training, records
-    )
-    quadratic, slope = _whitened(noise, gram, along[..., 0], least)
-    entries = batch_weights(training, records)[0] * (
-        2 if training.mixup else 1
-    )  # a record is in two of the averages
-    return entries**2 * quadratic, entries * slope
-
-
-def _noise(
-    model: Model,
-    seen: _Round,
-    vectors: Any,
-    gram: Array,
-    along: Array,
-    scores: Array,
-    x: Array,
-    y: Array,
-    settings: GLS,
-) -> OrderNoise:
-    """Rows of a round's noise: weights, drift if asked for, and sampled deviations, which are all
-    of `vectors`, trees `[1 + orders, ...]`, but the first, the residual. `along`: their products
-    with the candidates' gradients `[records, K, 1 + orders]`."""
-    training, depth, records = settings.training, settings.layers, len(scores)
-    looked_at = jax.vmap(lambda tree: ravel_pytree(of_layers(model, tree, depth))[0])(vectors)
-    inner = looked_at[1:] @ looked_at[1:].T
-    expected = jnp.einsum("nk,nkm->nm", scores, along[..., 1:])
-    noise = OrderNoise(
-        along[..., 1:], expected, inner, looked_at[1:] @ looked_at[0], jnp.trace(inner)
-    )
-    if settings.drift:
-        flat, steps = (x.reshape(-1, *x.shape[2:]), y.reshape(-1)), training.steps(records)
-        moved = drift(model, seen.received, seen.update, *flat, steps, settings.drift, depth)
-        moved = moved.expected(jnp.tile(scores, (settings.drift, 1)))
-        centre = candidates_at_centre(model, seen.received, seen.update, training, x, y, depth)
-        noise = with_drift(
-            noise, moved, centre, jax.vmap(moved.along, out_axes=1)(vectors), scores, training
-        )
-    return with_weights(noise, gram, along[..., 0], scores, training, settings.spread)
-
-
-def _gradients(
-    model: Model, seen: _Round, guess: Guess, x: Array, y: Array, key: Array, settings: GLS
-) -> tuple[Array, Callable[[Any], Array]]:
-    """Inner products `[records, K, records, K]` of the candidates' gradients, as the client's
-    training uses them, and their products with a target `[records * K]`."""
-    training, shape, (received, update, kept) = settings.training, x.shape[:2], seen
-    if training.mixup:
-        model, x = towards_average(model, guess.data.y), (x + guess.data.x.mean(0)) / 2
-    if settings.points == 1:
-        centre = candidates_at_centre(model, received, update, training, x, y, settings.layers)
-        gram, project = (
-            centre.inner(centre) if kept is None else kept,
-            lambda target: centre.along(target),
-        )
-        squares = candidates_at_centre(model, received, update, training, x, y).squares()
-    else:
-        gram, project = mean_gradients(
-            model, simulated_path(guess, received, key, settings.points), x, y
-        )
-        squares = jnp.diag(gram)
-    if training.privacy is not None:
-        factor = clipping(squares, training.privacy.clip)
-        return (gram * factor[:, None] * factor).reshape(
-            *shape, *shape
-        ), lambda target: factor * project(target)
-    return gram.reshape(*shape, *shape), project
+    chosen = with_first(solution.reshape(records, -1)).argmax(1)
+    rounded = jax.nn.one_hot(chosen, count)[:, 1:].reshape(-1)
+    return solution, heights(gram, right, prior, solution, rounded)

@@ -86,6 +86,14 @@ def normal_equations(
     return jax.lax.scan(add, zero, (messages.received, updates, relative_weights(updates)))[0]
 
 
+def _layer_gram(products: Any, bias: bool, error: Array, difference: Array) -> Array:
+    """One layer's share of the Gram matrix, from products of its inputs (`input_products`), the
+    other candidates' errors, and by how much they differ from the first's."""
+    same, across, both = products
+    mixed = across * (difference @ error.T)
+    return (same + bias) * (difference @ difference.T) + mixed + mixed.T + both * (error @ error.T)
+
+
 def _layer_products(
     model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool
 ) -> _Products:
@@ -110,14 +118,7 @@ def _layer_products(
             base, _, difference = split(inputs[name], records)
             products = input_products(base, difference, count - 1)
         error0, error1, error_difference = split(errors[name], records)
-        same, across, both = products
-        mixed = across * (error_difference @ error1.T)
-        gram += (
-            (same + bias) * (error_difference @ error_difference.T)
-            + mixed
-            + mixed.T
-            + both * (error1 @ error1.T)
-        )
+        gram += _layer_gram(products, bias, error1, error_difference)
         parts[name] = (jnp.repeat(base, count - 1, axis=0), difference, error1, error_difference)
         flat[name] = {"kernel": base.T @ error0} | ({"bias": error0.sum(0)} if bias else {})
 

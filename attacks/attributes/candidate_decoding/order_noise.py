@@ -5,6 +5,7 @@ In units of the learning rate.
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,23 +56,18 @@ def place_covariance(training: LocalTraining, records: int, pieces: int = 1) -> 
     return np.einsum("ebk,ebl,b->kl", passed, passed, 1 / sizes) / records - mean.T @ mean
 
 
+def piece_ends(received: Any, update: Any, steps: int, pieces: int) -> list[Any]:
+    """Models at the ends of equal pieces of the path from a client's first step to its last."""
+    last = (steps - 1) / steps
+    return [on_path(received, update, last * piece / pieces) for piece in range(pieces + 1)]
+
+
 def drift(
-    model: Model,
-    received: Any,
-    update: Any,
-    x: Array,
-    y: Array,
-    steps: int,
-    pieces: int,
-    depth: int | None = None,
+    model: Model, ends: Sequence[Any], x: Array, y: Array, depth: int | None = None
 ) -> FactoredGradients:
     """Changes `[pieces * records]` of gradients of records `x [records, ...]`, `y [records]` on
-    every piece of the path from a client's first step to its last; `depth` as in
+    every piece of a client's path, whose `ends` are models `[pieces + 1]`; `depth` as in
     `factored_gradients`."""
-    ends = [
-        on_path(received, update, piece / pieces * (steps - 1) / steps)
-        for piece in range(pieces + 1)
-    ]
     changes = [gradient_changes(model, *pair, x, y, depth) for pair in itertools.pairwise(ends)]
     return FactoredGradients(
         jax.tree.map(lambda *a: jnp.concatenate(a), *(c.layers for c in changes)),

@@ -10,7 +10,7 @@ from attacks.attributes.candidate_decoding.order_noise import (
 Array = jax.Array
 
 
-def _heights(gram: Array, right: Array, prior: Array, *weights: Array) -> list[Array]:
+def heights(gram: Array, right: Array, prior: Array, *weights: Array) -> list[Array]:
     """The quadratic's values above its unconstrained minimum, relative to that of the prior's mean
     (or, where that is rounding alone, to what it may round to)."""
     best = jnp.linalg.solve(gram, right)
@@ -22,7 +22,7 @@ def _heights(gram: Array, right: Array, prior: Array, *weights: Array) -> list[A
     return [above(w) / jnp.maximum(above(prior), rounding) for w in weights]
 
 
-def _whitened(noise: OrderNoise, gram: Array, along: Array, least: Array) -> tuple[Array, Array]:
+def whitened(noise: OrderNoise, gram: Array, along: Array, least: Array) -> tuple[Array, Array]:
     """`J S^-1 J'` and `J S^-1 r` by Woodbury, for S the noise's rows squared and at least `least`
     of the identity: from products of the candidates' gradients `[records, K, records, K]` and with
     the residual r `[records, K]`."""
