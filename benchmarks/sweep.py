@@ -38,8 +38,8 @@ class Arguments:
     list: bool = False
     """List suites, tables and methods, then stop."""
     size: Literal["small", "paper"] = "small"
-    """small: same cells with fewer records, at most 30 minutes on 2 cores per suite; paper: the
-    published sizes."""
+    """small: the same cells with fewer records or rounds; paper: the published sizes. --dry-run says
+    how long either takes."""
     seeds: str = "3"
     """A count (5 means seeds 0 to 4) or a comma-separated list ("0,2,7"; "3," is the seed
     3 alone)."""
@@ -239,13 +239,12 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
     console.print(table)
     _print_cells(console, groups)
     count = sum(len(g.jobs) for g in groups)
-    minutes = f"about {total / 60:.1f} minutes on two cores"
+    bound = "at least" if guessed else "about"
+    minutes = f"{bound} {total / 60:.1f} minutes on two cores"
     console.print(f"{count} jobs in {len(groups)} groups, {minutes}")
     if guessed:
-        why = "by their methods' times in other tables, or as a second each"
-        console.print(
-            f"{guessed} runs of a method were not measured in their table: estimated {why}"
-        )
+        why = "by their method's time in other tables or at the other size, or as a second"
+        console.print(f"{guessed} runs of a method were not measured at this size: counted {why}")
 
 
 def _print_cells(console: Console, groups: list[Group]) -> None:

@@ -42,16 +42,23 @@ def _measured() -> dict[tuple[str, ...], tuple[float, float]]:
 
 def estimate(job: Job) -> Estimate:
     """What a job's unit takes (`Job.unit`): by its table and method, else by its method in other
-    tables of this size, of its suite if there are any; a second where nothing was measured."""
+    tables of this size, of its suite if there are any; else as at another size, which is a bound
+    where that is smaller; a second where nothing was measured."""
     place = job.cell.suite, job.cell.table, job.cell.size, job.method
     known = _measured()
     if place in known:
         return Estimate(*known[place], True)
-    alike = {key: value for key, value in known.items() if key[2:] == place[2:]}
-    of_suite = {key: value for key, value in alike.items() if key[0] == place[0]}
-    if not alike:
+    tables = (
+        lambda key: key[0] == place[0] and key[2:] == place[2:],
+        lambda key: key[2:] == place[2:],
+        lambda key: key[:2] == place[:2] and key[3] == place[3],
+    )
+    for same in tables:
+        if alike := [value for key, value in known.items() if same(key)]:
+            break
+    else:
         return Estimate(1.0, 0.0, False)
-    seconds, peak = map(statistics.fmean, zip(*(of_suite or alike).values(), strict=True))
+    seconds, peak = map(statistics.fmean, zip(*alike, strict=True))
     return Estimate(seconds, peak, False)
 
 

@@ -6,9 +6,12 @@ import importlib
 import io
 import json
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -80,9 +83,8 @@ def _timed(batches: Iterator[Sequence[Outcome]], done: set[Job]) -> Iterator[Seq
         done |= finished
         seconds = (time.perf_counter() - began) / max(len({job.unit for job in finished}), 1)
         spent = {"wall_s": round(seconds, 3), "peak_mib": _peak()}
-        device = jax.devices()[0].device_kind
         yield [
-            dataclasses.replace(o, device=device, detail={**o.detail, **spent}) for o in outcomes
+            dataclasses.replace(o, device=_device(), detail={**o.detail, **spent}) for o in outcomes
         ]
         began = time.perf_counter()
 
@@ -96,7 +98,31 @@ def _peak() -> int:
 def _versions() -> str:
     import jaxfl
 
-    return f"jax {jax.__version__}, numpy {np.__version__}, jaxfl {jaxfl.__version__}"
+    others = (f"{name} {metadata.version(name)}" for name in ("jax", "jaxlib", "flax", "optax"))
+    return ", ".join(
+        [*others, f"numpy {np.__version__}", f"jaxfl {jaxfl.__version__}{_revision()}"]
+    )
+
+
+def _revision() -> str:
+    """Of the checkout that this file is in, if it is in one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        described = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f" ({described.strip()})"
+
+
+@functools.cache
+def _device() -> str:
+    kind: str = jax.devices()[0].device_kind
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return kind
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} threads" if kind == "cpu" and names else kind
 
 
 def _row(outcome: Outcome, versions: str, published: Published) -> Row:

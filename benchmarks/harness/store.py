@@ -104,13 +104,9 @@ class Store:
         return cls(folder)
 
     def finished(self) -> set[str]:
-        """Keys of the jobs that have a value; failed ones are run again."""
-        return {
-            key
-            for (key,) in self._database.execute(
-                "SELECT DISTINCT job FROM results WHERE status = 'ok'"
-            )
-        }
+        """Keys of the jobs of which nothing failed; the others are run again."""
+        query = "SELECT job FROM results GROUP BY job HAVING SUM(status != 'ok') = 0"
+        return {key for (key,) in self._database.execute(query)}
 
     def failed(self, keys: set[str]) -> list[str]:
         """Distinct statuses of those of these jobs that have no value."""

@@ -8,7 +8,6 @@ its shared models are those of no attack.
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ from attacks import (
     round_counts,
 )
 from attacks.metrics import classifier_score
+from benchmarks.harness.clock import Clock
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome
@@ -325,19 +325,19 @@ METRICS = (
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of one group and seed: one federation, each method once. Run time holds compilation,
-    and of what methods share the first that needs it."""
+    """Run jobs of one group and seed: one federation, each method once. What methods share is in
+    the time of the first that needs it."""
     cell, seed = jobs[0].cell, jobs[0].seed
     play = Play(cell.dataset, cell.settings, data_dir, seed)
     for job in jobs:
-        began, asked = time.perf_counter(), job.cell.settings.round
+        clock, asked = Clock(), job.cell.settings.round
         shown: dict[str, np.ndarray] = {}
         if asked:
             scores = {"shared_accuracy": _shared_accuracy(play, job.method, asked)}
         else:
             scores, shown = _generated(play, job.how)
         shared: dict[str, Any] = {
-            "run_s": time.perf_counter() - began,
+            **clock.read()._asdict(),
             "dtype": "float32",
             "note": play.note,
             "chance": 1 / play.world.classes if asked else None,

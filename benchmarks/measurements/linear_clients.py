@@ -5,7 +5,6 @@ model, that model and what is proven of the answer.
 """
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -30,6 +29,7 @@ from attacks import (
     local_optimum,
     structured_moments,
 )
+from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job, Outcome, by_method
@@ -260,11 +260,13 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         federation = federate(cell.dataset, cell.settings, data_dir, seed)
     clients = [Client(federation, cell.settings, c) for c in range(len(federation.messages))]
     for method, attack, wanted in by_method(jobs):
-        began = time.perf_counter()
+        clock = Clock()
         scores = [_scores(method, attack, client, clients) for client in clients]
+        spent = clock.read()
         reasons = _reasons(clients) if method.name == "decoded" else ""
         shared: dict[str, Any] = {
-            "run_s": (time.perf_counter() - began) / len(clients),
+            "run_s": spent.run_s / len(clients),
+            "compile_s": spent.compile_s,
             "dtype": "float64" if method.x64 else "float32",
             "note": "; ".join(filter(None, (federation.data.note, reasons))),
         }

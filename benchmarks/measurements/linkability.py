@@ -18,6 +18,7 @@ from attacks import Representing, infer_all_counts, round_counts, uniform_counts
 from attacks.metrics import detection
 from attacks.users import linkability as link
 from attacks.users import siamese as networks
+from benchmarks.harness.clock import Clock
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome, by_method
@@ -226,12 +227,12 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     simulated = time.perf_counter() - began
     linking = Linking(cell.settings, drawn)
     for method, _, wanted in by_method(jobs):
-        began = time.perf_counter()
+        clock = Clock()
         descriptors = method.run(linking, None)
         jax.block_until_ready(descriptors)
         shared: dict[str, Any] = {
             "test_accuracy": drawn.test_accuracy,
-            "run_s": time.perf_counter() - began,
+            **clock.read()._asdict(),
             "dtype": "float32",
             "note": drawn.data.note,
             "detail": {"simulation_s": round(simulated, 1)},

@@ -1,7 +1,6 @@
 """How answers are scored: models in every way that a cell asks for, others in their own."""
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from attacks import (
     least_loss,
 )
 from attacks.metrics import zest_similarity
+from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
@@ -54,15 +54,16 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         asked = {name for job in wanted for name in job.cell.settings.measures}
         if method.name == "records":  # made from what `gls` reconstructs, which is timed apart
             work.attributes(attack)
-        began = time.perf_counter()
+        clock = Clock()
         answer = work.answer(method, attack)
         scores, pictures = _scores(method, answer, work, asked)
-        spent = work.seconds.get((method.name, attack), time.perf_counter() - began)
+        spent = work.spent.get((method.name, attack)) or clock.read()
         sixty_four = isinstance(attack, First) and drift(
             cell.settings, getattr(attack.attack, "drift", 0)
         )
         shared: dict[str, Any] = {
-            "run_s": spent / work.count,
+            "run_s": spent.run_s / work.count,
+            "compile_s": spent.compile_s,
             "selection": "oracle" if method.oracle else "none",
             "dtype": "float64" if sixty_four else "float32",
             "note": federation.data.note,

@@ -3,7 +3,6 @@ for."""
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from attacks import (
     Inversion,
     gls,
 )
+from benchmarks.harness.clock import Clock, Spent
 from benchmarks.harness.experiment import Method
 from benchmarks.measurements.local_models.scores import (
     explained,
@@ -127,8 +127,8 @@ class Work:
         """Of one federation."""
         self.federation, self.settings = federation, settings
         self.count = len(federation.messages)
-        self.seconds: dict[Any, float] = {}
-        """What each answer took, compilation included, however many metrics share it."""
+        self.spent: dict[Any, Spent] = {}
+        """What each answer took, however many metrics share it."""
         self._made: dict[Any, Any] = {}
 
     def answer(self, method: Method, attack: Any) -> Any:
@@ -156,9 +156,9 @@ class Work:
 
     def _timed(self, place: Any, make: Callable[[], Any]) -> Any:
         if place not in self._made:
-            began = time.perf_counter()
+            clock = Clock()
             self._made[place] = jax.block_until_ready(make())
-            self.seconds[place] = time.perf_counter() - began
+            self.spent[place] = clock.read()
         return self._made[place]
 
     def seen(self, c: int, count: int) -> Messages:
