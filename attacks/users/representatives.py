@@ -344,7 +344,7 @@ def infer_counts(
       virtual: what the update's scale follows from.
 
     Returns:
-      Counts `[classes]`, integers, by largest remainders.
+      Counts `[classes]`, integers, by largest remainders; -1 if the bias is not finite.
 
     Raises:
       ValueError: if the model names no last layer.
@@ -375,7 +375,7 @@ def infer_all_counts(
       virtual: what the update's scale follows from.
 
     Returns:
-      Counts `[rounds, participants, classes]`, integers.
+      Counts `[rounds, participants, classes]`, integers; -1 where an update is not finite.
     """
     head = model.trunk.head if model.trunk else ""
 
@@ -391,10 +391,12 @@ def infer_all_counts(
 
 def round_counts(shares: Array, images: int) -> Array:
     """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative
-    ones count as 0); all alike if none is positive."""
+    ones count as 0); all alike if none is positive, and -1 if one is not finite."""
+    failed = ~jnp.isfinite(shares).all()
     shares = jnp.maximum(shares, 0)
     shares = jnp.where(shares.sum() > 0, shares, 1)
     exact = images * shares / shares.sum()
     whole = jnp.floor(exact)
     rank = jnp.argsort(jnp.argsort(whole - exact))
-    return (whole + (rank < images - whole.sum())).astype(jnp.int32)
+    counts = (whole + (rank < images - whole.sum())).astype(jnp.int32)
+    return jnp.where(failed, -1, counts)

@@ -16,9 +16,9 @@ _compiled: dict[int, float] = defaultdict(float)
 """Seconds of each thread so far."""
 
 
-def _listen(event: str, seconds: float, **_: str | int) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
     if event in COMPILING:
-        _compiled[threading.get_ident()] += seconds
+        _compiled[threading.get_ident()] += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

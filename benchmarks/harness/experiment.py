@@ -53,7 +53,8 @@ class Method:
         client's recipe: a cell does not set them.
       refuses: from an experiment's settings to why the method cannot be used there, or None if it
         can.
-      observes: whether it looks at messages at all; a guess does not.
+      observes: whether it looks at recorded messages at all; a guess does not, nor an attack on the
+        shared model, nor one that takes part in the training.
       selects: whether it has an objective, by which an adversary can choose among sets of rounds.
       learns: from (data, attribute, seed) to what it learns on public records before it attacks, or
         None; how it is called is the experiment's to say.

@@ -98,20 +98,23 @@ def _peak() -> int:
 def _versions() -> str:
     import jaxfl
 
-    others = (f"{name} {metadata.version(name)}" for name in ("jax", "jaxlib", "flax", "optax"))
-    return ", ".join(
-        [*others, f"numpy {np.__version__}", f"jaxfl {jaxfl.__version__}{_revision()}"]
-    )
+    others = ("jax", "jaxlib", "flax", "optax", "numpy")
+    versions = (f"{name} {metadata.version(name)}" for name in others)
+    return ", ".join([*versions, f"jaxfl {jaxfl.__version__}{_revision()}"])
 
 
 def _revision() -> str:
-    """Of the checkout that this file is in, if it is in one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    """Of the checkout that this file is part of; an installed package has none."""
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        described = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for words in (
+            ["ls-files", "--error-unmatch", __file__],
+            ["describe", "--always", "--dirty"],
+        ):
+            done = subprocess.run([*git, *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return f" ({described.strip()})"
+    return f" ({done.stdout.strip()})"
 
 
 @functools.cache

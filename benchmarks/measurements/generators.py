@@ -202,7 +202,7 @@ class Play:
     def categories(self) -> Array:
         """How often to generate each class `[classes]`: as the victim's first message has them."""
         first = self.counts[0, VICTIM]
-        return first / first.sum()
+        return jnp.where(first < 0, jnp.nan, first / first.sum())
 
     @property
     def virtual(self) -> Virtual:
@@ -306,9 +306,14 @@ METHODS = (
         "the same with an adversarial identity, beyond the paper",
         _passive(1.0),
     ),
-    Method("mgan_active", "mGAN-AI that isolates the victim", _active),
-    Method("gan_attack", "a client that wants a class of the victim's (Hitaj et al. 2017)", _gan),
-    Method("model_inversion", "images out of the shared model", _inverted),
+    Method("mgan_active", "mGAN-AI that isolates the victim", _active, observes=False),
+    Method(
+        "gan_attack",
+        "a client that wants a class of the victim's (Hitaj et al. 2017)",
+        _gan,
+        observes=False,
+    ),
+    Method("model_inversion", "images out of the shared model", _inverted, observes=False),
     Method("victim", "the victim's real images", _real(others=False), observes=False),
     Method("others", "others' real images", _real(others=True), observes=False),
 )

@@ -5,6 +5,7 @@ model, that model and what is proven of the answer.
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ from attacks import (
     CosMatching,
     InferredAttribute,
     L2Matching,
+    LocalOptimum,
     Moments,
     Reconstruction,
     Virtual,
@@ -85,19 +87,28 @@ class Client:
         )
         self.public = self.x.copy()
         self.public[:, self.attribute] = np.nan
-        rate = float(federation.training[c].learning_rate)
-        self.moments: Moments = structured_moments(
-            self.messages, self.public, self.y, self.attribute, rate
-        )
         self.design = np.c_[self.x, np.ones(len(self.x))]
         self.optimum = np.linalg.lstsq(self.design, self.y, rcond=None)[0]
+
+    @functools.cached_property
+    def moments(self) -> Moments:
+        """What messages and public columns say of the records' moments."""
+        rate = float(self.federation.training[self.c].learning_rate)
+        known = self.public, self.y, self.attribute, rate
+        return structured_moments(self.messages, *known)
+
+    @functools.cached_property
+    def alone(self) -> LocalOptimum:
+        """The optimum out of messages alone."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            generic = local_optimum(self.messages)
-        self.reason, self.decoded_alone = generic.reason, generic.params
-        # Without an identified optimum the public columns decide; the attack's premise has them
-        # known.
-        self.decoded = generic.params if generic.identifiable else self.moments.optimum
+            return local_optimum(self.messages)
+
+    @property
+    def decoded(self) -> np.ndarray:
+        """The optimum: without one that messages identify the public columns decide; the attack's
+        premise has them known."""
+        return self.alone.params if self.alone.identifiable else self.moments.optimum
 
     @property
     def majority(self) -> float:
@@ -208,7 +219,12 @@ METHODS = (
         selects=True,
     ),
     *(
-        Method(name, f"Algorithm 3, by ranks, on {about}", _by_model(model), x64=True)
+        Method(
+            name,
+            f"Algorithm 3, by ranks, on {about}",
+            _by_model(model),
+            x64=True,
+        )
         for name, about, model in (
             ("global", "the shared model", lambda client: client.global_model),
             ("last", "the last returned model", lambda client: client.last),
@@ -220,7 +236,7 @@ METHODS = (
             (
                 "decoded_alone",
                 "what messages alone say of the optimum",
-                lambda client: client.decoded_alone,
+                lambda client: client.alone.params,
             ),
             ("optimum", "the true local optimum", lambda client: client.optimum),
         )
@@ -275,7 +291,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 
 def _reasons(clients: Sequence[Client]) -> str:
     """Of how many clients messages alone do not tell the optimum, and why of the first."""
-    untold = [client.reason for client in clients if client.reason]
+    untold = [client.alone.reason for client in clients if client.alone.reason]
     if not untold:
         return ""
     of = f"{len(untold)} of {len(clients)} clients"

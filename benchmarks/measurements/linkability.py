@@ -180,6 +180,11 @@ def _pooled(linking: Linking, settings: None) -> Descriptors:
     return mine, other
 
 
+def _histogram(linking: Linking, side: Side) -> Array:
+    counts = linking.counts(side)
+    return jnp.where(counts < 0, jnp.nan, counts)
+
+
 METHODS = (
     Method(
         "siamese_rep", "a siamese network on representatives, the paper's", _siamese_representatives
@@ -204,7 +209,7 @@ METHODS = (
     Method(
         "histogram",
         "labels inferred from the bias",
-        _of_each(lambda linking, side: linking.counts(side).astype(jnp.float32)),
+        _of_each(_histogram),
     ),
     Method("rep", "the shared model's trunk on representatives", _pooled),
 )

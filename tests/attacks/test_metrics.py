@@ -1,14 +1,53 @@
-"""Explanations of models and their likeness (Zest)."""
+"""Scores in closed form; explanations of models and their likeness (Zest)."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks.metrics import explain, zest_masks, zest_similarity
+from attacks.metrics import (
+    accuracy,
+    detection,
+    explain,
+    majority_rate,
+    ranking,
+    zest_masks,
+    zest_similarity,
+)
 from jaxfl import mlp
 
 KEY = jax.random.key(0)
+
+
+def test_accuracy_counts_exact_values_and_nothing_where_an_attack_failed():
+    truth = jnp.asarray([0, 2, 1, 1])
+    assert accuracy(jnp.asarray([0, 2, 0, 1]), truth) == 0.75
+    assert np.isnan(accuracy(jnp.full(4, -1), truth))
+
+
+@pytest.mark.parametrize("truth", [[1, 1, 0], [0, 0, 1], [2, 0, 2]])
+def test_majority_is_the_most_frequent_value_whichever_it_is(truth):
+    assert majority_rate(jnp.asarray(truth), 3) == pytest.approx(2 / 3)
+
+
+def test_ranking_of_few_positives_by_hand():
+    scores, truth = np.asarray([0.9, 0.8, 0.3, 0.1]), np.asarray([True, False, True, False])
+    found = ranking(scores, truth, 0.5)
+    assert found.f1 == pytest.approx(0.5)  # one of two named, one of two found
+    assert found.auc == pytest.approx(3 / 4)  # pairs in order
+    assert found.average_precision == pytest.approx((1 + 2 / 3) / 2)
+    assert found.brier == pytest.approx((0.01 + 0.64 + 0.49 + 0.01) / 4)
+    assert np.isnan(ranking(3 * scores, truth, 0.5).brier)  # no probabilities
+    assert np.isnan(ranking(np.full(4, np.nan), truth, 0.5)).all()
+
+
+def test_detection_at_a_rate_of_false_alarms_by_hand():
+    truth = np.arange(8) < 4
+    scores = np.asarray([0.9, 0.8, 0.4, 0.3, 0.7, 0.2, 0.1, 0.0])
+    assert detection(scores, truth).tpr == 0.5  # none of the four may be taken for positive
+    assert detection(scores, truth, fpr=0.25).tpr == 1
+    assert detection(scores, truth).auc == pytest.approx(14 / 16)
+    assert np.isnan(detection(np.full(8, np.inf), truth)).all()
 
 
 def test_a_linear_models_explanation_is_what_each_segment_adds():

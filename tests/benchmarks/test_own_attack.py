@@ -3,6 +3,7 @@ laws."""
 
 import csv
 import dataclasses
+import sqlite3
 
 import jax.numpy as jnp
 import pytest
@@ -106,3 +107,40 @@ def test_a_method_that_fails_leaves_the_others_their_rows(tmp_path):
     with (tmp_path / "results.csv").open() as file:
         rows = {row["method"]: row["status"] for row in csv.DictReader(file)}
     assert rows == {"majority": "ok", "broken": "RuntimeError: boom", "pull": "ok"}
+
+
+def test_a_job_of_which_anything_failed_is_run_again(tmp_path):
+    met = []
+
+    def fail_once(view, settings):
+        met.append(len(met))
+        if len(met) == 1:
+            raise RuntimeError("boom")
+        return pull(view, Pull())
+
+    def statuses():
+        with (tmp_path / "results.csv").open() as file:
+            return {row["status"] for row in csv.DictReader(file)}
+
+    flaky = Method("flaky", "raises when first called", fail_once)
+
+    def untouched(size, data_dir):
+        return [dataclasses.replace(place, attacks={}) for place in places(size, data_dir)]
+
+    table = Table("toy", "Fails once", EXPERIMENT.with_methods(flaky), untouched, ("flaky",))
+    suites = {"own": Suite("own", (table,))}
+    command = ["own", "--seeds", "1", "--out", str(tmp_path)]
+    assert sweep.main(command, suites) == 1
+    assert statuses() == {"RuntimeError: boom"}
+    with sqlite3.connect(tmp_path / "results.sqlite") as database:  # a row that is fine beside it
+        row = database.execute("SELECT * FROM results").fetchone()
+        names = [column[1] for column in database.execute("PRAGMA table_info(results)")]
+        fine = dict(zip(names, row, strict=True)) | {
+            "status": "ok",
+            "value": 0.5,
+            "metric": "other",
+        }
+        marks = ", ".join("?" * len(names))
+        database.execute(f"INSERT INTO results VALUES ({marks})", list(fine.values()))
+    assert sweep.main(command, suites) == 0
+    assert statuses() == {"ok"}

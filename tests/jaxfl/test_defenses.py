@@ -256,3 +256,29 @@ def test_bad_private_training(world):
         federated = Federated(rounds=1, training=jaxfl.LocalTraining(0.1, plugins=(privacy,)))
         with pytest.raises(ValueError, match=message):
             simulate(world.model, world.params, world.clients, KEY, federated)
+
+
+def correlation(a, b):
+    return abs(np.corrcoef(np.ravel(a), np.ravel(b))[0, 1])
+
+
+def test_arrays_of_an_update_have_noise_and_rounding_of_their_own():
+    update = {name: jnp.zeros(4000).at[0].set(1.0) for name in ("a", "b")}
+    for upload in (Upload(noise_multiplier=1.0), Upload(bits=1)):
+        sent = upload.send(update, KEY)
+        assert np.std(sent["a"]) > 0.1
+        assert correlation(sent["a"], sent["b"]) < 0.1
+
+
+def test_rounding_does_not_follow_the_noise():
+    update = {"a": jnp.zeros(4000).at[0].set(1.0)}
+    noised = Upload(noise_multiplier=0.1).send(update, KEY)["a"]
+    rounded = Upload(noise_multiplier=0.1, bits=1).send(update, KEY)["a"]
+    assert correlation(rounded - noised, noised) < 0.1
+
+
+def test_parameters_have_private_noise_of_their_own():
+    model = jaxfl.mlp(20, (20, 20), 2)
+    params, data = model.init(KEY), (jnp.zeros((4, 20)), jnp.zeros(4, int), jnp.ones(4, bool))
+    drawn = private_gradient(model, params, *data, KEY, DPSGD(1e-3, 1e3))
+    assert correlation(drawn["Dense_0"]["kernel"], drawn["Dense_1"]["kernel"]) < 0.2

@@ -188,6 +188,7 @@ METHODS = (
         "global",
         "the shared model after the last round",
         _of_each(lambda work, c, _: work.federation.final),
+        observes=False,
     ),
     Method("last", "the client's last returned model", _of_messages(last_returned)),
     Method(
@@ -227,7 +228,7 @@ METHODS = (
         "what a server gets that sends the client its own model back in every round",
         _of_each(lambda work, c, _: isolated(work.federation, c, work.settings.rounds)),
     ),
-    Method("optimum", "the optimal local model, the ceiling", local_optima),
+    Method("optimum", "the optimal local model, the ceiling", local_optima, observes=False),
     Method(
         "majority",
         "the most frequent value, for every record",
