@@ -157,9 +157,14 @@ def batch_gradient(
     """The gradient that one step follows, of the records `x [batch, ...]` where `mask` is True."""
     for plugin in overriding("batch", training.plugins):
         key, own_key = jax.random.split(key)
-        model, x, y = plugin.batch(model, x, y, mask, own_key)
+        changed = plugin.batch(model, x, y, mask, own_key)
+        if not isinstance(changed, tuple) or len(changed) != 3:
+            raise ValueError(f"{type(plugin).__name__}.batch gave no tuple (model, x, y)")
+        model, x, y = changed
     for plugin in overriding("step_gradient", training.plugins):
-        return plugin.step_gradient(model, params, x, y, mask, key)
+        gradient = plugin.step_gradient(model, params, x, y, mask, key)
+        _check.alike(f"{type(plugin).__name__}.step_gradient", params, gradient)
+        return gradient
     return jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
 
 

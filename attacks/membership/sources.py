@@ -44,7 +44,12 @@ def least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
 
     Returns:
       Places of the clients `[records]`, the first of several; -1 where a loss is not finite.
+
+    Raises:
+      ValueError: if the model does not take the records, or there is not one label per record.
     """
+    check_records(model, jax.tree.map(lambda a: a[0], params), x, y)
+    _check.shape((len(x), *np.shape(y)[1:]), y=y)
     return _least(jax.lax.map(lambda p: losses(model, p, x, y), params))
 
 

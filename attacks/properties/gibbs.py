@@ -27,7 +27,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
-from attacks.properties.observations import Observations, until
+from attacks.properties.observations import Observations, check_observed, until
+from jaxfl import _check
 
 Array = jax.Array
 PASSES = 3
@@ -129,7 +130,6 @@ def _white(covariance: Array, *arrays: Array) -> tuple[Array, ...]:
     return root, *(jax.scipy.linalg.solve_triangular(root, each, lower=True) for each in arrays)
 
 
-@functools.partial(jax.jit, static_argnames="iterations")
 def box(observations: Observations, seen: Array, iterations: int = 500) -> Array:
     """Weighted least squares over p in [0, 1]: `[prefixes, clients]`; above 1/2 the property is
     more likely than not.
@@ -138,9 +138,18 @@ def box(observations: Observations, seen: Array, iterations: int = 500) -> Array
       observations: see there.
       seen: how many rounds are used `[prefixes]`.
       iterations: of projected gradients (static).
+
+    Raises:
+      ValueError: as `least_squares`; if iterations are no positive integer.
     """
+    _check.positive_integer(iterations=iterations)
+    return _boxes(observations, check_observed(observations, seen), iterations)
+
+
+@functools.partial(jax.jit, static_argnames="iterations")
+def _boxes(observations: Observations, seen: Array, iterations: int) -> Array:
     with jax.default_matmul_precision("highest"):
-        return jax.vmap(lambda t: _box(observations, t, iterations)[0])(jnp.asarray(seen))
+        return jax.vmap(lambda t: _box(observations, t, iterations)[0])(seen)
 
 
 def _box(observations: Observations, seen: Array, iterations: int) -> tuple[Array, Quadratic]:
@@ -177,9 +186,8 @@ class Gibbs:
     sweeps: int = struct.field(pytree_node=False, default=400)
 
 
-@jax.jit
 def gibbs(
-    observations: Observations, seen: Array, key: Array, settings: Gibbs | None = None
+    observations: Observations, seen: Array, key: Array, *, settings: Gibbs | None = None
 ) -> Array:
     """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs
     sampling, given the estimated drift and the variances at the p of `box`. The prior is the rate
@@ -190,8 +198,18 @@ def gibbs(
       seen: how many rounds are used `[prefixes]`.
       key: randomness of the chains.
       settings: see `Gibbs`.
+
+    Raises:
+      ValueError: as `least_squares`; if a setting is no positive integer.
     """
     settings = settings or Gibbs()
+    _check.instance(Gibbs, settings=settings)
+    _check.positive_integer(chains=settings.chains, sweeps=settings.sweeps)
+    return _gibbs(observations, check_observed(observations, seen), key, settings)
+
+
+@jax.jit
+def _gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs) -> Array:
     clients = observations.participation.shape[1]
     prior = jnp.log(observations.rate) - jnp.log1p(-observations.rate)
 
@@ -220,6 +238,5 @@ def gibbs(
         _, chances = jax.lax.scan(sweep, start, jax.random.split(key, settings.sweeps))
         return chances[settings.sweeps // 4 :].mean(0)
 
-    seen = jnp.asarray(seen)
     with jax.default_matmul_precision("highest"):
         return jax.vmap(one)(seen, jax.random.split(key, len(seen)))

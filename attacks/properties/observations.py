@@ -11,11 +11,14 @@ functions answer for several numbers of observed rounds at once: the rounds befo
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
+
+from jaxfl import _check
 
 Array = jax.Array
 
@@ -59,6 +62,40 @@ class Observations:
     cohort: int | None = struct.field(pytree_node=False, default=None)
 
 
+def check_observed(observations: Observations, seen: Any) -> Array:
+    """`seen` as an array. Raises `ValueError` unless it is numbers of observed rounds
+    `[prefixes]`, and the observations' fields are of as many."""
+    _check.instance(Observations, observations=observations)
+    _check.shape((None,), **{"observations.features": observations.features})
+    rounds = len(observations.features)
+    shapes: dict[str, tuple[int | None, ...]] = {"participation": (None,), "mean": (2,)}
+    shapes |= {"variance": (2,), "correlation": (), "cross": (rounds,), "offset": (), "rounds": ()}
+    for name, shape in (shapes | {"detector_number": ()}).items():
+        _check.shape((rounds, *shape), **{f"observations.{name}": getattr(observations, name)})
+    return check_seen(seen, rounds)
+
+
+def check_seen(seen: Any, rounds: int) -> Array:
+    """`seen` as an array. Raises `ValueError` unless it is integers `[prefixes]` from 0 to so many
+    rounds."""
+    _check.shape((None,), seen=seen)
+    if not _check.is_traced(seen):
+        values = np.asarray(seen)
+        if (
+            not np.issubdtype(values.dtype, np.integer)
+            or (values < 0).any()
+            or (values > rounds).any()
+        ):
+            raise ValueError(f"seen={values.tolist()} must be integers from 0 to {rounds} rounds")
+    return jnp.asarray(seen)
+
+
+def check_weights(weights: Any, rounds: int) -> None:
+    """Raise `ValueError` unless rounds have finite weights `[rounds]`."""
+    _check.shape((rounds,), weights=weights)
+    _check.finite(weights=weights)
+
+
 def prefix(rounds: int, seen: Array) -> Array:
     """Which of the rounds are before `seen []`: `[rounds]`."""
     return jnp.arange(rounds) < seen
@@ -95,7 +132,6 @@ def until(observations: Observations, seen: Array) -> Observations:
     )
 
 
-@jax.jit
 def least_squares(observations: Observations, seen: Array) -> Array:
     """OLS (Kerkouche 2023, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest
     of several solutions.
@@ -103,17 +139,23 @@ def least_squares(observations: Observations, seen: Array) -> Array:
     Args:
       observations: see there.
       seen: how many rounds are used `[prefixes]`.
-    """
 
+    Raises:
+      ValueError: if observations are not of one number of rounds, or `seen` exceeds it.
+    """
+    return _least_squares(observations, check_observed(observations, seen))
+
+
+@jax.jit
+def _least_squares(observations: Observations, seen: Array) -> Array:
     def one(t: Array) -> Array:
         known = until(observations, t)
         return jnp.linalg.pinv(known.participation) @ known.features
 
     with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(jnp.asarray(seen))
+        return jax.vmap(one)(seen)
 
 
-@jax.jit
 def ridge(
     observations: Observations, seen: Array, weights: Array, penalty: float | Array = 5.0
 ) -> Array:
@@ -125,8 +167,20 @@ def ridge(
       seen: how many rounds are used `[prefixes]`.
       weights: of the rounds `[rounds]`; the paper's are 1 - OVL.
       penalty: the paper's lambda.
-    """
 
+    Raises:
+      ValueError: as `least_squares`; if weights are not finite, or the penalty is below 0.
+    """
+    seen = check_observed(observations, seen)
+    check_weights(weights, len(observations.features))
+    _check.not_negative(penalty=penalty)
+    return _ridge(observations, seen, jnp.asarray(weights), penalty)
+
+
+@jax.jit
+def _ridge(
+    observations: Observations, seen: Array, weights: Array, penalty: float | Array
+) -> Array:
     def one(t: Array) -> Array:
         known = until(observations, t)
         a, w = known.participation, jnp.where(prefix(len(weights), t), weights, 0)
@@ -134,10 +188,9 @@ def ridge(
         return jax.scipy.linalg.solve(normal, (a.T * w) @ known.features, assume_a="pos")
 
     with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(jnp.asarray(seen))
+        return jax.vmap(one)(seen)
 
 
-@jax.jit
 def gradient_votes(observations: Observations, seen: Array) -> Array:
     """BASELINE (Lam et al. 2021; Kerkouche 2023, Eq. 6): clients' gradients by least squares, then
     for each client the fraction of the seen rounds' detectors that find the property in its
@@ -148,8 +201,15 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
     Args:
       observations: see there.
       seen: how many rounds are used `[prefixes]`.
-    """
 
+    Raises:
+      ValueError: as `least_squares`.
+    """
+    return _gradient_votes(observations, check_observed(observations, seen))
+
+
+@jax.jit
+def _gradient_votes(observations: Observations, seen: Array) -> Array:
     def one(t: Array) -> Array:
         known = until(observations, t)
         inside = prefix(len(known.features), t)
@@ -159,7 +219,7 @@ def gradient_votes(observations: Observations, seen: Array) -> Array:
         return jnp.where((~jnp.isfinite(features) & inside).any(1), jnp.nan, votes)
 
     with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(jnp.asarray(seen))
+        return jax.vmap(one)(seen)
 
 
 class Identifiability(NamedTuple):
@@ -178,7 +238,6 @@ class Identifiability(NamedTuple):
     variance: Array
 
 
-@jax.jit
 def identifiability(
     participation: Array, seen: Array, tolerance: float | Array = 1e-3
 ) -> Identifiability:
@@ -186,7 +245,22 @@ def identifiability(
     method.
 
     Clients that only ever take part together (fixed cohorts: So et al. 2023) cannot be resolved.
+
+    Raises:
+      ValueError: if participation has other axes or is not finite, `seen` exceeds its rounds, or
+        the tolerance does not lie between 0 and 1.
     """
+    _check.shape((None, None), participation=participation)
+    _check.finite(participation=participation)
+    _check.fraction(tolerance=tolerance)
+    seen = check_seen(seen, len(participation))
+    return _identifiability(jnp.asarray(participation), seen, tolerance)
+
+
+@jax.jit
+def _identifiability(
+    participation: Array, seen: Array, tolerance: float | Array
+) -> Identifiability:
     participation = jnp.asarray(participation, jnp.result_type(float))
 
     def one(t: Array) -> tuple[Array, Array, Array]:
@@ -198,4 +272,4 @@ def identifiability(
         return jnp.round(diagonal.sum()).astype(int), resolved, variance
 
     with jax.default_matmul_precision("highest"):
-        return Identifiability(*jax.vmap(one)(jnp.asarray(seen)))
+        return Identifiability(*jax.vmap(one)(seen))

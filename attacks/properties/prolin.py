@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from attacks.properties.observations import Observations, prefix, ridge, until
+from attacks.properties.observations import (
+    Observations,
+    check_observed,
+    check_weights,
+    prefix,
+    ridge,
+    until,
+)
 from jaxfl import _check
 
 Array = jax.Array
@@ -61,6 +68,7 @@ def prolin(
     seen: Array,
     weights: Array,
     key: Array,
+    *,
     settings: Prolin | None = None,
 ) -> ProlinAnswer:
     """Everyone's features and p, by three balanced losses.
@@ -78,13 +86,19 @@ def prolin(
       settings: see `Prolin`.
 
     Raises:
-      ValueError: if the objective is unknown, `observations.cohort` exceeds the clients, or more
-        clients than that took part in a round (where participation is traced, p is NaN instead).
+      ValueError: as `ridge`; if a setting is out of range, `observations.cohort` exceeds the
+        clients, or more clients than that took part in a round (where participation is traced, p is
+        NaN instead).
     """
     settings = settings or Prolin()
+    _check.instance(Prolin, settings=settings)
     _check.one_of(get_args(Objective), objective=settings.objective)
+    _check.positive_integer(iterations=settings.iterations, patience=settings.patience)
+    _check.positive(learning_rate=settings.learning_rate)
+    seen = check_observed(observations, seen)
+    check_weights(weights, len(observations.features))
     _check_cohort(observations)
-    return _prolin(observations, jnp.asarray(seen), weights, key, settings)
+    return _prolin(observations, seen, jnp.asarray(weights), key, settings)
 
 
 def _check_cohort(observations: Observations) -> None:

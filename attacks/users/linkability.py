@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from attacks.users.siamese import partners
@@ -104,7 +105,12 @@ def pair_similarities(
       identities: their clients `[samples]`.
       key: draws the pairs.
       pairs: how many (static).
+
+    Raises:
+      ValueError: if there is not one client per sample.
     """
+    _check.shape((len(identities), None), descriptors=descriptors)
+    _check.positive_integer(pairs=pairs)
     first_key, second_key = jax.random.split(key)
     first = jax.random.randint(first_key, (pairs,), 0, len(identities))
     second = partners(second_key, identities, first)
@@ -132,7 +138,12 @@ def fit_threshold(similarities: Array, same: Array) -> Array:
 def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
     """How often pairs are judged rightly (Song 2020). The threshold is to come from the adversary's
     own federation (`fit_threshold`). A scalar; NaN if a similarity is not finite, or the threshold
-    is NaN."""
+    is NaN.
+
+    Raises:
+      ValueError: if there is not one truth per pair.
+    """
+    _check.shape(np.shape(similarities), same=same)
     known = jnp.isfinite(similarities).all() & ~jnp.isnan(threshold)
     return jnp.where(known, ((similarities > threshold) == same).mean(), jnp.nan)
 
@@ -147,7 +158,15 @@ def link_precision(
       queries, galleries: descriptors of unit length `[rounds, participants, d]`; a round's gallery
         is what was sent the interval before.
       senders, gallery_senders: the truth `[rounds, participants]`.
+
+    Raises:
+      ValueError: if shapes do not go together.
     """
+    _check.shape((None, None, None), queries=queries)
+    rounds, _, width = queries.shape
+    _check.shape((rounds, None, width), galleries=galleries)
+    _check.shape(queries.shape[:2], senders=senders)
+    _check.shape(galleries.shape[:2], gallery_senders=gallery_senders)
 
     def one(query: Array, sender: Array, gallery: Array, owners: Array) -> Array:
         return owners[similarity(query, gallery).argmax(1)] == sender
@@ -218,5 +237,9 @@ def follow_precision(names: Array, senders: Array) -> Array:
     Args:
       names: from `follow` `[rounds, participants]`.
       senders: the truth, likewise.
+
+    Raises:
+      ValueError: if shapes differ.
     """
+    _check.shape(np.shape(names), senders=senders)
     return jnp.where((names >= 0).all(), (senders[0][names[1:]] == senders[1:]).mean(), jnp.nan)

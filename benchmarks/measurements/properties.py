@@ -135,14 +135,14 @@ class Decode:
 
 
 def _prolin(sight: Sight, settings: Prolin) -> Array:
-    return prolin(sight.observations, sight.seen, sight.weights, sight.key, settings).p
+    return prolin(sight.observations, sight.seen, sight.weights, sight.key, settings=settings).p
 
 
 METHODS = (
     Method(
         "gibbs",
         "features integrated out, drift estimated: the default, named in advance",
-        lambda sight, settings: gibbs(sight.observations, sight.seen, sight.key, settings),
+        lambda sight, settings: gibbs(sight.observations, sight.seen, sight.key, settings=settings),
         Gibbs(),
     ),
     Method(

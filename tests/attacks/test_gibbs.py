@@ -146,9 +146,9 @@ def test_decoders_find_who_has_the_property_and_nothing_where_there_is_no_signal
 
 def test_posterior_is_that_of_enumeration():
     observations, _ = observed(separation=1.5, clients=8, per_round=3, rounds=12, positives=2)
-    found = np.asarray(gibbs(observations, jnp.asarray([12]), KEY, Gibbs(chains=64, sweeps=1000)))[
-        0
-    ]
+    found = np.asarray(
+        gibbs(observations, jnp.asarray([12]), KEY, settings=Gibbs(chains=64, sweeps=1000))
+    )[0]
     # Gibbs takes the variances from the box estimate, and so must the enumeration.
     _, (matrix, vector) = jax.tree.map(
         lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 200)
@@ -303,7 +303,7 @@ DECODERS = {
     "box": lambda o, seen: box(o, seen),
     "gibbs": lambda o, seen: gibbs(o, seen, KEY),
     "prolin": lambda o, seen: (
-        prolin(o, seen, jnp.full(len(o.features), 0.7), KEY, Prolin(iterations=100)).p
+        prolin(o, seen, jnp.full(len(o.features), 0.7), KEY, settings=Prolin(iterations=100)).p
     ),
 }
 

@@ -18,7 +18,7 @@ def test_prolin_agrees_with_its_constraints(objective):
     observations, truth = observed(separation=6.0)
     weights = jnp.ones(ROUNDS)
     settings = Prolin(objective, learning_rate=1e-2, iterations=20_000)
-    answer = prolin(observations, jnp.asarray([40, ROUNDS]), weights, KEY, settings)
+    answer = prolin(observations, jnp.asarray([40, ROUNDS]), weights, KEY, settings=settings)
     unmet = float((observations.features**2).sum())
     assert np.asarray(answer.losses)[:, 1].max() < 0.05 * unmet
     assert (np.asarray(answer.iterations) < 20_000).all()
@@ -28,7 +28,7 @@ def test_prolin_agrees_with_its_constraints(objective):
         return
     assert ranking(np.asarray(answer.p)[1], truth, 0.5).f1 >= 0.8
     blind = dataclasses.replace(observations, participation=observations.participation[::-1])
-    other = prolin(blind, jnp.asarray([ROUNDS]), weights, KEY, settings)
+    other = prolin(blind, jnp.asarray([ROUNDS]), weights, KEY, settings=settings)
     assert ranking(np.asarray(other.p)[0], truth, 0.5).f1 < 0.7
 
 
@@ -42,7 +42,7 @@ def test_prolin_knows_that_only_participants_count():
     for objective in ("code", "paper"):
         settings = Prolin(objective, learning_rate=1e-2, iterations=200)
         answers = [
-            prolin(each, [30, ROUNDS], jnp.ones(ROUNDS), KEY, settings)
+            prolin(each, [30, ROUNDS], jnp.ones(ROUNDS), KEY, settings=settings)
             for each in (observations, known)
         ]
         assert answers[1].losses == pytest.approx(np.asarray(answers[0].losses), rel=1e-3)
@@ -52,7 +52,7 @@ def test_prolin_knows_that_only_participants_count():
             [30, ROUNDS],
             jnp.ones(ROUNDS),
             KEY,
-            Prolin(objective, learning_rate=1e-2, iterations=1),
+            settings=Prolin(objective, learning_rate=1e-2, iterations=1),
         ).p
         assert float(abs(answers[1].p - start).max()) > 0.05
     with pytest.raises(
@@ -70,7 +70,7 @@ def test_losses_that_are_never_finite_have_no_answer():
     observations, _ = observed()
     lost = dataclasses.replace(observations, features=observations.features.at[0].set(jnp.nan))
     assert np.isnan(
-        np.asarray(prolin(lost, [ROUNDS], jnp.ones(ROUNDS), KEY, Prolin(iterations=300)).p)
+        np.asarray(prolin(lost, [ROUNDS], jnp.ones(ROUNDS), KEY, settings=Prolin(iterations=300)).p)
     ).all()
 
 
@@ -86,4 +86,4 @@ def test_mtadam_is_adam_for_one_loss_and_balances_several():
 
 def test_bad_objective_is_named():
     with pytest.raises(ValueError, match="objective='other' is unknown"):
-        prolin(observed()[0], jnp.asarray([3]), jnp.ones(ROUNDS), KEY, Prolin("other"))  # type: ignore[arg-type]
+        prolin(observed()[0], jnp.asarray([3]), jnp.ones(ROUNDS), KEY, settings=Prolin("other"))  # type: ignore[arg-type]
