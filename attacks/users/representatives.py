@@ -392,11 +392,9 @@ def infer_all_counts(
 def round_counts(shares: Array, images: int) -> Array:
     """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative
     ones count as 0); all alike if none is positive, and -1 if one is not finite."""
-    failed = ~jnp.isfinite(shares).all()
-    shares = jnp.maximum(shares, 0)
+    failed, shares = ~jnp.isfinite(shares).all(), jnp.maximum(shares, 0)
     shares = jnp.where(shares.sum() > 0, shares, 1)
     exact = images * shares / shares.sum()
     whole = jnp.floor(exact)
     rank = jnp.argsort(jnp.argsort(whole - exact))
-    counts = (whole + (rank < images - whole.sum())).astype(jnp.int32)
-    return jnp.where(failed, -1, counts)
+    return jnp.where(failed, -1, whole + (rank < images - whole.sum())).astype(jnp.int32)

@@ -93,17 +93,9 @@ class Play:
         self.settings, self.note = settings, self.data.note
         draw = faces if settings.property == "glasses" else digits
         self.world: World = draw(self.data, settings, seed)
-        names = (
-            "start",
-            "train",
-            "server",
-            "passive",
-            "representatives",
-            "samples",
-            "judges",
-            "spare",
-        )
-        self.keys = dict(zip(names, jax.random.split(jax.random.key(seed), 8), strict=True))
+        names = ("start", "train", "server", "passive", "representatives", "samples", "judges")
+        keys = jax.random.split(jax.random.key(seed), 8)[: len(names)]
+        self.keys = dict(zip(names, keys, strict=True))
         self._played: dict[float, Generated] = {}
 
     def model(self, more: int = 0) -> Model:
