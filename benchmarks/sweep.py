@@ -227,7 +227,8 @@ def _print_suites(console: Console, suites: Mapping[str, Suite]) -> None:
 
 def _print_plan(console: Console, groups: list[Group]) -> None:
     columns = ("group", "cells", "jobs", "estimated s", "estimated MiB")
-    table, total, guessed = RichTable(*columns, title="plan"), 0.0, 0
+    table, total = RichTable(*columns, title="plan"), 0.0
+    guessed = bounds = 0
     for g in groups:
         estimates = {job.unit: estimate(job) for job in g.jobs}.values()
         seconds, peak = sum(e.seconds for e in estimates), max(e.peak_mib for e in estimates)
@@ -236,15 +237,18 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
         table.add_row(g.label, str(cells), str(len(g.jobs)), *texts)
         total += seconds
         guessed += sum(not e.measured for e in estimates)
+        bounds += sum(e.bound for e in estimates)
     console.print(table)
     _print_cells(console, groups)
     count = sum(len(g.jobs) for g in groups)
-    bound = "at least" if guessed else "about"
-    minutes = f"{bound} {total / 60:.1f} minutes on two cores"
+    minutes = f"{'at least' if bounds else 'about'} {total / 60:.1f} minutes on two cores"
     console.print(f"{count} jobs in {len(groups)} groups, {minutes}")
-    if guessed:
-        why = "by their method's time in other tables or at the other size, or as a second"
-        console.print(f"{guessed} runs of a method were not measured at this size: counted {why}")
+    if guessed > bounds:
+        why = "were measured in other tables alone"
+        console.print(f"{guessed - bounds} runs of a method {why}: those times are taken")
+    if bounds:
+        why = "were measured at no such size: counted as at the small size, or as a second each"
+        console.print(f"{bounds} runs of a method {why}")
 
 
 def _print_cells(console: Console, groups: list[Group]) -> None:

@@ -5,11 +5,13 @@ Traced arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import optax
+
+Settings = TypeVar("Settings")
 
 
 def is_traced(*arrays: Any) -> bool:
@@ -29,6 +31,15 @@ def instance(kind: type, **named: Any) -> None:
     for name, value in named.items():
         if not isinstance(value, kind):
             raise ValueError(f"{name}={value!r:.60} must be a {kind.__name__}")
+
+
+def settings(kind: type[Settings], given: Settings | None) -> Settings:
+    """The settings given, or the defaults of their kind for None. Raises `ValueError` on anything
+    else, an empty dictionary too."""
+    if given is None:
+        return kind()
+    instance(kind, settings=given)
+    return given
 
 
 def alike(what: str, expected: Any, given: Any) -> None:

@@ -353,8 +353,8 @@ def _unflatten(path: str | Path) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             flat = {name: placed(arrays[name]) for name in arrays.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        return unflatten_dict(flat, sep="/")
+    except (TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise ValueError(f"path={str(path)!r} is not a readable .npz file ({error})") from error
-    return unflatten_dict(flat, sep="/")

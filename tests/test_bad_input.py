@@ -269,6 +269,9 @@ def test_messages_from_outside(tmp_path, messages):
     bad.write_bytes(b"not an archive")
     with pytest.raises(ValueError, match=r"bad.npz' is not a readable .npz file"):
         Messages.load(bad)
+    np.savez(bad, **{"received": np.zeros(2), "received/w": np.zeros(2)})
+    with pytest.raises(ValueError, match="is not a readable"):
+        Messages.load(bad)
     np.savez(bad, received=np.zeros(2))
     with pytest.raises(ValueError, match="messages need received, returned and rounds"):
         Messages.load(bad)

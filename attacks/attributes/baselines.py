@@ -167,8 +167,7 @@ def l2_lbfgs(
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None:
         raise ValueError("y=None: l2_lbfgs needs known labels; cos_matching reconstructs them")
-    settings = L2Matching() if settings is None else settings
-    _check.instance(L2Matching, settings=settings)
+    settings = _check.settings(L2Matching, settings)
     _check.positive_integer(evaluations=settings.evaluations)
     check_virtual(settings.virtual, len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)

@@ -104,8 +104,7 @@ def cos_matching(
         return best_of(
             [cos_matching(model, messages, knowledge, key, settings=s) for s in settings]
         )
-    settings = CosMatching() if settings is None else settings
-    _check.instance(CosMatching, settings=settings)
+    settings = _check.settings(CosMatching, settings)
     _check.positive_integer(steps=settings.steps)
     _check.number(learning_rate=settings.learning_rate)
     _check.positive(gamma=settings.gamma)

@@ -72,7 +72,7 @@ def invert_model(
       ValueError: if the model has no classes, takes no images of that shape, or a step size or
         number of steps is not positive.
     """
-    settings = settings or Inversion()
+    settings = _check.settings(Inversion, settings)
     if model.classes is None:
         raise ValueError("invert_model needs a classifier; this model has classes=None")
     _check.positive_integer(steps=settings.steps)
@@ -159,7 +159,7 @@ def invert_gradient(
       ValueError: if the model has no classes, images of that shape or labels do not fit, or a
         setting is out of range.
     """
-    settings = settings or GradientInversion()
+    settings = _check.settings(GradientInversion, settings)
     if model.classes is None:
         raise ValueError("invert_gradient needs a classifier; this model has classes=None")
     _check.positive_integer(batch=batch, steps=settings.steps)

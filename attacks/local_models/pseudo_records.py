@@ -88,7 +88,7 @@ def pseudo_records(
         such records, the client has fewer than its batch, or gradients stand for the updates of
         another optimiser than SGD.
     """
-    settings = settings or PseudoRecords()
+    settings = _check.settings(PseudoRecords, settings)
     if len(messages) < 10:
         raise ValueError(
             f"messages holds {len(messages)} rounds; fitting and checking records needs at least 10"

@@ -132,7 +132,7 @@ def mapping_network(
     Raises:
       ValueError: if there are fewer than ten rounds, or a setting is out of range.
     """
-    settings = settings or Mapping()
+    settings = _check.settings(Mapping, settings)
     if len(messages) < 10:
         raise ValueError(
             f"messages holds {len(messages)} rounds; fitting and checking a network needs at "

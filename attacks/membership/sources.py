@@ -48,9 +48,13 @@ def least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
     Raises:
       ValueError: if the model does not take the records, or there is not one label per record.
     """
-    check_records(model, jax.tree.map(lambda a: a[0], params), x, y)
-    _check.shape((len(x), *np.shape(y)[1:]), y=y)
+    _check_labelled(model, jax.tree.map(lambda a: a[0], params), x, y)
     return _least(jax.lax.map(lambda p: losses(model, p, x, y), params))
+
+
+def _check_labelled(model: Model, params: Any, x: Array, y: Array) -> None:
+    check_records(model, params, x, y)
+    _check.shape((len(x),), y=y)
 
 
 def _least(scores: Array) -> Array:
@@ -102,7 +106,11 @@ def largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
 
     Returns:
       Places of the clients `[records]`; -1 where a loss is not finite.
+
+    Raises:
+      ValueError: as `least_loss`.
     """
+    _check_labelled(model, jax.tree.map(lambda a: a[0, 0], returned), x, y)
     after = jax.lax.map(
         lambda models: jax.lax.map(lambda p: losses(model, p, x, y), models), returned
     ).mean(0)

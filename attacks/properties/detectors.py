@@ -78,7 +78,7 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
       ValueError: if the records do not fit the model, half of them are fewer than a client has, the
         property is none, or a setting is out of range.
     """
-    settings = settings or DetectorTraining()
+    settings = _check.settings(DetectorTraining, settings)
     x, y = jnp.asarray(x), jnp.asarray(y)
     _check.shape((len(x),), y=y)
     check_records(model, jax.tree.map(lambda a: a[0], received), x, y)
@@ -325,6 +325,7 @@ def halves(key: Array, count: int) -> tuple[Array, Array]:
     return fitted, calibrating
 
 
+@functools.partial(jax.jit, static_argnames=("size", "sets"))
 def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
     """Sets of rows `[sets, size]`, without repetition in a set."""
     keys = jax.random.split(key, sets)

@@ -202,8 +202,7 @@ def gibbs(
     Raises:
       ValueError: as `least_squares`; if a setting is no positive integer.
     """
-    settings = settings or Gibbs()
-    _check.instance(Gibbs, settings=settings)
+    settings = _check.settings(Gibbs, settings)
     _check.positive_integer(chains=settings.chains, sweeps=settings.sweeps)
     return _gibbs(observations, check_observed(observations, seen), key, settings)
 

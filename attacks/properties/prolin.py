@@ -90,8 +90,7 @@ def prolin(
         clients, or more clients than that took part in a round (where participation is traced, p is
         NaN instead).
     """
-    settings = settings or Prolin()
-    _check.instance(Prolin, settings=settings)
+    settings = _check.settings(Prolin, settings)
     _check.one_of(get_args(Objective), objective=settings.objective)
     _check.positive_integer(iterations=settings.iterations, patience=settings.patience)
     _check.positive(learning_rate=settings.learning_rate)

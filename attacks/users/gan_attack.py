@@ -22,6 +22,7 @@ from jaxfl import (
     Model,
     Server,
     ServerState,
+    _check,
     honest_server,
     local_update,
     mean_loss,
@@ -74,7 +75,7 @@ def gan_attack(
     Raises:
       ValueError: if the target is none of the classes, or a setting is out of range.
     """
-    settings = settings or Adversarial()
+    settings = _check.settings(Adversarial, settings)
     settings.check(None)
     check_images(data, (model.classes or 0) - 1, "data")
     fake_class = (model.classes or 0) - 1
@@ -96,8 +97,8 @@ def gan_attack(
 
     def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
         private = state.private
-        key = jax.random.fold_in(private.key, private.t)
-        fit_key, fake_key, train_key = jax.random.split(key, 3)
+        round_key = jax.random.fold_in(private.key, private.t)
+        fit_key, fake_key, train_key = jax.random.split(round_key, 3)
 
         def loss(made: Any, key: Array) -> Array:
             x = images(made, 2 * settings.batch_size, key)

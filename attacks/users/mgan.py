@@ -72,7 +72,7 @@ def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
     Raises:
       ValueError: if shapes do not go together, or the model names no trunk.
     """
-    settings = settings or Adversarial()
+    settings = _check.settings(Adversarial, settings)
     game = _game(model, auxiliary, categories, settings)
     for name, images in (("victim", victim), ("others", others)):
         _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
@@ -178,7 +178,7 @@ def mgan_server(
       categories: how often to generate each class `[classes]`; all alike by default.
       settings: see `Adversarial`.
     """
-    game = _game(model, auxiliary, categories, settings or Adversarial())
+    game = _game(model, auxiliary, categories, _check.settings(Adversarial, settings))
     apart = isolating_server(victim)
 
     def isolated(state: ServerState) -> ServerState:

@@ -130,7 +130,7 @@ def objective(
       key: draws batch orders (of `virtual="unrolled"` only).
       settings: see `Representing`.
     """
-    settings = settings or Representing()
+    settings = _check.settings(Representing, settings)
     virtual = virtual_update(model, received, x, y, key, settings.virtual)
     return residual(virtual, observed, settings.scale) + settings.tv_weight * power_variation(
         x, settings.beta
@@ -148,7 +148,7 @@ def represent(
 ) -> Representatives:
     """Representatives of one update, by Adam: pure, for `jit` and `vmap`. Arguments as of
     `objective`; fields of the result without the axis of updates."""
-    settings = settings or Representing()
+    settings = _check.settings(Representing, settings)
     start_key, key = jax.random.split(key)
     low, high = settings.low, settings.high
     minimum = minimize_adam(
@@ -187,7 +187,7 @@ def representatives(
     Raises:
       ValueError: if labels or shapes do not fit, or settings make no sense.
     """
-    settings = settings or Representing()
+    settings = _check.settings(Representing, settings)
     settings.check()
     if model.classes is None:
         raise ValueError("representatives needs a classifier; this model has classes=None")

@@ -133,7 +133,7 @@ def train_siamese(
     Raises:
       ValueError: if settings or identities make no sense.
     """
-    settings = settings or Siamese()
+    settings = _check.settings(Siamese, settings)
     _check.positive_integer(epochs=settings.epochs, batch_size=settings.batch_size)
     _check.shape((len(samples),), identities=identities)
     clients = int(jnp.max(identities)) + 1

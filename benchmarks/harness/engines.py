@@ -199,7 +199,7 @@ def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Se
     def work(device: jax.Device) -> None:
         try:
             with jax.default_device(device):
-                _empty(waiting, run, results, stopped)
+                _run_waiting(waiting, run, results, stopped)
             results.put(None)
         except BaseException as error:  # raised again below, where the caller is
             results.put(error)
@@ -221,7 +221,7 @@ def _side_by_side(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Se
         stopped.set()
 
 
-def _empty(
+def _run_waiting(
     waiting: queue.SimpleQueue[Group],
     run: Run,
     results: queue.SimpleQueue[Any],

@@ -24,11 +24,13 @@ class Estimate(NamedTuple):
       seconds: of one unit, its share of simulation and compilation included.
       peak_mib: largest memory of a process that ran such jobs, in MiB.
       measured: whether such jobs were measured.
+      bound: whether they are known to take longer, or nothing is known.
     """
 
     seconds: float
     peak_mib: float
     measured: bool
+    bound: bool = False
 
 
 @functools.cache
@@ -42,24 +44,19 @@ def _measured() -> dict[tuple[str, ...], tuple[float, float]]:
 
 def estimate(job: Job) -> Estimate:
     """What a job's unit takes (`Job.unit`): by its table and method, else by its method in other
-    tables of this size, of its suite if there are any; else as at another size, which is a bound
-    where that is smaller; a second where nothing was measured."""
-    place = job.cell.suite, job.cell.table, job.cell.size, job.method
+    tables of this size, of its suite if there are any. A paper's size that no table has measured
+    takes longer than the small one, and what was never measured counts as a second."""
+    suite, table, size, method = job.cell.suite, job.cell.table, job.cell.size, job.method
     known = _measured()
-    if place in known:
-        return Estimate(*known[place], True)
-    tables = (
-        lambda key: key[0] == place[0] and key[2:] == place[2:],
-        lambda key: key[2:] == place[2:],
-        lambda key: key[:2] == place[:2] and key[3] == place[3],
-    )
-    for same in tables:
-        if alike := [value for key, value in known.items() if same(key)]:
-            break
-    else:
-        return Estimate(1.0, 0.0, False)
-    seconds, peak = map(statistics.fmean, zip(*alike, strict=True))
-    return Estimate(seconds, peak, False)
+    if (suite, table, size, method) in known:
+        return Estimate(*known[suite, table, size, method], True)
+    alike = {key: value for key, value in known.items() if key[2:] == (size, method)}
+    of_suite = {key: value for key, value in alike.items() if key[0] == suite}
+    smaller = known.get((suite, table, "small", method))
+    if alike:
+        seconds, peak = map(statistics.fmean, zip(*(of_suite or alike).values(), strict=True))
+        return Estimate(seconds, peak, False)
+    return Estimate(*(smaller or (1.0, 0.0)), False, True)
 
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

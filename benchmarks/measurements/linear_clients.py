@@ -219,12 +219,7 @@ METHODS = (
         selects=True,
     ),
     *(
-        Method(
-            name,
-            f"Algorithm 3, by ranks, on {about}",
-            _by_model(model),
-            x64=True,
-        )
+        Method(name, f"Algorithm 3, by ranks, on {about}", _by_model(model), x64=True)
         for name, about, model in (
             ("global", "the shared model", lambda client: client.global_model),
             ("last", "the last returned model", lambda client: client.last),
@@ -270,7 +265,8 @@ METRICS = (
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
-    """Run jobs of one group and seed: one federation, every attacked client once per method."""
+    """Run jobs of one group and seed: one federation, every attacked client once per method. What
+    methods share is in the time of the first that needs it."""
     cell, seed = jobs[0].cell, jobs[0].seed
     with jax.enable_x64(True):
         federation = federate(cell.dataset, cell.settings, data_dir, seed)

@@ -188,7 +188,7 @@ METRICS = (
     Metric(
         "tpr_at_fpr_0.01", "members found where 1 % of the others are taken for members", True, 0.01
     ),
-    Metric("attribute_accuracy", "attribute of the records judged members", True, 0.5),
+    Metric("attribute_accuracy", "attribute of the records judged members", True),
 )
 
 
@@ -223,8 +223,12 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "detail": {"scored_records": settings.records},
             }
             values = np.asarray(chosen.truth[i, :, 0])
-            most = float(np.bincount(values).max() / len(values))
-            outcomes += _outcomes(job, answers, i, np.asarray(truth[i]), most, facts)
+            known = data.column(job.cell.settings.attribute).values
+            levels = {
+                "majority": float(np.bincount(values).max() / len(values)),
+                "chance": 1 / len(known),
+            }
+            outcomes += _outcomes(job, answers, i, np.asarray(truth[i]), levels, facts)
         yield outcomes
 
 
@@ -258,8 +262,14 @@ def _note(data: Dataset, method: Method, train_accuracy: float) -> str:
 
 
 def _outcomes(
-    job: Job, answers: Answers, i: int, truth: np.ndarray, most: float, facts: dict[str, Any]
+    job: Job,
+    answers: Answers,
+    i: int,
+    truth: np.ndarray,
+    levels: dict[str, Any],
+    facts: dict[str, Any],
 ) -> Iterator[Outcome]:
+    """All metrics; `levels`: majority and chance of the attribute."""
     answer = answers.memberships[i]
     if answer.status:
         yield Outcome(job, "accuracy", None, status="diverged", majority=0.5, **facts)
@@ -272,7 +282,7 @@ def _outcomes(
     for metric, value in scores.items():
         yield Outcome(job, metric, float(value), majority=0.5, **facts)
     reconstructed = float(answers.reconstructed[i])
-    yield Outcome(job, "attribute_accuracy", reconstructed, majority=most, **facts)
+    yield Outcome(job, "attribute_accuracy", reconstructed, **levels, **facts)
 
 
 EXPERIMENT = Experiment(

@@ -68,7 +68,8 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     y, classes = _target(target, [row[at] for row in rows], task, max_categories)
     values, options = [], []
     for name in features:
-        texts = [row[header.index(name)] for row in rows]
+        place = header.index(name)
+        texts = [row[place] for row in rows]
         declared = "categorical" if name in categories else kinds.get(name)
         if (declared or ("numeric" if _is_numeric(texts) else "categorical")) == "categorical":
             limit = None if name in kinds else max_categories

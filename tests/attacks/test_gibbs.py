@@ -371,3 +371,30 @@ def test_ranking_counts_as_defined():
     assert found.brier == pytest.approx(np.mean([0.01, 0.36, 0.36, 0.04, 0.01]))
     assert np.isnan(ranking(np.asarray([np.nan, 0, 0, 0, 0]), truth, 0.5).f1)
     assert ranking(np.zeros(5), truth, 0.5).f1 == 0
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (lambda o: box(o, [ROUNDS + 1]), r"seen=\[61\] must be integers from 0 to 60"),
+        (lambda o: gibbs(o, [-1], KEY), r"seen=\[-1\]"),
+        (lambda o: least_squares(o, 5), r"seen has shape \(\)"),
+        (lambda o: gradient_votes(o, [2.5]), r"seen=\[2\.5\]"),
+        (lambda o: identifiability(o.participation, [61]), r"seen=\[61\]"),
+        (lambda o: identifiability(o.participation, [3], 2.0), "tolerance=2.0"),
+        (lambda o: box(o, [3], iterations=0), "iterations=0"),
+        (lambda o: gibbs(o, [3], KEY, settings=Gibbs(chains=0)), "chains=0"),
+        (lambda o: gibbs(o, [3], KEY, settings={}), r"settings=\{\} must be a Gibbs"),
+        (lambda o: ridge(o, [3], jnp.ones(5)), r"weights has shape \(5,\)"),
+        (lambda o: ridge(o, [3], jnp.full(ROUNDS, jnp.nan)), "weights holds 60 values"),
+        (lambda o: ridge(o, [3], jnp.ones(ROUNDS), -1.0), "penalty=-1.0"),
+        (
+            lambda o: prolin(o, [3], jnp.ones(ROUNDS), KEY, settings=Prolin(patience=0)),
+            "patience=0",
+        ),
+        (lambda o: box(dataclasses.replace(o, mean=o.mean[:3]), [3]), r"observations\.mean"),
+    ],
+)
+def test_bad_input_of_decoders_is_named(decode, message):
+    with pytest.raises(ValueError, match=message):
+        decode(observed()[0])

@@ -236,3 +236,27 @@ def test_bad_input_is_named():
         link.follow(jnp.ones((2, 2, 3)), votes=0)
     with pytest.raises(ValueError, match="trunk"):
         link.last_bias(mlp(3, (4,), 2), {})
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (
+            lambda: link.link_precision(
+                jnp.zeros((2, 3, 4)), jnp.zeros((2, 3)), jnp.zeros((2, 5, 4)), jnp.zeros((2, 4))
+            ),
+            r"gallery_senders has shape \(2, 4\)",
+        ),
+        (lambda: link.matching_accuracy(jnp.zeros(4), jnp.zeros(3, bool), 0.0), "same has shape"),
+        (
+            lambda: link.pair_similarities(
+                jnp.zeros((3, 2)), jnp.zeros(4, int), jax.random.key(0), 5
+            ),
+            "descriptors has shape",
+        ),
+        (lambda: link.follow_precision(jnp.zeros((3, 2), int), jnp.zeros((3, 3))), "senders has"),
+    ],
+)
+def test_shapes_that_do_not_go_together_are_named(score, message):
+    with pytest.raises(ValueError, match=message):
+        score()

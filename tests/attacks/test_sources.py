@@ -194,3 +194,12 @@ def test_only_updates_that_are_gradients_are_decoded(federation):
     adam = dataclasses.replace(TRAINING, optimizer=optax.adam)
     with pytest.raises(ValueError, match=r"optimizer=.*adam.* is not optax\.sgd"):
         decode_sources(model, messages, SIZES, x, y, training=adam)
+
+
+def test_one_label_for_all_records_is_refused(federation):
+    model, _, x, y, _, run = federation
+    last = jax.tree.map(lambda a: a[-1], run.returned)
+    with pytest.raises(ValueError, match=r"y has shape \(1,\)"):
+        least_loss(model, last, x, y[:1])
+    with pytest.raises(ValueError, match=r"y has shape \(1,\)"):
+        largest_drop(model, run.returned, x, y[:1])

@@ -128,6 +128,28 @@ class Scalar(jaxfl.Plugin):
         return jax.tree.map(lambda u: self.factor, update)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Short(jaxfl.Plugin):
+    """Answers with too little."""
+
+    factor: float
+
+    def batch(self, model, x, y, mask, key):
+        return x, y
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Flat(jaxfl.Plugin):
+    """Gradients of another shape."""
+
+    factor: float
+
+    def step_gradient(self, model, params, x, y, mask, key):
+        return jnp.zeros(3)
+
+
 def test_plug_ins_that_cannot_be_are_named(world):
     def run(**changed):
         federated = Federated(training=jaxfl.LocalTraining(0.1, **changed))
@@ -137,6 +159,8 @@ def test_plug_ins_that_cannot_be_are_named(world):
         ((Naked(),), "a Naked, which is no pytree"),
         ((Misspelt(1.0),), "a Misspelt, which overrides none of recipe, batch"),
         ((Scalar(1.0),), r"Scalar\.send gave shapes"),
+        ((Short(1.0),), r"Short\.batch gave no tuple"),
+        ((Flat(1.0),), r"Flat\.step_gradient gave shapes"),
         (Upload(), "must be a tuple"),
         ((0.1,), r"plugins holds 0\.1, which is no jaxfl\.Plugin"),
         ((jaxfl.PerClient(Upload()),), "belongs into Federated.plugins"),

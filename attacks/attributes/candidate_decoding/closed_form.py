@@ -144,8 +144,7 @@ def closed_form(
                 f"members={members!r} must lie between 1 and the number of records, "
                 f"{len(knowledge.x)}"
             )
-    settings, dtype = ClosedForm() if settings is None else settings, floating(dtype)
-    _check.instance(ClosedForm, settings=settings)
+    settings, dtype = _check.settings(ClosedForm, settings), floating(dtype)
     _check.not_negative(ridge=settings.ridge)
     _check.positive_integer(iterations=settings.iterations)
     if settings.solver is not None:
