@@ -15,7 +15,7 @@ from jaxfl import _check
 from jaxfl.clients import ClientData, check_clients, check_test
 from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
-from jaxfl.plugins import PerClient, Plugin, check_plugins
+from jaxfl.plugins import HoldsPlugins, PerClient, Plugin, check_plugins
 from jaxfl.servers import Server, ServerState, honest_server
 from jaxfl.training import SENDING, LocalTraining, client_round
 from jaxfl.transcript import Transcript
@@ -49,7 +49,7 @@ class Record:
 
 
 @struct.dataclass
-class Federated:
+class Federated(HoldsPlugins):
     """Settings of a federated run.
 
     Attributes:

@@ -83,6 +83,33 @@ class PerClient(Plugin):
         self.plugin.check()
 
 
+@jax.tree_util.register_pytree_node_class
+class Plugins(tuple["Plugin", ...]):
+    """A tuple of plug-ins whose pytree structure holds their types.
+
+    Structures of registered dataclasses with as many numbers compare equal in jaxlib 0.10, whatever
+    their types: `jit` then sometimes runs the program that it compiled for another plug-in.
+    """
+
+    def tree_flatten(self) -> tuple[tuple[Plugin, ...], tuple[Any, ...]]:
+        """The plug-ins, and their types; of a `PerClient` that of its plug-in too."""
+        return tuple(self), tuple((type(p), type(getattr(p, "plugin", None))) for p in self)
+
+    @classmethod
+    def tree_unflatten(cls, kinds: Any, plugins: Any) -> "Plugins":
+        """As they were."""
+        return cls(plugins)
+
+
+class HoldsPlugins:
+    """A record whose field `plugins` becomes `Plugins`."""
+
+    def __post_init__(self) -> None:
+        plugins = getattr(self, "plugins")  # noqa: B009 - a field of the record that inherits
+        if type(plugins) is tuple:
+            object.__setattr__(self, "plugins", Plugins(plugins))
+
+
 def overriding(hook: str, plugins: tuple[Plugin, ...]) -> list[Plugin]:
     """Those plug-ins that override a hook."""
     return [p for p in plugins if getattr(type(p), hook) is not getattr(Plugin, hook)]

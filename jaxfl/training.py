@@ -16,7 +16,7 @@ from jaxfl import _check
 from jaxfl.clients import ClientData
 from jaxfl.defenses import DPSGD, Mixup
 from jaxfl.models import Model, mean_loss
-from jaxfl.plugins import Plugin, check_plugins, overriding
+from jaxfl.plugins import HoldsPlugins, Plugin, check_plugins, overriding
 
 Array = jax.Array
 SENDING, LATER = 2**32 - 1, 2**32 - 2
@@ -24,7 +24,7 @@ SENDING, LATER = 2**32 - 1, 2**32 - 2
 
 
 @struct.dataclass
-class LocalTraining:
+class LocalTraining(HoldsPlugins):
     """Local training of one round.
 
     Attributes:

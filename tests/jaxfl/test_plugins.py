@@ -59,6 +59,20 @@ def test_a_plug_in_does_the_same_in_the_recipe_and_beside_it(world, plugin):
     assert largest_difference(params((plugin,)), params()) > 1e-4
 
 
+def test_structures_tell_plug_ins_apart():
+    """`jit` keys its programs by structure: what is not told apart may run another's program."""
+    kinds = [DPSGD(1.0, 1.0), jaxfl.Behavior(1.0, 1.0), TopK(1.0), Noise(1.0), Mixup()]
+    every = [*kinds, *(jaxfl.PerClient(kind) for kind in kinds)]
+    for holder in (jaxfl.LocalTraining, Federated):
+        structures = [jax.tree.structure(holder(plugins=(plugin,))) for plugin in every]
+        for place, structure in enumerate(structures):
+            assert [other == structure for other in structures].index(True) == place
+            assert structures.count(structure) == 1
+        again = jax.tree.map(lambda a: a, holder(plugins=tuple(kinds)))
+        assert jax.tree.structure(again) == jax.tree.structure(holder(plugins=tuple(kinds)))
+        assert again.plugins == tuple(kinds)
+
+
 @dataclasses.dataclass(frozen=True)
 class Naked(jaxfl.Plugin):
     """Not registered as a pytree."""
