@@ -38,6 +38,7 @@ from attacks.attributes.knowledge import (
     best_of,
     binary_column,
 )
+from attacks.fit import Fit, MisfitWarning, Status
 from attacks.local_models.attribute import (
     InferredAttribute,
     infer_binary_attribute,
@@ -142,6 +143,7 @@ __all__ = [
     "DetectorTraining",
     "Detectors",
     "FirstOrder",
+    "Fit",
     "GaussNewton",
     "Generated",
     "Gibbs",
@@ -156,6 +158,7 @@ __all__ = [
     "Logistic",
     "Mapping",
     "Membership",
+    "MisfitWarning",
     "Moments",
     "NoisyOptimum",
     "Observations",
@@ -168,6 +171,7 @@ __all__ = [
     "Representing",
     "Siamese",
     "Sources",
+    "Status",
     "UnknownColumn",
     "Virtual",
     "Vote",

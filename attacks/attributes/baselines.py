@@ -18,6 +18,7 @@ import optax
 from flax import struct
 
 from attacks.attributes.candidate_decoding.candidates import candidate_records
+from attacks.attributes.candidate_decoding.explanation import JUDGED, judge
 from attacks.attributes.cosine import decode
 from attacks.attributes.knowledge import (
     Knowledge,
@@ -26,6 +27,7 @@ from attacks.attributes.knowledge import (
     check_one_column,
     check_positions,
     erase,
+    explained,
 )
 from attacks.matching import (
     Virtual,
@@ -172,7 +174,10 @@ def l2_lbfgs(
     check_virtual(settings.virtual, len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     with arithmetic(knowledge.x.dtype, messages, knowledge, key, settings):
-        return _l2_lbfgs(model, messages, knowledge, key, settings)
+        answer = _l2_lbfgs(model, messages, knowledge, key, settings)
+    judge_key = jax.random.fold_in(key, JUDGED)
+    fit = judge(model, messages, knowledge, answer, settings.virtual.training, judge_key)
+    return explained("l2_lbfgs", answer, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")

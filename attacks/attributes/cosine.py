@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from attacks.attributes.candidate_decoding.explanation import JUDGED, judge
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -22,6 +23,7 @@ from attacks.attributes.knowledge import (
     best_of,
     check_knowledge,
     erase,
+    explained,
 )
 from attacks.column_matching import column_objective
 from attacks.matching import (
@@ -109,9 +111,13 @@ def cos_matching(
     _check.number(learning_rate=settings.learning_rate)
     _check.positive(gamma=settings.gamma)
     check_virtual(settings.virtual, len(knowledge.x))
+    recipe = settings.virtual.training
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     with arithmetic(knowledge.x.dtype, messages, knowledge, key, settings):
-        return _cos_matching(model, messages, knowledge, key, settings)
+        answer = _cos_matching(model, messages, knowledge, key, settings)
+    judge_key = jax.random.fold_in(key, JUDGED)
+    fit = judge(model, messages, knowledge, answer, recipe, judge_key, free_scale=True)
+    return explained("cos_matching", answer, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_misfit
 from jaxfl import Messages, Model, _check
 from jaxfl.models import check_records
 
@@ -68,7 +69,9 @@ class Reconstruction:
         rounds: known to the adversary, comparable between settings and sets of rounds.
       trace: relaxed objective per iteration.
       gradient_norm: per iteration.
-      status: 0 if the attack ended with finite numbers, 1 otherwise.
+      status: see `attacks.Status`: 0 if nothing speaks against the answer, 1 if the attack failed,
+        2 if no answer explains the messages: then values are the attack's guess all the same.
+      fit: how well the answer explains the messages.
     """
 
     values: tuple[Array, ...]
@@ -78,9 +81,15 @@ class Reconstruction:
     trace: Array
     gradient_norm: Array
     status: Array
+    fit: Fit
+
+    @property
+    def reason(self) -> str:
+        """The status in words."""
+        return REASONS[Status(int(self.status))]
 
 
-def answered(
+def answered(  # noqa: PLR0913 - the fields of its result
     failed: Array,
     values: tuple[Array, ...],
     scores: tuple[Array, ...],
@@ -89,6 +98,7 @@ def answered(
     objective: Array,
     trace: Array,
     gradient_norm: Array | None = None,
+    fit: Fit | None = None,
 ) -> Reconstruction:
     """A `Reconstruction`, of which nothing looks like an answer where the attack failed.
 
@@ -97,7 +107,9 @@ def answered(
         infinite, the status 1.
       values, scores, labels, objective, trace, gradient_norm: see `Reconstruction`. Norms are NaN
         where the attack has none.
+      fit: see `Reconstruction`; None if the attack explains no messages.
     """
+    fit = no_fit() if fit is None else fit
     return Reconstruction(
         values=tuple(jnp.where(failed, -1, v) for v in values),
         scores=scores,
@@ -105,8 +117,16 @@ def answered(
         objective=jnp.where(failed, jnp.inf, objective),
         trace=trace,
         gradient_norm=jnp.full_like(trace, jnp.nan) if gradient_norm is None else gradient_norm,
-        status=failed.astype(jnp.int32),
+        status=status_of(failed, fit),
+        fit=fit,
     )
+
+
+def explained(attack: str, answer: Reconstruction, fit: Fit) -> Reconstruction:
+    """An answer with its fit, and a warning where that is a misfit."""
+    status = status_of(answer.status == Status.FAILED, fit)
+    warn_of_misfit(attack, status, fit)
+    return dataclasses.replace(answer, status=status, fit=fit)
 
 
 def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:

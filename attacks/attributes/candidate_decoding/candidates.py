@@ -16,6 +16,8 @@ from jaxfl import LocalTraining, Model
 from jaxfl.models import inputs_and_errors, record_gradient
 
 Array = jax.Array
+TOGETHER = 16
+"""Records whose gradients are written out at once, where that is done for their lengths alone."""
 
 
 def candidate_records(model: Model, knowledge: Knowledge) -> tuple[Array, Array]:
@@ -160,6 +162,22 @@ def gradient_changes(
     # What enters the first layer, or is written out, changes in one factor alone.
     changes[0] = changes[0][:1] if model.layers is None else changes[0][1:]
     return FactoredGradients(changes, early.matrices)
+
+
+def mean_lengths(model: Model, models: Any, x: Array, y: Array) -> Array:
+    """Mean length of the gradients of records `x [records, ...]`, `y [records]` at every model
+    `[models]`."""
+
+    def at(params: Any) -> Array:
+        if model.layers is not None:
+            return jnp.sqrt(factored_gradients(model, params, x, y).squares()).mean()
+        return jax.lax.map(
+            lambda one: jnp.linalg.norm(record_gradient(model, params, *one)),
+            (x, y),
+            batch_size=TOGETHER,
+        ).mean()
+
+    return jax.lax.map(at, models)
 
 
 def candidate_gradients(

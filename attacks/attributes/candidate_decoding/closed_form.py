@@ -34,21 +34,41 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.dtypes import canonicalize_dtype
+from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
+    mean_lengths,
     prior_weights,
     with_absence,
     with_first,
 )
-from attacks.attributes.candidate_decoding.linear_problem import linear_problem, solve_iteratively
-from attacks.attributes.candidate_decoding.normal_equations import misfit, normal_equations, solve
+from attacks.attributes.candidate_decoding.linear_problem import (
+    linear_problem,
+    relative_weights,
+    solve_iteratively,
+)
+from attacks.attributes.candidate_decoding.normal_equations import (
+    normal_equations,
+    solve,
+    squared_residual,
+)
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
     answered,
     check_knowledge,
     check_one_column,
+)
+from attacks.fit import (
+    ROUNDING,
+    Fit,
+    energies,
+    equations,
+    largest_square,
+    precision,
+    rounding,
+    warn_of_misfit,
 )
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model, _check
@@ -73,12 +93,16 @@ class ClosedForm:
         Jacobian, which is never formed, for many unknowns); None: "direct" up to 8,000 unknowns
         (static).
       iterations: at most, of "cg" (static).
+      noise: standard deviation of what the client's recipe adds to every number of an update, in
+        the update's units, known where the server prescribed it. It changes no answer, but what is
+        called a misfit.
     """
 
     learning_rate: float | Array | None = None
     ridge: float | Array = 1e-12
     solver: Literal["direct", "cg"] | None = struct.field(pytree_node=False, default=None)
     iterations: int = struct.field(pytree_node=False, default=500)
+    noise: float | Array = 0.0
 
 
 @struct.dataclass
@@ -89,7 +113,8 @@ class Decoding:
       reconstruction: the answer; `scores` are the weights s, which a good answer has near 0 and 1.
       condition: condition number of the normal equations (squared: that of the problem); NaN with
         "cg".
-      residual: squared residual of the real-valued solution, relative to the right-hand side.
+      residual: squared residual of the real-valued solution, relative to the right-hand side; what
+        it may be is judged in `reconstruction.fit`.
       learning_rate: the given rate, or the one found.
       presence: sum of each record's weights `[records]`, near 1 for those that are the client's, or
         None if all are.
@@ -128,7 +153,10 @@ def closed_form(
         outer `jit` that runs without 64-bit types, float32 is used.
 
     Returns:
-      A `Decoding`. Memory of the direct solver grows with ((K-1) records)^2, and without dense
+      A `Decoding`. Messages that no weights of the candidates explain to within rounding and the
+      stated noise are a misfit: a status, and outside `jit` a warning.
+
+      Memory of the direct solver grows with ((K-1) records)^2, and without dense
       layers also with (K-1) records x parameters; that of "cg" with records x K x features.
 
     Raises:
@@ -145,16 +173,18 @@ def closed_form(
                 f"{len(knowledge.x)}"
             )
     settings, dtype = _check.settings(ClosedForm, settings), floating(dtype)
-    _check.not_negative(ridge=settings.ridge)
+    _check.not_negative(ridge=settings.ridge, noise=settings.noise)
     _check.positive_integer(iterations=settings.iterations)
     if settings.solver is not None:
         _check.one_of(("direct", "cg"), solver=settings.solver)
     if settings.learning_rate is not None:
         _check.positive(learning_rate=settings.learning_rate)
     with arithmetic(dtype, messages, knowledge, settings):
-        return _closed_form(
+        decoding = _closed_form(
             model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
         )
+    warn_of_misfit("closed_form", decoding.reconstruction.status, decoding.reconstruction.fit)
+    return decoding
 
 
 @functools.partial(jax.jit, static_argnames=("model", "members", "dtype"))
@@ -166,6 +196,7 @@ def _closed_form(
     members: int | None,
     dtype: Any,
 ) -> Decoding:
+    eps = precision(messages)
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
     x, y = candidate_records(model, knowledge)
     start = prior_weights(model, knowledge, x.shape[1])
@@ -180,33 +211,56 @@ def _closed_form(
         if rate is None and members is not None:
             # Weights and rate enter as their product: its sum over records tells the rate, since
             # members are counted.
-            product, _, _ = _least_squares(
+            product = _least_squares(
                 model, messages, (x, y), jnp.ones((), dtype), members, start, settings
             )
-            rate = product.sum() / members
-        solution, condition, misfit = _least_squares(
-            model, messages, (x, y), rate, members, start, settings
-        )
-        residual = misfit(solution)
+            rate = product.unknowns.sum() / members
+        solution = _least_squares(model, messages, (x, y), rate, members, start, settings)
+        weights, rest = jnp.split(solution.unknowns, [records * (count - 1)])
         if rate is None:
-            rate = 1 / solution[-1]
-        weights = solution[: records * (count - 1)]
+            rate = 1 / rest[0]
         decoded = _decoded(knowledge, weights.reshape(records, -1), members)
-        objective = misfit(jnp.concatenate([decoded.rounded, solution[len(weights) :]]))
+        rounded = solution.left(jnp.concatenate([decoded.rounded, rest]))
+        lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
+        averaged = len(x) if members is None else members
+        allowed = _allowed(messages, rate * len(x) / averaged * lengths, eps, settings.noise)
+        fit = _fit(messages, solution, rounded, jnp.asarray(rate) / averaged, allowed)
     # A rate that is not positive means that the messages do not come from these records.
-    numbers = jnp.append(solution, jnp.stack([objective, jnp.asarray(rate)]))
+    numbers = jnp.append(solution.unknowns, jnp.stack([rounded, jnp.asarray(rate)]))
     failed = ~(jnp.isfinite(numbers).all() & (jnp.asarray(rate) > 0))
     reconstruction = answered(
         failed,
         (decoded.values,),
         (decoded.scores,),
         decoded.labels,
-        objective=objective,
+        objective=rounded / solution.square,
         trace=jnp.zeros(0),
+        fit=fit,
     )
-    decoding = Decoding(reconstruction, condition, residual, jnp.asarray(rate), decoded.presence)
+    residual = solution.left(solution.unknowns) / solution.square
+    decoding = Decoding(
+        reconstruction, solution.condition, residual, jnp.asarray(rate), decoded.presence
+    )
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     return cast(decoding, jnp.float32, jnp.int32)
+
+
+class _Solution(NamedTuple):
+    """Least squares in units of the candidates' gradients, summed.
+
+    Attributes:
+      unknowns: the ridge solution.
+      condition: condition number of the normal equations, or NaN.
+      left: squared residual as a function of the unknowns.
+      square: of the right-hand side.
+      pull: by how much the ridge may have raised the squared residual.
+    """
+
+    unknowns: Array
+    condition: Array
+    left: Callable[[Array], Array]
+    square: Array
+    pull: Array
 
 
 def _least_squares(
@@ -217,18 +271,58 @@ def _least_squares(
     members: int | None,
     start: Array,
     settings: ClosedForm,
-) -> tuple[Array, Array, Callable[[Array], Array]]:
-    """Solution, condition number, and the relative squared residual as a function of
-    the unknowns."""
+) -> _Solution:
     if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
         system = normal_equations(model, messages, *candidates, rate, members)
-        return *solve(system, start, settings.ridge), functools.partial(misfit, system)
+        unknowns, condition = solve(system, start, settings.ridge)
+        moved = jnp.maximum(jnp.abs(unknowns - start), 1)
+        pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
+        left = functools.partial(squared_residual, system)
+        return _Solution(unknowns, condition, left, system.square, pull)
     problem = linear_problem(model, messages, *candidates, rate, members)
-    return (
-        solve_iteratively(problem, start, settings.ridge, settings.iterations),
-        jnp.asarray(jnp.nan),
-        problem.misfit,
-    )
+    unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
+    pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
+    square = vdot(problem.target, problem.target)
+    return _Solution(unknowns, jnp.asarray(jnp.nan), problem.squared_residual, square, pull)
+
+
+def _allowed(messages: Messages, lengths: Array, eps: float, noise: float | Array) -> Array:
+    """Energy `[rounds]` that rounding and stated noise may leave of a right answer; `lengths` as
+    `gradients` of `rounding`."""
+    updates = messages.pseudo_gradient
+    count = sum(a.size for a in jax.tree.leaves(messages.model_shapes))
+    spread = largest_square(jnp.square(jnp.asarray(noise)), jnp.asarray(count, lengths.dtype))
+    return rounding(messages.received, updates, lengths, eps) + relative_weights(updates) * spread
+
+
+def _fit(
+    messages: Messages, solution: _Solution, rounded: Array, unit: Array, allowed: Array
+) -> Fit:
+    """How well the answer explains the messages. The truth is among what least squares may choose:
+    so they leave at most what the truth leaves, `allowed`, and what the ridge adds.
+
+    Args:
+      messages: the client's.
+      solution: the real-valued one.
+      rounded: squared residual of the answer.
+      unit: of the right-hand side, in that of updates.
+      allowed: see `_allowed` `[rounds]`.
+    """
+    updates = messages.pseudo_gradient
+    moved = energies(updates) > 0
+    unit, seen = unit**2 / moved.sum(), moved.sum()
+    noise = jnp.where(moved, allowed, 0).sum() / seen
+    most = noise + unit * solution.pull + _inexact(solution) * unit
+    # Conjugate gradients may have stopped early: what their rounded answer explains is explained.
+    left = jnp.minimum(solution.left(solution.unknowns), rounded)
+    misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
+    told = equations(updates) > len(solution.unknowns)
+    return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
+
+
+def _inexact(solution: _Solution) -> Array:
+    """What the arithmetic may have lost of a squared residual."""
+    return ROUNDING * jnp.finfo(solution.square.dtype).eps * solution.square
 
 
 class _Decoded(NamedTuple):

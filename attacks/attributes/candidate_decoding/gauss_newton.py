@@ -25,10 +25,18 @@ from attacks.attributes.candidate_decoding.constraints import (
     minimize_quadratic,
     onto_simplex,
 )
+from attacks.attributes.candidate_decoding.explanation import judge
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
-from attacks.attributes.knowledge import Knowledge, Reconstruction, answered, check_knowledge, erase
+from attacks.attributes.knowledge import (
+    Knowledge,
+    Reconstruction,
+    answered,
+    check_knowledge,
+    erase,
+    explained,
+)
 from attacks.precision import arithmetic
-from jaxfl import Messages, Model, _check
+from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.models import mean_loss
 
 Array = jax.Array
@@ -79,7 +87,10 @@ def gauss_newton(
     _check.positive(learning_rate=rate)
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     with arithmetic(knowledge.x.dtype, messages, knowledge, settings):
-        return _gauss_newton(model, messages, knowledge, settings)
+        answer = _gauss_newton(model, messages, knowledge, settings)
+    one_step = LocalTraining(settings.learning_rate)
+    fit = judge(model, messages, knowledge, answer, one_step, jax.random.key(0))
+    return explained("gauss_newton", answer, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")

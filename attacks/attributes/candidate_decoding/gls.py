@@ -49,6 +49,7 @@ from attacks.attributes.candidate_decoding.candidates import (
     with_first,
 )
 from attacks.attributes.candidate_decoding.constraints import minimize_quadratic, onto_simplex
+from attacks.attributes.candidate_decoding.explanation import JUDGED, judge
 from attacks.attributes.candidate_decoding.gls_round import (
     GLS,
     Client,
@@ -62,6 +63,7 @@ from attacks.attributes.knowledge import (
     answered,
     check_knowledge,
     check_one_column,
+    explained,
 )
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import DPSGD, Messages, Mixup, Model, _check
@@ -120,7 +122,10 @@ def gls(
         dtype = jnp.float64 if settings.drift else narrow
     dtype = floating(dtype)
     with arithmetic(dtype, messages, knowledge, key, settings):
-        return _gls(model, messages, knowledge, key, settings, canonicalize_dtype(dtype))
+        answer = _gls(model, messages, knowledge, key, settings, canonicalize_dtype(dtype))
+    judge_key = jax.random.fold_in(key, JUDGED)
+    fit = judge(model, messages, knowledge, answer, settings.training, judge_key)
+    return explained("gls", answer, fit)
 
 
 def _check_settings(settings: GLS, model: Model, records: int) -> None:

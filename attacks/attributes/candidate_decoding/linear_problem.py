@@ -36,10 +36,10 @@ class LinearProblem:
     backward: Callable[[Any], Array]
     target: Any
 
-    def misfit(self, solution: Array) -> Array:
-        """Squared residual relative to the right-hand side."""
+    def squared_residual(self, solution: Array) -> Array:
+        """What a solution leaves of the right-hand side."""
         residual = jax.tree.map(jnp.subtract, self.forward(solution), self.target)
-        return vdot(residual, residual) / vdot(self.target, self.target)
+        return vdot(residual, residual)
 
 
 def linear_problem(
@@ -94,8 +94,9 @@ def linear_problem(
 
 def solve_iteratively(
     problem: LinearProblem, start: Array, ridge: float | Array, iterations: int
-) -> Array:
-    """The ridge solution around `start`, by conjugate gradients on the normal equations."""
+) -> tuple[Array, Array]:
+    """The ridge solution around `start`, by conjugate gradients on the normal equations, and the
+    ridge in their units."""
     residual = jax.tree.map(jnp.subtract, problem.target, problem.forward(start))
     right = problem.backward(residual)
 
@@ -111,4 +112,4 @@ def solve_iteratively(
     step, _ = jax.scipy.sparse.linalg.cg(
         lambda v: apply(v) + level * v, right, tol=tolerance, maxiter=iterations
     )
-    return start + step
+    return start + step, level

@@ -168,7 +168,7 @@ def solve(system: NormalEquations, start: Array, ridge: float | Array) -> tuple[
     )
 
 
-def misfit(system: NormalEquations, solution: Array) -> Array:
-    """Squared residual relative to the right-hand side."""
+def squared_residual(system: NormalEquations, solution: Array) -> Array:
+    """What a solution leaves of the right-hand side."""
     total = solution @ system.gram @ solution - 2 * solution @ system.right + system.square
-    return jnp.maximum(total, 0) / system.square
+    return jnp.maximum(total, 0)

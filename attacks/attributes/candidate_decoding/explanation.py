@@ -1,0 +1,310 @@
+"""Does an answer on unknown columns explain a client's messages, whatever the client's recipe?
+
+The client is simulated on the answer `RUNS` times, in fresh orders. What is left of its messages, r
+= u - mean, is compared with what is left of a run, e_m = u_m - mean of the others. Wrong values of
+the unknown columns add to r what the candidates' gradients span, so that this span, over all rounds
+together, is taken off r and e_m by least squares. If model, recipe and known data are right, r is
+then noise as the e_m are. It is compared in its length and along two directions: the mean update,
+which another learning rate or number of steps adds to, and the model, which weight decay does. How
+far r may lie out is said by the prediction interval of Student's t over the runs.
+
+Gradients are taken at the centre of the client's path, which is exact to first order; the answer
+is corrected by the least squares and judged again, and the better verdict counts.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jax.flatten_util import ravel_pytree
+
+from attacks.attributes.candidate_decoding.candidates import (
+    candidate_records,
+    factored_gradients,
+    mean_lengths,
+    with_first,
+)
+from attacks.attributes.candidate_decoding.constraints import onto_simplex
+from attacks.attributes.candidate_decoding.linear_problem import relative_weights
+from attacks.attributes.candidate_decoding.simulated_client import Guess, guess_of
+from attacks.attributes.knowledge import Knowledge, Reconstruction, UnknownColumn, erase
+from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precision, rounding
+from attacks.path import path_centre
+from attacks.precision import arithmetic, cast
+from jaxfl import ClientData, LocalTraining, Messages, Model, client_round
+from jaxfl.federated import Strategy, map_clients
+
+Array = jax.Array
+RUNS = 16
+"""Simulated runs, which tell the noise."""
+MOST_UNKNOWNS = 4_000
+"""Weights that least squares takes off; of more, those of the records that are least sure."""
+MOST_JOINT = 16
+"""Values of all unknowns of a record together, up to which every combination is a candidate; beyond
+it, each unknown is changed alone."""
+JUDGED = 2**32 - 1
+"""The stream of runs that judge an answer, apart from the attack's own."""
+RIDGE = 1e-10
+"""Of the least squares, relative to the mean of its diagonal; more where the precision asks for
+it."""
+
+
+class Alternatives(NamedTuple):
+    """What each record could be.
+
+    Attributes:
+      x: `[records, A, ...]`.
+      y: `[records, A]`.
+      chosen: place of the answer among these `[records]`.
+      doubt: of each record's answer `[records]`.
+    """
+
+    x: Array
+    y: Array
+    chosen: Array
+    doubt: Array
+
+
+def judge(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    answer: Reconstruction,
+    training: LocalTraining,
+    key: Array,
+    *,
+    free_scale: bool = False,
+) -> Fit:
+    """How well an answer explains messages under a recipe.
+
+    Args:
+      model: the model (static).
+      messages: the client's.
+      knowledge: what is known, checked.
+      answer: of an attack; its scores say which records are unsure.
+      training: the recipe that the attack was told.
+      key: draws the orders of the runs.
+      free_scale: whether updates may have any length (static): then the learning rate is not
+        judged.
+    """
+    training = jax.tree.map(
+        lambda a: jnp.asarray(a, knowledge.x.dtype) if isinstance(a, float) else a, training
+    )
+    chosen = answer.values, answer.scores, answer.labels
+    with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
+        return cast(
+            _judge(model, messages, knowledge, chosen, training, key, free_scale), jnp.float32
+        )
+
+
+def alternatives(model: Model, knowledge: Knowledge, answer: Any) -> Alternatives:
+    """Candidates of every record: combinations of its unknowns while these are few, else the answer
+    and what differs from it in one unknown."""
+    values, scores, labels = answer
+    doubt = functools.reduce(jnp.maximum, [1 - s.max(1) for s in scores])
+    counts = [len(column.candidates) for column in knowledge.columns]
+    classes = 1 if labels is None else model.classes or 1
+    if np.prod([*counts, classes]) <= MOST_JOINT or len(counts) == 1:
+        joint = dataclasses.replace(knowledge, columns=(joint_column(knowledge.columns),))
+        x, y = candidate_records(model, joint)
+        chosen = jnp.zeros_like(values[0])
+        for value, size in zip(values, counts, strict=True):
+            chosen = chosen * size + value
+        chosen = chosen if labels is None else chosen * classes + labels
+        return Alternatives(x, y, chosen, doubt)
+    x = erase(knowledge)
+    y = jnp.asarray(knowledge.y if labels is None else labels)
+    for column, value in zip(knowledge.columns, values, strict=True):
+        x = x.at[:, column.positions].set(column.candidates[value])
+    pairs = [(x, y)]
+    for column in knowledge.columns:
+        pairs += [(x.at[:, column.positions].set(v), y) for v in column.candidates]
+    if labels is not None:
+        pairs += [(x, jnp.full_like(y, label)) for label in range(classes)]
+    every_x, every_y = (jnp.stack(a, 1) for a in zip(*pairs, strict=True))
+    return Alternatives(every_x, every_y, jnp.zeros(len(x), jnp.int32), doubt)
+
+
+def joint_column(columns: tuple[UnknownColumn, ...]) -> UnknownColumn:
+    """Several columns as one, whose values are all combinations, the last column's running
+    fastest."""
+    combinations = itertools.product(*(range(len(column.candidates)) for column in columns))
+    rows = [
+        jnp.concatenate([column.candidates[i] for column, i in zip(columns, places, strict=True)])
+        for places in combinations
+    ]
+    return UnknownColumn(jnp.concatenate([c.positions for c in columns]), jnp.stack(rows))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "free_scale"))
+def _judge(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    answer: Any,
+    training: LocalTraining,
+    key: Array,
+    free_scale: bool,
+) -> Fit:
+    each = alternatives(model, knowledge, answer)
+    records, count = each.x.shape[:2]
+    unsure = jnp.argsort(-each.doubt)[: MOST_UNKNOWNS // max(count - 1, 1)]
+    one = jax.vmap(lambda candidates, chosen: candidates[chosen])
+    data = ClientData(
+        one(each.x, each.chosen), one(each.y, each.chosen), jnp.ones(records, bool), jnp.asarray(0)
+    )
+    steps, updates = training.steps(records), messages.pseudo_gradient
+    lengths = training.learning_rate * mean_lengths(model, messages.received, data.x, data.y)
+    eps = precision(messages)
+    noise = rounding(messages.received, updates, lengths, eps, steps)
+    noise = jnp.where(jnp.isfinite(noise), noise, 0).sum()
+    told = equations(updates) > len(unsure) * (count - 1)
+    guess = Guess(model, data, training)
+    fits = []
+    with jax.default_matmul_precision("highest"):
+        for number in range(_passes(training, records, answer)):
+            pass_key = jax.random.fold_in(key, number)
+            left = _left(model, messages, guess, each, unsure, pass_key, free_scale)
+            fits.append(_verdict(left, noise, (energies(updates) > 0).sum(), free_scale))
+            guess = _corrected(model, training, each, unsure, left.step)
+    misfit = functools.reduce(jnp.minimum, [fit.misfit for fit in fits])
+    return dataclasses.replace(fits[0], misfit=jnp.where(told, misfit, jnp.nan))
+
+
+def _passes(training: LocalTraining, records: int, answer: Any) -> int:
+    """One step is linear in what is unknown; what plug-ins do to weighted records, and labels that
+    differ between candidates, cannot be simulated again."""
+    return 2 if training.steps(records) > 1 and not training.plugins and answer[2] is None else 1
+
+
+def _corrected(
+    model: Model, training: LocalTraining, each: Alternatives, unsure: Array, step: Array
+) -> Guess:
+    """The client on candidates whose weights least squares has moved from the answer."""
+    records, count = each.x.shape[:2]
+    weights = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)
+    unit = training.learning_rate * training.steps(records) / records
+    moved = with_first(onto_simplex(weights[unsure, 1:] + step.reshape(len(unsure), -1) / unit))
+    scores = weights.at[unsure].set(moved.astype(weights.dtype))
+    return guess_of(model, training.without(), scores, each.x, each.y, lambda: scores)
+
+
+class _Left(NamedTuple):
+    """What is left of the messages and of the runs, summed over rounds.
+
+    Attributes:
+      before: inner products of messages, runs and directions `[1 + RUNS + 2] * 2` as they are.
+      after: the same without the candidates' span.
+      step: least squares' weights of what is left of the messages `[unknowns]`.
+      pull: by how much the ridge may have raised what is left.
+    """
+
+    before: Array
+    after: Array
+    step: Array
+    pull: Array
+
+
+def _left(
+    model: Model,
+    messages: Messages,
+    guess: Guess,
+    each: Alternatives,
+    unsure: Array,
+    key: Array,
+    free_scale: bool,
+) -> _Left:
+    x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
+    records, count = x.shape[:2]
+    steps = guess.training.steps(len(each.x))
+
+    def difference(a: Array) -> Array:
+        a = a.reshape(records, count, *a.shape[1:])
+        return (a[:, 1:] - a[:, :1]).reshape(records * (count - 1), *a.shape[2:])
+
+    def one_round(seen: tuple[Any, Any, Array, Array]) -> tuple[Array, Array, Array]:
+        received, update, weight, key = seen
+        runs = _runs(guess, received, key)
+        received, update, runs = cast((received, update, runs), x.dtype)
+        mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
+        # Not of the path that was seen: its noise would then bear on what is compared with it.
+        middle = path_centre(flat, mean, steps)
+        centre = unravel(middle)
+        noise = (runs - mean) * ((RUNS + 1) / (RUNS - 1)) ** 0.5
+        lines = [ravel_pytree(update)[0] - mean, *noise, mean, middle]
+        vectors = jnp.stack(lines)
+        gradients = factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+        gram = difference(difference(gradients.inner(gradients)).T)
+        along = difference(jax.lax.map(lambda v: gradients.along(unravel(v)), vectors).T)
+        inner = vectors @ vectors.T
+        if free_scale:
+            square = jnp.maximum(inner[-2, -2], jnp.finfo(inner.dtype).tiny)
+            gram -= jnp.outer(along[:, -2], along[:, -2]) / square
+            along -= jnp.outer(along[:, -2], inner[-2]) / square
+            inner -= jnp.outer(inner[-2], inner[-2]) / square
+        return weight * gram, weight * along, weight * inner
+
+    def add(total: Any, seen: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, one_round(seen)), None
+
+    updates = messages.pseudo_gradient
+    rounds = messages.received, updates, relative_weights(updates)
+    keys = jax.random.split(key, len(messages))
+    unknowns, vectors = records * (count - 1), RUNS + 3
+    shapes = (unknowns, unknowns), (unknowns, vectors), (vectors, vectors)
+    zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
+    (gram, along, inner), _ = jax.lax.scan(add, zero, (*rounds, keys))
+    relative = jnp.maximum(RIDGE, ROUNDING * jnp.finfo(x.dtype).eps)
+    level = relative * jnp.trace(gram) / unknowns + jnp.finfo(x.dtype).tiny
+    factor = jax.scipy.linalg.cho_factor(
+        gram + level * jnp.eye(unknowns, dtype=x.dtype), lower=True
+    )
+    solved = jax.scipy.linalg.cho_solve(factor, along)
+    pull = level * jnp.vdot(solved[:, 0], solved[:, 0])
+    return _Left(inner, inner - along.T @ solved, solved[:, 0], pull)
+
+
+def _runs(guess: Guess, received: Any, key: Array) -> Array:
+    """Updates `[RUNS, parameters]` of the client, its records in a fresh order each time: even a
+    full batch is rounded otherwise then."""
+    model, data, training = guess
+
+    def run(key: Array) -> Array:
+        order_key, train_key = jax.random.split(key)
+        order = jax.random.permutation(order_key, len(data.mask))
+        shuffled = dataclasses.replace(data, x=data.x[order], y=data.y[order])
+        returned = client_round(model, received, shuffled, train_key, training)
+        return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
+
+    together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
+    return map_clients(run, jax.random.split(key, RUNS), together)
+
+
+def _verdict(left: _Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:
+    """From what is left of so many rounds; `rounded` is what rounding may leave of all."""
+    inexact = ROUNDING * jnp.finfo(left.before.dtype).eps
+    directions = slice(-1, None) if free_scale else slice(-2, None)
+    before, after = jnp.diag(left.before), jnp.maximum(jnp.diag(left.after), 0)
+    slack = rounded + inexact * before[0] + left.pull
+    length = after[0] / (_most(after[1 : 1 + RUNS], FALSE_ALARMS / 2) + slack)
+    across, squares = left.after[: 1 + RUNS, directions], after[directions]
+    t = scipy.stats.t.ppf(1 - FALSE_ALARMS / 8, RUNS - 1)
+    spread = t**2 * (across[1:] ** 2).mean(0) + slack * squares
+    there = squares > inexact * before[directions]
+    along = jnp.where(there, across[0] ** 2 / jnp.where(there, spread, 1), 0)
+    allowed = _most(before[1 : 1 + RUNS], FALSE_ALARMS) + rounded
+    misfit = jnp.maximum(length, along.max())
+    return Fit(1 - before[0] / rounds, 1 - allowed / rounds, misfit)
+
+
+def _most(squares: Array, alarms: float) -> Array:
+    """What one more square like these exceeds in so many cases; their logarithms are about
+    normal."""
+    logs = jnp.log(jnp.maximum(squares, jnp.finfo(squares.dtype).tiny))
+    t = scipy.stats.t.ppf(1 - alarms, len(squares) - 1)
+    return jnp.exp(logs.mean() + t * logs.std(ddof=1) * (1 + 1 / len(squares)) ** 0.5)

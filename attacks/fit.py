@@ -1,0 +1,148 @@
+"""Does an answer explain the messages? What the adversary can tell of an attack without the truth.
+
+An attack takes a model, a recipe and known data for granted. If one of these is wrong, its answer
+is one of many that explain nothing, and looks like any other. So every attack that explains
+messages says how well:
+
+- `explained`, the share of the messages' energy that its answer accounts for;
+- `allowed`, the least share that a right answer accounts for: the rest is noise of the stated
+  recipe (the order of records, dropout, private training) and rounding;
+- `misfit`, what *no* values of the unknown columns account for, relative to the most that this
+  noise leaves: above 1 the messages are not of this model, recipe or data.
+
+The energy of messages is the sum over rounds of |u_t - v_t|^2 / |u_t|^2, for updates u_t and what
+is said of them v_t. Thresholds come from the noise, so that no more than `FALSE_ALARMS` of clients
+that follow the stated recipe exceed them.
+"""
+
+import enum
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from optax.tree import vdot
+
+from jaxfl import _check
+
+Array = jax.Array
+FALSE_ALARMS = 0.01
+"""Of clients that follow the stated recipe, at most so many are called misfits."""
+ROUNDING = 64
+"""Squared errors of sums and products of some hundred numbers, in units of the precision's
+square."""
+
+
+class Status(enum.IntEnum):
+    """How an attack ended; `Reconstruction.status` holds the number."""
+
+    OK = 0
+    FAILED = 1
+    MISFIT = 2
+
+
+REASONS = {
+    Status.OK: "the answer is of finite numbers, and nothing contradicts it",
+    Status.FAILED: "the attack ended with numbers that are not finite, or that mean nothing",
+    Status.MISFIT: "no values of what is unknown explain these messages: the model, the client's "
+    "recipe (steps, batches, learning rate, optimiser, loss, noise) or what is called known of its "
+    "records is not theirs",
+}
+
+
+class MisfitWarning(UserWarning):
+    """Messages are not of the model, recipe or data that an attack was given."""
+
+
+@struct.dataclass
+class Fit:
+    """How well an answer explains messages. Scalars; NaN where nothing is said of them.
+
+    Attributes:
+      explained: share of the messages' energy that the answer accounts for, at most 1.
+      allowed: the least share that a right answer accounts for, by the recipe's own noise.
+      misfit: energy that no values of the unknowns account for, over the most that the recipe's
+        noise leaves of a right answer. Above 1 the messages are of another model, recipe or data;
+        clients can be compared by it. NaN where there are as many unknowns as equations, so that
+        everything would fit.
+    """
+
+    explained: Array
+    allowed: Array
+    misfit: Array
+
+
+def no_fit() -> Fit:
+    """The fit of an answer that explains no messages."""
+    nothing = jnp.asarray(jnp.nan)
+    return Fit(nothing, nothing, nothing)
+
+
+def status_of(failed: Array, fit: Fit) -> Array:
+    """`Status` as an integer array, like `failed`."""
+    return jnp.where(
+        failed, int(Status.FAILED), jnp.where(fit.misfit > 1, int(Status.MISFIT), int(Status.OK))
+    ).astype(jnp.int32)
+
+
+def warn_of_misfit(attack: str, status: Any, fit: Fit) -> None:
+    """Warn of misfits, in words, at the boundary: where values are no tracers."""
+    if _check.is_traced(status, fit):
+        return
+    misfits = np.asarray(status) == Status.MISFIT
+    if misfits.any():
+        worst = float(np.nanmax(np.where(misfits, np.asarray(fit.misfit), np.nan)))
+        warnings.warn(
+            f"{attack}: {REASONS[Status.MISFIT]}. What is left unexplained is {worst:.3g} times "
+            "what rounding and the recipe's noise allow; see `Reconstruction.fit`, and "
+            "`attacks.diagnose` for what the messages are of",
+            MisfitWarning,
+            stacklevel=3,
+        )
+
+
+def energies(updates: Any) -> Array:
+    """Squared lengths `[rounds]` of a tree with leaves `[rounds, ...]`."""
+    return jax.vmap(vdot)(updates, updates)
+
+
+def precision(messages: Any) -> float:
+    """The relative spacing of the numbers in which messages were recorded: of their widest leaf."""
+    kinds = [a.dtype for a in jax.tree.leaves(messages) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return float(min(jnp.finfo(kind).eps for kind in kinds))
+
+
+def rounding(
+    received: Any, updates: Any, gradients: Array, eps: float | Array, steps: int = 1
+) -> Array:
+    """Energy `[rounds]` that rounding may leave of a right answer, of each round relative to its
+    update's.
+
+    A returned model is rounded at every step, to the spacing of its own numbers; so is the mean of
+    gradients, to that of their lengths, which may be far above the mean's.
+
+    Args:
+      received: models `[rounds, ...]`.
+      updates: of these `[rounds, ...]`.
+      gradients: `[rounds]`, length of a step that followed the records' mean gradient *length*.
+      eps: see `precision`.
+      steps: of a client in a round.
+    """
+    squares = energies(updates)
+    lengths = energies(received) + (1 + steps) * gradients**2
+    bound = ROUNDING * steps * eps**2 * lengths
+    return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
+
+
+def largest_square(variance: Array, count: Array) -> Array:
+    """The sum of `count` squared Gaussian numbers of a variance exceeds it in at most
+    `FALSE_ALARMS` of cases (Laurent and Massart 2000, Lemma 1)."""
+    x = -jnp.log(FALSE_ALARMS)
+    return variance * (count + 2 * jnp.sqrt(count * x) + 2 * x)
+
+
+def equations(updates: Any) -> Array:
+    """Numbers that moved: those that never did say nothing."""
+    return jnp.stack([jnp.count_nonzero(u) for u in jax.tree.leaves(updates)]).sum()
