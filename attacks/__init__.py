@@ -31,6 +31,7 @@ from attacks.attributes.candidate_decoding import (
 )
 from attacks.attributes.cosine import CosMatching, cos_matching
 from attacks.attributes.from_model import infer_from_model
+from attacks.attributes.imputation import impute
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -201,6 +202,7 @@ __all__ = [
     "gradient_votes",
     "identifiability",
     "image_embedding",
+    "impute",
     "infer_all_counts",
     "infer_binary_attribute",
     "infer_by_logistic",

@@ -274,14 +274,17 @@ def _print_results(console: Console, sections: Sequence[report.Section]) -> None
         columns: dict[str, Any] = {
             **{"data and setting": "setting", "method": "method", "metric": "metric"},
             **{"selected by": "selection", "n": "n", "mean": "mean", "interval": "interval"},
-            **{"majority": "majority", "published": "published"},
+            **{"guess": "guess", "learnt": "learnt", "fit": "fit", "published": "published"},
         }
+        for heading in ("learnt", "fit", "published"):
+            if not any(getattr(line, heading) for line in section.lines):
+                del columns[heading]
         if len({line.metric for line in section.lines}) == 1:
             del columns["metric"]
         title = f"{section.title}: mean and 95 % interval over seeds"
         table = RichTable(title=title, title_justify="left")
         for name in columns:
-            right = name in ("n", "mean", "majority", "published")
+            right = name in ("n", "mean", "published")
             table.add_column(name, justify="right" if right else "left", no_wrap=True)
         for line in section.lines:
             table.add_row(*(str(getattr(line, field)) for field in columns.values()))

@@ -13,6 +13,7 @@ import numpy as np
 
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
+from attacks.fit import Status
 from attacks.membership.mixture import Membership
 from jaxfl import Messages, Model
 
@@ -49,5 +50,5 @@ def decode_membership(
 
 def judge_presence(presence: Any, status: Any) -> Membership:
     """The decoder's part of `decode_membership`, on the presence of every record `[records]`."""
-    scores = np.where(int(status), np.nan, np.asarray(presence))
+    scores = np.where(int(status) == Status.FAILED, np.nan, np.asarray(presence))
     return Membership(members=scores > 0.5, scores=scores, status=int(status))

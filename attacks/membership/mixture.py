@@ -31,8 +31,8 @@ class Membership:
       scores: the more, the likelier a member `[records]`.
       candidates: whether each record with each value of the unknown column is judged a member
         `[records, K]`, the unit in which the paper counts; None if records are judged as a whole.
-      status: 0, or 1 if the attack ended with numbers that are not finite: then scores are NaN and
-        nobody is a member.
+      status: see `attacks.Status`; 1 if the attack ended with numbers that are not finite: then
+        scores are NaN and nobody is a member.
     """
 
     members: np.ndarray

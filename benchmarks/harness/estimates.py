@@ -64,7 +64,7 @@ def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     the peaks."""
     jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
     for row in rows:
-        if row["status"] != "ok" or "wall_s" not in row["detail"]:
+        if row["value"] is None or "wall_s" not in row["detail"]:
             continue
         place = tuple(row[name] for name in COLUMNS[:4])
         one = str((row["dataset"], row["seed"], row["settings"]))

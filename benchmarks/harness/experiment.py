@@ -58,6 +58,7 @@ class Method:
       selects: whether it has an objective, by which an adversary can choose among sets of rounds.
       learns: from (data, attribute, seed) to what it learns on public records before it attacks, or
         None; how it is called is the experiment's to say.
+      explains: whether its answer says how well it explains the messages (`attacks.Fit`).
       oracle: whether it chooses by the score, which no adversary can.
       simulates: whether it simulates the client's training.
       x64: whether it computes in 64 bits.
@@ -72,6 +73,7 @@ class Method:
     observes: bool = True
     selects: bool = False
     learns: Callable[..., Any] | None = None
+    explains: bool = False
     oracle: bool = False
     simulates: bool = False
     x64: bool = False

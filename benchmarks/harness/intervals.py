@@ -41,13 +41,14 @@ def wilson_interval(hits: int, trials: int, confidence: float = 0.95) -> Interva
 
 
 def accuracy_interval(values: Sequence[float], records: int, confidence: float = 0.95) -> Interval:
-    """Accuracy over seeds: Student's t, or Wilson on the pooled records where all seeds agree (t
-    would have no width). Without `records`, 0, it is no proportion of independent ones, and always
-    Student's t."""
+    """Accuracy over seeds, within [0, 1]: Student's t, or Wilson on the pooled records where all
+    seeds agree (t would have no width). Without `records`, 0, it is no proportion of independent
+    ones, and always Student's t."""
     finite = [v for v in values if math.isfinite(v)]
     if records and finite and np.ptp(finite) == 0 and 0 <= finite[0] <= 1:
         return wilson_interval(round(sum(finite) * records), len(finite) * records, confidence)
-    return student_interval(finite, confidence)
+    mean, low, high = student_interval(finite, confidence)
+    return Interval(mean, max(low, 0.0), min(high, 1.0))
 
 
 def equivalent_count(sizes: Sequence[int]) -> int:

@@ -137,9 +137,15 @@ class Outcome:
       value: the score; None if it failed.
       selection: "objective" (chosen by what the adversary knows), "oracle" (chosen by the score) or
         "none".
-      status: "ok", or why there is no value.
+      status: "ok"; "misfit", of a value whose answer explains none of the messages; or why there is
+        no value.
       chance: score of a blind guess; the metric's own where it is not said.
       majority: score of the most frequent true value.
+      imputation: score of a guess by all that is known of a record beside the messages.
+      null: score of the same attack on another client's messages.
+      explained: share of the messages' energy that the answer accounts for.
+      misfit: what no answer explains, relative to what rounding and the recipe's noise leave (see
+        `attacks.Fit`).
       train_accuracy: of the victim's last observed model on its own records.
       test_accuracy: of the same model on held-out records.
       compile_s: seconds to compile the group's program.
@@ -162,6 +168,10 @@ class Outcome:
     status: str = "ok"
     chance: float | None = None
     majority: float | None = None
+    imputation: float | None = None
+    null: float | None = None
+    explained: float | None = None
+    misfit: float | None = None
     train_accuracy: float | None = None
     test_accuracy: float | None = None
     compile_s: float | None = None

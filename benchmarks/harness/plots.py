@@ -40,6 +40,11 @@ class Line:
     interval: str
     chance: str
     majority: str
+    imputation: str
+    null: str
+    guess: str
+    learnt: str
+    fit: str
     published: str
     train_accuracy: str
     test_accuracy: str

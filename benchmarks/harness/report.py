@@ -17,6 +17,9 @@ from benchmarks.harness.intervals import Interval, accuracy_interval, student_in
 from benchmarks.harness.plots import Line
 from benchmarks.harness.settings import constant, short_names, varying
 
+GUESSES = ("majority", "imputation", "null")
+"""Of all three an attack on messages must be better to have learnt something from them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Section:
@@ -90,6 +93,9 @@ def _line(
     scored = first["detail"].get("scored_records", 0)
     estimate = accuracy_interval(values, scored) if proportion else student_interval(values)
     majority = _mean([r["majority"] for r in rows])
+    learnt = ""
+    if proportion and first["null"] is not None:
+        learnt = verdict(estimate, [_guess(rows, name, scored) for name in GUESSES])
     published = first["published"]
     other_size = (
         first["size"] != "paper" and published is not None and "records" in first["settings"]
@@ -105,6 +111,11 @@ def _line(
         interval=_interval(estimate, proportion),
         chance=_text(_mean([r["chance"] for r in rows])),
         majority=_text(majority),
+        imputation=_text(_mean([r["imputation"] for r in rows])),
+        null=_text(_mean([r["null"] for r in rows])),
+        guess=_best_guess(rows),
+        learnt=learnt,
+        fit=_fit(rows),
         published=""
         if published is None
         else f"{published:g}" + (" (other size)" if other_size else ""),
@@ -120,6 +131,41 @@ def _line(
         majority_value=majority,
         published_value=published,
     )
+
+
+def _guess(rows: list[dict[str, Any]], name: str, scored: int) -> Interval:
+    return accuracy_interval([r[name] for r in rows if r[name] is not None], scored)
+
+
+def verdict(estimate: Interval, guesses: Sequence[Interval]) -> str:
+    """Whether an attack has learnt something: its interval lies above those of all guesses.
+
+    Args:
+      estimate: its accuracy.
+      guesses: accuracies of guesses; not finite where one was not measured.
+    """
+    best = max((g.high for g in guesses if math.isfinite(g.mean)), default=math.nan)
+    if not math.isfinite(best) or not math.isfinite(estimate.mean):
+        return ""
+    return "learnt" if estimate.low > best else "not learnt"
+
+
+def _best_guess(rows: list[dict[str, Any]]) -> str:
+    """The best of the three and its name."""
+    means = {name: _mean([row[name] for row in rows]) for name in GUESSES}
+    known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    name = max(known, key=lambda name: known[name], default=None)
+    return "" if name is None else f"{_text(known[name])} {name}"
+
+
+def _fit(rows: list[dict[str, Any]]) -> str:
+    """How well answers explain the messages, in words."""
+    judged = [row for row in rows if row["explained"] is not None]
+    if not judged:
+        return ""
+    share = f"{_mean([row['explained'] for row in judged]):.3g}"
+    misfits = sum(row["status"] == "misfit" for row in judged)
+    return f"{share}, {misfits} of {len(judged)} misfit" if misfits else share
 
 
 def _note(rows: list[dict[str, Any]], failed: list[dict[str, Any]]) -> str:
@@ -141,11 +187,12 @@ def _text(value: float, digits: int = 3) -> str:
 
 
 def _interval(estimate: Interval, proportion: bool) -> str:
-    if not math.isfinite(estimate.low) or estimate.low == estimate.high:
+    nothing = proportion and estimate.low <= 0 and estimate.high >= 1
+    if nothing or not math.isfinite(estimate.low) or estimate.low == estimate.high:
         return ""
     if not proportion:
         return f"[{_text(estimate.low)}, {_text(estimate.high)}]"
-    return f"[{max(estimate.low, 0):.3f}, {min(estimate.high, 1):.3f}]"
+    return f"[{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def _redo(rows: list[dict[str, Any]]) -> str:

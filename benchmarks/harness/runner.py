@@ -132,7 +132,8 @@ def _row(outcome: Outcome, versions: str, published: Published) -> Row:
     job, cell = outcome.job, outcome.job.cell
     note = {"note": outcome.note} if outcome.note else {}
     same = (
-        *("selection", "metric", "value", "status", "chance", "majority"),
+        *("selection", "metric", "value", "status", "chance", "majority", "imputation", "null"),
+        *("explained", "misfit"),
         *("train_accuracy", "test_accuracy", "compile_s", "run_s", "device", "dtype"),
     )
     values: dict[str, Any] = {

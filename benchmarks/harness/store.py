@@ -22,12 +22,13 @@ COLUMNS = (
         "value",
         "status",
     ),
-    *("chance", "majority", "published", "train_accuracy", "test_accuracy", "compile_s", "run_s"),
+    *("chance", "majority", "imputation", "null", "explained", "misfit", "published"),
+    *("train_accuracy", "test_accuracy", "compile_s", "run_s"),
     *("device", "dtype", "versions", "settings", "detail"),
 )
 """Columns of `results.csv`, fixed."""
 
-_VERSION = 2
+_VERSION = 3
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS results (
   job TEXT NOT NULL, {", ".join(f'"{name}"' for name in COLUMNS)},
@@ -105,12 +106,12 @@ class Store:
 
     def finished(self) -> set[str]:
         """Keys of the jobs of which nothing failed; the others are run again."""
-        query = "SELECT job FROM results GROUP BY job HAVING SUM(status != 'ok') = 0"
+        query = "SELECT job FROM results GROUP BY job HAVING SUM(value IS NULL) = 0"
         return {key for (key,) in self._database.execute(query)}
 
     def failed(self, keys: set[str]) -> list[str]:
         """Distinct statuses of those of these jobs that have no value."""
-        rows = self._database.execute("SELECT job, status FROM results WHERE status != 'ok'")
+        rows = self._database.execute("SELECT job, status FROM results WHERE value IS NULL")
         return sorted({status for key, status in rows if key in keys})
 
     def add(self, rows: Iterable[Row]) -> None:

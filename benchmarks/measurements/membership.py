@@ -205,7 +205,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     rounds = tuple(
         sorted({t for name in settings.phases for t in rounds_of(name, settings.rounds)})
     )
-    chosen, messages = trained.seen(np.arange(len(places)), rounds)
+    chosen, messages, _ = trained.seen(np.arange(len(places)), rounds)
     everyone = dataclasses.replace(chosen, x=x, y=y, truth=attribute)
     last = take(trained.messages.returned, (slice(None), -1))
     for method, attack, wanted in by_method(jobs):

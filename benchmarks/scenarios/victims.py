@@ -20,6 +20,7 @@ from jaxfl import (
     Messages,
     Model,
     Record,
+    Transcript,
     Upload,
     evaluate,
     mlp,
@@ -137,12 +138,17 @@ class Surroundings:
       y_test: their labels `[test]`.
       x_others: records of the other participants `[participants - 1, records, features]`.
       y_others: their labels `[participants - 1, records]`.
+      x_null: records of another client than the victim `[records, features]`, none of them the
+        victim's.
+      y_null: their labels `[records]`.
     """
 
     x_test: Array
     y_test: Array
     x_others: Array
     y_others: Array
+    x_null: Array
+    y_null: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,23 +166,35 @@ class Train:
     rounds: int
     kept: tuple[int, ...]
 
-    def __call__(self, inputs: tuple[Victim, Surroundings]) -> tuple[Messages, Array, Array]:
-        """The victim's messages, and the accuracy of its last model on its own and on held-out
-        records."""
+    def __call__(
+        self, inputs: tuple[Victim, Surroundings]
+    ) -> tuple[Messages, Messages, Array, Array]:
+        """The victim's messages, those of another client, and the accuracy of the victim's last
+        model on its own and on held-out records."""
         victim, around = inputs
-        init_key, train_key = jax.random.split(stream(victim.key, Stream.TRAINING))
         x = jnp.concatenate([victim.x[None], around.x_others])
         y = jnp.concatenate([victim.y[None], around.y_others])
-        clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
-        record = Record(clients=(0,), rounds=self.kept)
-        plugins = () if victim.upload is None else (victim.upload,)
-        federated = Federated(self.rounds, victim.training, plugins, record=record)
-        run = simulate(self.model, self.model.init(init_key), clients, train_key, federated)
-        messages = run.messages(0)
+        if len(y) > 1:
+            run = self._train(victim, x, y, (0, 1))
+            messages, null = run.messages(0), run.messages(1)
+        else:
+            messages = self._train(victim, x, y, (0,)).messages(0)
+            another = self._train(victim, around.x_null[None], around.y_null[None], (0,))
+            null = another.messages(0)
         last = jax.tree.map(lambda a: a[-1], messages.returned)
         fit = evaluate(self.model, last, one_client(victim.x, victim.y))
         test = evaluate(self.model, last, one_client(around.x_test, around.y_test))
-        return messages, fit.accuracy, test.accuracy
+        return messages, null, fit.accuracy, test.accuracy
+
+    def _train(self, victim: Victim, x: Array, y: Array, kept: tuple[int, ...]) -> Transcript:
+        """A run of clients with records `x [clients, records, features]`, all else the
+        victim's."""
+        init_key, train_key = jax.random.split(stream(victim.key, Stream.TRAINING))
+        clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
+        plugins = () if victim.upload is None else (victim.upload,)
+        record = Record(clients=kept, rounds=self.kept)
+        federated = Federated(self.rounds, victim.training, plugins, record=record)
+        return simulate(self.model, self.model.init(init_key), clients, train_key, federated)
 
 
 class Run(NamedTuple):
@@ -186,6 +204,8 @@ class Run(NamedTuple):
       model: their model.
       victims: who they are.
       messages: theirs, of the rounds `kept`.
+      null: of another client each, none of whose records is the victim's: an attack on these knows
+        nothing of the victim but what it knew before.
       kept: the rounds whose messages were kept.
       train_accuracy: of the last model on the victim's records.
       test_accuracy: of the same model on held-out records.
@@ -194,15 +214,16 @@ class Run(NamedTuple):
     model: Model
     victims: Victim
     messages: Messages
+    null: Messages
     kept: tuple[int, ...]
     train_accuracy: np.ndarray
     test_accuracy: np.ndarray
 
-    def seen(self, rows: np.ndarray, rounds: tuple[int, ...]) -> tuple[Victim, Messages]:
-        """Some victims with their messages of some rounds."""
+    def seen(self, rows: np.ndarray, rounds: tuple[int, ...]) -> tuple[Victim, Messages, Messages]:
+        """Some victims, their messages of some rounds, and another client's of the same."""
         places = np.asarray([self.kept.index(t) for t in rounds], int)
-        messages = take(take(self.messages, rows), (slice(None), places))
-        return take(self.victims, rows), messages
+        both = take(take((self.messages, self.null), rows), (slice(None), places))
+        return take(self.victims, rows), *both
 
 
 def train(
@@ -223,8 +244,8 @@ def train(
     members = [draw(data, settings, seed) for settings, seed in drawn]
     victims, around = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     trained = run_members(Train(model, settings.rounds, kept), (victims, around)).results
-    messages, own, test = trained
-    return Run(model, victims, messages, kept, np.asarray(own), np.asarray(test))
+    messages, null, own, test = trained
+    return Run(model, victims, messages, null, kept, np.asarray(own), np.asarray(test))
 
 
 def records_of(settings: VictimSettings, name: str, data_dir: str | None) -> Dataset:
@@ -240,12 +261,14 @@ class Split(NamedTuple):
       others: the other participants' `[participants - 1, records]`.
       training: all that clients could hold; the known prior is theirs.
       test: held out.
+      null: another client's than the victim; some of them twice, if there are too few.
     """
 
     victim: np.ndarray
     others: np.ndarray
     training: np.ndarray
     test: np.ndarray
+    null: np.ndarray
 
 
 def split(data: Dataset, settings: VictimSettings, seed: int) -> Split:
@@ -265,7 +288,8 @@ def split(data: Dataset, settings: VictimSettings, seed: int) -> Split:
             f"{train - public} training records of {data.name}"
         )
     held = order[public : public + records * participants].reshape(participants, records)
-    return Split(held[0], held[1:], order[public:train], order[train:])
+    null = held[1] if participants > 1 else np.resize(order[public + records :], records)
+    return Split(held[0], held[1:], order[public:train], order[train:], null)
 
 
 def public_rows(data: Dataset, seed: int) -> np.ndarray:
@@ -290,9 +314,7 @@ def draw(data: Dataset, settings: VictimSettings, seed: int) -> tuple[Victim, Su
             f"columns={settings.columns} must lie between 1 and "
             f"the {len(data.columns)} attributes of {data.name}"
         )
-    others = np.setdiff1d(np.arange(len(data.columns)), settings.attribute)
-    more = np.random.default_rng(seed).permutation(others)[: settings.columns - 1].tolist()
-    attributes = [settings.attribute, *more]
+    attributes = attributes_of(data, settings, seed)
     values = [data.values_of(attribute)[rows.victim] for attribute in attributes]
     labels = np.bincount(data.y[rows.training], minlength=data.classes or 0)
     victim = Victim(
@@ -306,8 +328,15 @@ def draw(data: Dataset, settings: VictimSettings, seed: int) -> tuple[Victim, Su
         key=jax.random.key(seed),
     )
     test = rows.test[:TEST_RECORDS]
-    held = data.x[test], data.y[test], data.x[rows.others], data.y[rows.others]
+    held = [a[r] for r in (test, rows.others, rows.null) for a in (data.x, data.y)]
     return victim, Surroundings(*map(jnp.asarray, held))
+
+
+def attributes_of(data: Dataset, settings: VictimSettings, seed: int) -> list[int]:
+    """Numbers of the unknown attributes."""
+    others = np.setdiff1d(np.arange(len(data.columns)), settings.attribute)
+    more = np.random.default_rng(seed).permutation(others)[: settings.columns - 1].tolist()
+    return [settings.attribute, *more]
 
 
 def _traced(record: Any) -> Any:

@@ -11,6 +11,8 @@ from attacks import (
     CosMatching,
     Knowledge,
     L2Matching,
+    MisfitWarning,
+    Status,
     UnknownColumn,
     Virtual,
     best_of,
@@ -98,7 +100,9 @@ def test_another_clients_messages_tell_nothing(name):
     for seed in range(8):
         model, x, y, _ = make_victim(seed, training)
         _, _, _, wrong = make_victim(seed + 100, training)
-        answer = ATTACKS[name](model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)))
+        with pytest.warns(MisfitWarning):
+            answer = ATTACKS[name](model, wrong, Knowledge(x, y, (binary_column(6, 0.4),)))
+        assert answer.status == Status.MISFIT
         scores.append(score(answer, x[:, 6]))
         majorities.append(float(majority_rate(jnp.asarray(x[:, 6], int), 2)))
     assert accuracy_interval(scores, N).low <= np.mean(majorities)
@@ -320,9 +324,9 @@ def test_l2_with_lbfgs_is_a_fair_rival():
     assert score(answer, x[:, 6]) == 1
     assert len(answer.trace) == 200
     wrong = make_victim(101)[3]
-    lost = l2_lbfgs(
-        model, wrong, known, KEY, settings=L2Matching(virtual=Virtual(training=LocalTraining(0.1)))
-    )
+    settings = L2Matching(virtual=Virtual(training=LocalTraining(0.1)))
+    with pytest.warns(MisfitWarning):
+        lost = l2_lbfgs(model, wrong, known, KEY, settings=settings)
     assert score(lost, x[:, 6]) < 0.9
 
 

@@ -6,13 +6,14 @@ functions.
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import fit_public_model
+from attacks import MisfitWarning, Status, fit_public_model
 from attacks.attributes.knowledge import Knowledge, UnknownColumn
 from benchmarks.measurements.attributes import View
 from benchmarks.scenarios.victims import VictimSettings
@@ -145,6 +146,16 @@ def blind_to_another_clients_messages(trial):
     assert trial.accuracy(trial.answer(trial.view("another"))) < CHANCE
 
 
+def another_clients_messages_are_a_misfit(trial):
+    """And the client's own are none, of methods that say whether they explain messages."""
+    own, another = (trial.answer(trial.view(which)) for which in ("own", "another"))
+    assert np.isfinite(own.fit.misfit) == trial.method.explains
+    assert own.status == Status.OK
+    if trial.method.explains:
+        assert own.fit.misfit < 1 < another.fit.misfit
+        assert another.status == Status.MISFIT
+
+
 def an_absent_column_is_not_found(trial):
     assert trial.accuracy(trial.answer(trial.view("absent"))) < CHANCE
 
@@ -190,7 +201,8 @@ def constants_of_an_outer_jit_are_no_tracers(trial):
 
 
 def another_number_compiles_nothing(trial):
-    """Called from a notebook: without an outer `jit`, with another rate of the client's."""
+    """Called from a notebook: without an outer `jit`, with another rate of the client's. No client
+    has that one, of which methods that explain messages warn."""
     compiled = []
 
     def listen(event, seconds, **_):
@@ -198,7 +210,8 @@ def another_number_compiles_nothing(trial):
             compiled.append(seconds)
 
     def run(rate):
-        with jax.enable_x64(trial.method.x64):
+        with jax.enable_x64(trial.method.x64), warnings.catch_warnings():
+            warnings.simplefilter("ignore", MisfitWarning)
             return jax.block_until_ready(trial.method.run(trial.view(rate=rate), trial.attack))
 
     run(0.2)
@@ -277,6 +290,7 @@ OF_OBSERVERS = {
     law.__name__: law
     for law in (
         blind_to_another_clients_messages,
+        another_clients_messages_are_a_misfit,
         an_absent_column_is_not_found,
         messages_that_are_not_finite_give_no_answer,
         bad_input_is_named,

@@ -38,6 +38,7 @@ from attacks.path import path_centre
 from attacks.precision import arithmetic, cast
 from jaxfl import ClientData, LocalTraining, Messages, Model, client_round
 from jaxfl.federated import Strategy, map_clients
+from jaxfl.plugins import overriding
 
 Array = jax.Array
 RUNS = 16
@@ -49,9 +50,6 @@ MOST_JOINT = 16
 it, each unknown is changed alone."""
 JUDGED = 2**32 - 1
 """The stream of runs that judge an answer, apart from the attack's own."""
-RIDGE = 1e-10
-"""Of the least squares, relative to the mean of its diagonal; more where the precision asks for
-it."""
 
 
 class Alternatives(NamedTuple):
@@ -163,7 +161,9 @@ def _judge(
     eps = precision(messages)
     noise = rounding(messages.received, updates, lengths, eps, steps)
     noise = jnp.where(jnp.isfinite(noise), noise, 0).sum()
-    told = equations(updates) > len(unsure) * (count - 1)
+    # What is changed in a batch before its gradient is taken has another span.
+    plain = not overriding("batch", training.plugins)
+    told = plain & (equations(updates) > len(unsure) * (count - 1))
     guess = Guess(model, data, training)
     fits = []
     with jax.default_matmul_precision("highest"):
@@ -227,7 +227,7 @@ def _left(
         a = a.reshape(records, count, *a.shape[1:])
         return (a[:, 1:] - a[:, :1]).reshape(records * (count - 1), *a.shape[2:])
 
-    def one_round(seen: tuple[Any, Any, Array, Array]) -> tuple[Array, Array, Array]:
+    def one_round(seen: tuple[Any, Any, Array, Array]) -> tuple[Array, ...]:
         received, update, weight, key = seen
         runs = _runs(guess, received, key)
         received, update, runs = cast((received, update, runs), x.dtype)
@@ -236,18 +236,21 @@ def _left(
         middle = path_centre(flat, mean, steps)
         centre = unravel(middle)
         noise = (runs - mean) * ((RUNS + 1) / (RUNS - 1)) ** 0.5
-        lines = [ravel_pytree(update)[0] - mean, *noise, mean, middle]
-        vectors = jnp.stack(lines)
+        vectors = jnp.stack([ravel_pytree(update)[0] - mean, *noise, mean, middle])
+        if free_scale:
+            unit = mean / jnp.maximum(jnp.linalg.norm(mean), jnp.finfo(x.dtype).tiny)
+            vectors = vectors.at[0].set(ravel_pytree(update)[0])
+            vectors -= jnp.outer(vectors @ unit, unit)
         gradients = factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-        gram = difference(difference(gradients.inner(gradients)).T)
+        gram = gradients.inner(gradients)
+        scale = jnp.trace(gram) / len(gram)
+        gram = difference(difference(gram).T)
         along = difference(jax.lax.map(lambda v: gradients.along(unravel(v)), vectors).T)
         inner = vectors @ vectors.T
         if free_scale:
-            square = jnp.maximum(inner[-2, -2], jnp.finfo(inner.dtype).tiny)
-            gram -= jnp.outer(along[:, -2], along[:, -2]) / square
-            along -= jnp.outer(along[:, -2], inner[-2]) / square
-            inner -= jnp.outer(inner[-2], inner[-2]) / square
-        return weight * gram, weight * along, weight * inner
+            common = difference(gradients.along(unravel(unit)))
+            gram -= jnp.outer(common, common)
+        return weight * gram, weight * along, weight * inner, weight * scale
 
     def add(total: Any, seen: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, one_round(seen)), None
@@ -256,11 +259,11 @@ def _left(
     rounds = messages.received, updates, relative_weights(updates)
     keys = jax.random.split(key, len(messages))
     unknowns, vectors = records * (count - 1), RUNS + 3
-    shapes = (unknowns, unknowns), (unknowns, vectors), (vectors, vectors)
+    shapes = (unknowns, unknowns), (unknowns, vectors), (vectors, vectors), ()
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
-    (gram, along, inner), _ = jax.lax.scan(add, zero, (*rounds, keys))
-    relative = jnp.maximum(RIDGE, ROUNDING * jnp.finfo(x.dtype).eps)
-    level = relative * jnp.trace(gram) / unknowns + jnp.finfo(x.dtype).tiny
+    (gram, along, inner, scale), _ = jax.lax.scan(add, zero, (*rounds, keys))
+    # Differences of gradients are as inexact as the gradients' own squares.
+    level = ROUNDING * jnp.finfo(x.dtype).eps * scale + jnp.finfo(x.dtype).tiny
     factor = jax.scipy.linalg.cho_factor(
         gram + level * jnp.eye(unknowns, dtype=x.dtype), lower=True
     )

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks import Reconstruction
+from attacks import Reconstruction, Status
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
 from benchmarks.measurements.attributes.methods import METHODS, METRICS, View
 from benchmarks.scenarios import victims
+from benchmarks.scenarios.imputation import imputed
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.victims import Run, Victim, VictimSettings, public_rows, rounds_of, take
 from jaxfl import LocalTraining, Messages, Model
@@ -44,8 +45,8 @@ class Attack:
     prior: bool
     labels: bool
 
-    def __call__(self, inputs: tuple[Victim, Messages | None, Any]) -> tuple[Array, ...]:
-        """Accuracy, accuracy of the labels, objective and status, each `[phases]`; of a guess,
+    def __call__(self, inputs: tuple[Victim, Messages | None, Any]) -> tuple[Any, ...]:
+        """Accuracy, accuracy of the labels, objective, status and fit, each `[phases]`; of a guess,
         which is given no messages, `[1]`."""
         victim, messages, learned = inputs
         knowledge, key = (
@@ -53,7 +54,7 @@ class Attack:
             stream(victim.key, Stream.ATTACK),
         )
 
-        def one_phase(seen: Messages | None) -> tuple[Array, ...]:
+        def one_phase(seen: Messages | None) -> tuple[Any, ...]:
             view = View(self.model, seen, knowledge, victim.training, key, learned)
             answer = self.method.run(view, self.settings)
             if not isinstance(answer, Reconstruction):
@@ -63,7 +64,7 @@ class Attack:
             labels = unknown if answer.labels is None else accuracy(answer.labels, victim.y)
             values = jnp.stack(answer.values, 1).reshape(-1)
             right = accuracy(values, victim.truth.reshape(-1))
-            return right, labels, answer.objective, answer.status
+            return right, labels, answer.objective, answer.status, answer.fit
 
         if messages is None:
             return jax.tree.map(lambda a: jnp.asarray(a)[None], one_phase(None))
@@ -103,6 +104,10 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     phases = tuple(dict.fromkeys(name for job in jobs for name in phases_of(job)))
     trained = victims.train(data, [drawn[place] for place in places], phases)
     facts = [_facts(trained, data, i) for i in range(len(places))]
+    for fact, place in zip(facts, places, strict=True):
+        settings, seed = drawn[place]
+        named = imputed(cell.dataset, data_dir, _imputing(settings), seed)
+        fact["imputation"] = named
     for method, attack, wanted in by_method(jobs):
         chosen = [place for place in places if place in {place_of[job] for job in wanted}]
         rows = np.asarray([places.index(place) for place in chosen])
@@ -110,8 +115,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         learned, spent = _learned(
             method, attack, wanted, [drawn[place] for place in chosen], data_dir
         )
-        done = _measure(method, attack, cell.settings, names, trained, rows, learned)
-        results = jax.tree.map(np.asarray, done.results)
+        done, null = _measure(method, attack, cell.settings, names, trained, rows, learned)
+        results = jax.tree.map(np.asarray, (done.results, null))
         shared: dict[str, Any] = {
             "compile_s": done.compile_s + spent.compile_s,
             "run_s": done.run_s + spent.run_s,
@@ -124,6 +129,12 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 described |= _public_facts(attack.records, len(public_rows(data, 0)), described)
             outcomes += _outcomes(job, names, take(results, chosen.index(place_of[job])), described)
         yield outcomes
+
+
+def _imputing(settings: VictimSettings) -> VictimSettings:
+    """What a guess without messages depends on: cells that differ in training alone share it."""
+    about = ("attribute", "records", "columns", "participants", "encoding", "labels")
+    return VictimSettings(**{name: getattr(settings, name) for name in about})
 
 
 def _facts(trained: Run, data: Dataset, member: int) -> dict[str, Any]:
@@ -171,18 +182,24 @@ def _measure(
     trained: Run,
     rows: np.ndarray,
     learned: Any,
-) -> Compiled:
-    """One method on some of the victims."""
+) -> tuple[Compiled, Any]:
+    """One method on some of the victims; and its results on another client's messages each, which
+    a guess has none of."""
     rounds = tuple(sorted({t for name in names for t in rounds_of(name, settings.rounds)}))
     phases = tuple(tuple(map(rounds.index, rounds_of(n, settings.rounds))) for n in names)
     # Statistics and guesses are given the prior: it says what is most frequent.
     prior = settings.prior == "known" or not method.selects
     function = Attack(method, attack, trained.model, phases, prior, settings.labels == "known")
-    members, messages = trained.seen(rows, rounds)
+    members, messages, another = trained.seen(rows, rounds)
     if not method.simulates:
         members = dataclasses.replace(members, training=_one_step(members))
-    seen = messages if method.observes else None
-    return run_members(function, (members, seen, learned), x64=method.x64)
+    if not method.observes:
+        return run_members(function, (members, None, learned), x64=method.x64), None
+    done, null = (
+        run_members(function, (members, seen, learned), x64=method.x64)
+        for seen in (messages, another)
+    )
+    return done, null.results
 
 
 def _one_step(members: Victim) -> LocalTraining:
@@ -204,26 +221,45 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     """One outcome per selection among the job's own phases: the one chosen by the objective, and
     the best as the oracle's."""
-    scores, labels, objectives, status = results
-    allowed = [names.index(name) for name in phases_of(job)] or [0]
-    usable = [i for i in allowed if status[i] == 0] or allowed
-    choices = {"none": allowed[-1]}
-    if len(allowed) > 1:
-        if job.how.selects:
-            choices = {"objective": min(usable, key=lambda i: objectives[i])}
-        choices["oracle"] = max(usable, key=lambda i: scores[i])
-    for selection, i in choices.items():
+    (scores, labels, objectives, status, fit), null = results
+    chosen_of_null = {} if null is None else _chosen(job, names, *null[:4])
+    for selection, i in _chosen(job, names, scores, labels, objectives, status).items():
         detail: dict[str, Value] = dict(shared["detail"])
         if names:
             detail["rounds_used"] = names[i]
         if np.isfinite(objectives[i]):
             detail["objective"] = float(objectives[i])
-        ok = status[i] == 0
-        state = "ok" if ok else "diverged"
-        facts = shared | {"selection": selection, "status": state, "detail": detail}
-        yield Outcome(job, "accuracy", float(scores[i]) if ok else None, **facts)
+        facts = shared | {"selection": selection, "detail": detail}
+        facts |= {"status": _STATES[Status(int(status[i]))]}
+        facts |= {name: _finite(getattr(fit, name)[i]) for name in ("explained", "misfit")}
+        ok = status[i] != Status.FAILED
+        level = None
+        if null is not None and null[3][chosen_of_null[selection]] != Status.FAILED:
+            level = _finite(null[0][chosen_of_null[selection]])
+        yield Outcome(job, "accuracy", float(scores[i]) if ok else None, null=level, **facts)
         if np.isfinite(labels[i]):
-            yield Outcome(job, "label_accuracy", float(labels[i]), **facts)
+            yield Outcome(job, "label_accuracy", float(labels[i]), **facts | {"imputation": None})
+
+
+_STATES = {Status.OK: "ok", Status.MISFIT: "misfit", Status.FAILED: "diverged"}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _chosen(
+    job: Job, names: tuple[str, ...], scores: Any, labels: Any, objectives: Any, status: Any
+) -> dict[str, int]:
+    """Places of the phases whose answers are reported, by how they were selected."""
+    allowed = [names.index(name) for name in phases_of(job)] or [0]
+    usable = [i for i in allowed if status[i] != Status.FAILED] or allowed
+    choices = {"none": allowed[-1]}
+    if len(allowed) > 1:
+        if job.how.selects:
+            choices = {"objective": min(usable, key=lambda i: objectives[i])}
+        choices["oracle"] = max(usable, key=lambda i: scores[i])
+    return choices
 
 
 EXPERIMENT = Experiment(

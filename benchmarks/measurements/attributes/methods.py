@@ -220,6 +220,7 @@ METHODS = (
         filled=("virtual.training",),
         refuses=_known_labels,
         selects=True,
+        explains=True,
     ),
     Method(
         "cos",
@@ -228,6 +229,7 @@ METHODS = (
         CosMatching(steps=300),
         filled=("virtual.training",),
         selects=True,
+        explains=True,
     ),
     Method(
         "closed_form",
@@ -237,6 +239,7 @@ METHODS = (
         filled=("learning_rate",),
         refuses=_one_column,
         selects=True,
+        explains=True,
         x64=True,
     ),
     Method(
@@ -247,6 +250,7 @@ METHODS = (
         filled=("virtual.training",),
         refuses=_several_steps,
         selects=True,
+        explains=True,
         simulates=True,
     ),
     Method(
@@ -257,6 +261,7 @@ METHODS = (
         filled=("learning_rate",),
         refuses=_several_columns,
         selects=True,
+        explains=True,
     ),
     Method(
         "gls",
@@ -266,6 +271,7 @@ METHODS = (
         filled=("training",),
         refuses=_gls_refuses,
         selects=True,
+        explains=True,
         simulates=True,
     ),
 )

@@ -1,0 +1,91 @@
+"""The guess that no message is needed for: an unknown column from the other columns and the label.
+
+Threat model: an adversary that holds records of the same distribution with the column, and knows a
+client's records but for it; it sees no message. What it names right was not leaked by training.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from attacks.attributes.knowledge import Knowledge, UnknownColumn
+from jaxfl import _check
+
+FOLDS = 3
+"""Of the cross-validation by which a classifier is chosen."""
+
+
+def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[np.ndarray, ...]:
+    """`imputation`: unknown columns from what is known of the same record (on the host).
+
+    Whichever of logistic regression, a random forest and the most frequent value names the column
+    best in cross-validation on the public records.
+
+    Args:
+      knowledge: records `[records, features]` whose unknown columns may hold anything, and labels,
+        which are features here, or None.
+      x_public: records with the unknown columns `[public, features]`.
+      y_public: their labels `[public]`; needed if `knowledge` has labels.
+
+    Returns:
+      Index of the named candidate `[records]`, per unknown column.
+
+    Raises:
+      ValueError: if public records are not finite, differ in features, or lack labels.
+    """
+    _check.instance(Knowledge, knowledge=knowledge)
+    known, public = np.array(knowledge.x, np.float64), np.array(x_public, np.float64)
+    _check.shape((None, known.shape[1]), x_public=public)
+    _check.finite(x_public=public)
+    truths = [_values(public, column) for column in knowledge.columns]
+    for x in (known, public):
+        for column in knowledge.columns:
+            x[:, np.asarray(column.positions)] = 0
+    _check.finite(x=known)
+    if knowledge.y is not None:
+        if y_public is None:
+            raise ValueError("y_public=None: the labels of `knowledge` tell nothing without it")
+        _check.shape((len(public),), y_public=y_public)
+        values = np.unique(np.concatenate([y_public, knowledge.y]))
+        known, public = (
+            np.concatenate([x, _label_features(y, values)], 1)
+            for x, y in ((known, knowledge.y), (public, y_public))
+        )
+    return tuple(_imputed(public, truth, known) for truth in truths)
+
+
+def _values(x: np.ndarray, column: UnknownColumn) -> np.ndarray:
+    """Index of the candidate that stands in each record, the nearest one `[records]`."""
+    there = x[:, None, np.asarray(column.positions)]
+    return np.square(there - np.asarray(column.candidates, np.float64)).sum(-1).argmin(1)
+
+
+def _label_features(y: Any, values: np.ndarray) -> np.ndarray:
+    """Labels as one column each while they are classes, as they are where they are many."""
+    y = np.asarray(y, np.float64)
+    if len(values) > 100 or not np.array_equal(values, np.round(values)):
+        return y[:, None]
+    return (y[:, None] == values).astype(np.float64)
+
+
+def _imputed(public: np.ndarray, truth: np.ndarray, known: np.ndarray) -> np.ndarray:
+    from sklearn.dummy import DummyClassifier
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rules = (
+        DummyClassifier(strategy="most_frequent"),
+        make_pipeline(StandardScaler(), LogisticRegression(C=0.3, max_iter=300)),
+        RandomForestClassifier(100, min_samples_leaf=2, random_state=0),
+    )
+    counts = np.bincount(truth)
+    if np.count_nonzero(counts) < 2 or counts[counts > 0].min() < FOLDS:
+        # Too few of a value to hold any out: rare values are no folds of their own.
+        rule = rules[0] if np.count_nonzero(counts) < 2 else rules[2]
+    else:
+        scores = [cross_val_score(rule, public, truth, cv=FOLDS).mean() for rule in rules]
+        rule = rules[int(np.argmax(scores))]
+    return np.asarray(rule.fit(public, truth).predict(known))
