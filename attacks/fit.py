@@ -87,8 +87,9 @@ def status_of(failed: Array, fit: Fit) -> Array:
     ).astype(jnp.int32)
 
 
-def warn_of_misfit(attack: str, status: Any, fit: Fit) -> None:
-    """Warn of misfits, in words, at the boundary: where values are no tracers."""
+def warn_of_misfit(attack: str, status: Any, fit: Fit, stacklevel: int = 3) -> None:
+    """Warn of misfits, in words, at the boundary: where values are no tracers; `stacklevel` is that
+    of whoever called the attack."""
     if _check.is_traced(status, fit):
         return
     misfits = np.asarray(status) == Status.MISFIT
@@ -99,7 +100,7 @@ def warn_of_misfit(attack: str, status: Any, fit: Fit) -> None:
             "what rounding and the recipe's noise allow; see `Reconstruction.fit`, and "
             "`attacks.diagnose` for what the messages are of",
             MisfitWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

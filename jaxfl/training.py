@@ -87,9 +87,12 @@ class LocalTraining(HoldsPlugins):
 def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
     """An optimiser for `LocalTraining`: SGD on gradients whose norm is at most `norm`."""
     _check.positive(norm=norm)
-    return lambda learning_rate: optax.chain(
-        optax.clip_by_global_norm(norm), optax.sgd(learning_rate)
-    )
+
+    def clipped(learning_rate: float | Array) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(norm), optax.sgd(learning_rate))
+
+    clipped.__name__ = f"clipped_sgd({norm!r})"  # by which results of a sweep are told apart
+    return clipped
 
 
 def local_update(

@@ -88,10 +88,11 @@ def cos_matching(
       ValueError: on bad shapes, positions, priors or labels, naming the argument.
 
     >>> import jax, jaxfl
+    >>> from attacks import Knowledge, binary_column, cos_matching
     >>> key = jax.random.key(0)
     >>> x = jax.random.bernoulli(key, 0.5, (20, 8)).astype(float)
-    >>> y = (x[:, 0] + x[:, 1] > 1).astype(int)
-    >>> model = jaxfl.mlp(8, (32,), 2)
+    >>> y = jax.random.randint(key, (20,), 0, 4)
+    >>> model = jaxfl.mlp(8, (64,), 4)
     >>> clients = jaxfl.stack_clients([(x, y)])
     >>> run = jaxfl.simulate(model, model.init(key), clients, key, jaxfl.Federated(rounds=5))
     >>> known = Knowledge(x.at[:, 3].set(float("nan")), y, (binary_column(3),))

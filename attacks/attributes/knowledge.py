@@ -125,7 +125,7 @@ def answered(  # noqa: PLR0913 - the fields of its result
 def explained(attack: str, answer: Reconstruction, fit: Fit) -> Reconstruction:
     """An answer with its fit, and a warning where that is a misfit."""
     status = status_of(answer.status == Status.FAILED, fit)
-    warn_of_misfit(attack, status, fit)
+    warn_of_misfit(attack, status, fit, stacklevel=4)
     return dataclasses.replace(answer, status=status, fit=fit)
 
 

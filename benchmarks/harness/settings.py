@@ -4,7 +4,7 @@ values."""
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Value = str | int | float | bool | None
@@ -14,6 +14,9 @@ def flatten(record: Any) -> dict[str, Value]:
     """A frozen record as names and values: `{"records": 100, "training.batch_size": 8}`.
 
     Tuples are joined by commas, functions go by their names, and a batch of all records is "full".
+
+    Raises:
+      ValueError: on a function whose name is not its own, such as a lambda's.
     """
     flat: dict[str, Value] = {}
     for field in dataclasses.fields(record):
@@ -27,8 +30,20 @@ def flatten(record: Any) -> dict[str, Value]:
         elif isinstance(value, tuple):
             flat[field.name] = ",".join(map(str, value))
         else:
-            flat[field.name] = getattr(value, "__name__", value) if callable(value) else value
+            flat[field.name] = _name_of(field.name, value) if callable(value) else value
     return flat
+
+
+def _name_of(field: str, function: Callable[..., Any]) -> str:
+    """A name that tells a function from others: results are found by it."""
+    name = str(getattr(function, "__name__", ""))
+    local = "<locals>" in getattr(function, "__qualname__", "") and "(" not in name
+    if not name or name == "<lambda>" or local:
+        raise ValueError(
+            f"{field}={function!r} has no name that tells it from others; give a function of a "
+            "module, or one whose __name__ holds its numbers, as 'clipped_sgd(1.0)'"
+        )
+    return name
 
 
 def defaults(kind: type) -> dict[str, Value]:

@@ -4,7 +4,7 @@ The client is simulated on the answer `RUNS` times, in fresh orders. What is lef
 = u - mean, is compared with what is left of a run, e_m = u_m - mean of the others. Wrong values of
 the unknown columns add to r what the candidates' gradients span, so that this span, over all rounds
 together, is taken off r and e_m by least squares. If model, recipe and known data are right, r is
-then noise as the e_m are. It is compared in its length and along two directions: the mean update,
+then noise as the e_m are. It is compared in its length and along two directions: the gradient,
 which another learning rate or number of steps adds to, and the model, which weight decay does. How
 far r may lie out is said by the prediction interval of Student's t over the runs.
 
@@ -15,6 +15,7 @@ is corrected by the least squares and judged again, and the better verdict count
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,12 +32,12 @@ from attacks.attributes.candidate_decoding.candidates import (
 )
 from attacks.attributes.candidate_decoding.constraints import onto_simplex
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
-from attacks.attributes.candidate_decoding.simulated_client import Guess, guess_of
+from attacks.attributes.candidate_decoding.simulated_client import Guess, clipping, guess_of
 from attacks.attributes.knowledge import Knowledge, Reconstruction, UnknownColumn, erase
 from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precision, rounding
 from attacks.path import path_centre
 from attacks.precision import arithmetic, cast
-from jaxfl import ClientData, LocalTraining, Messages, Model, client_round
+from jaxfl import ClientData, LocalTraining, Messages, Model, client_round, mean_loss
 from jaxfl.federated import Strategy, map_clients
 from jaxfl.plugins import overriding
 
@@ -232,23 +233,31 @@ def _left(
         runs = _runs(guess, received, key)
         received, update, runs = cast((received, update, runs), x.dtype)
         mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
-        # Not of the path that was seen: its noise would then bear on what is compared with it.
-        middle = path_centre(flat, mean, steps)
-        centre = unravel(middle)
+        # Of no noise that is in what is compared: not of the path that was seen, and directions of
+        # no run.
+        centre = unravel(path_centre(flat, mean, steps))
+        downhill = ravel_pytree(jax.grad(_loss_of(guess, x.dtype))(received))[0]
         noise = (runs - mean) * ((RUNS + 1) / (RUNS - 1)) ** 0.5
-        vectors = jnp.stack([ravel_pytree(update)[0] - mean, *noise, mean, middle])
+        vectors = jnp.stack([ravel_pytree(update)[0] - mean, *noise, downhill, flat])
         if free_scale:
             unit = mean / jnp.maximum(jnp.linalg.norm(mean), jnp.finfo(x.dtype).tiny)
             vectors = vectors.at[0].set(ravel_pytree(update)[0])
             vectors -= jnp.outer(vectors @ unit, unit)
         gradients = factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-        gram = gradients.inner(gradients)
+        gram, factor = gradients.inner(gradients), jnp.ones(())
+        if guess.training.privacy is not None:
+            factor = clipping(jnp.diag(gram), guess.training.privacy.clip)
+            gram *= factor[:, None] * factor
         scale = jnp.trace(gram) / len(gram)
         gram = difference(difference(gram).T)
-        along = difference(jax.lax.map(lambda v: gradients.along(unravel(v)), vectors).T)
+
+        def project(vector: Array) -> Array:
+            return difference(factor * gradients.along(unravel(vector)))
+
+        along = jax.lax.map(project, vectors).T
         inner = vectors @ vectors.T
         if free_scale:
-            common = difference(gradients.along(unravel(unit)))
+            common = project(unit)
             gram -= jnp.outer(common, common)
         return weight * gram, weight * along, weight * inner, weight * scale
 
@@ -268,8 +277,13 @@ def _left(
         gram + level * jnp.eye(unknowns, dtype=x.dtype), lower=True
     )
     solved = jax.scipy.linalg.cho_solve(factor, along)
-    pull = level * jnp.vdot(solved[:, 0], solved[:, 0])
-    return _Left(inner, inner - along.T @ solved, solved[:, 0], pull)
+    pulls = level * solved.T @ solved
+    return _Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0])
+
+
+def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
+    x, y = cast((guess.data.x, guess.data.y), dtype)
+    return lambda params: mean_loss(guess.model, params, x, y)
 
 
 def _runs(guess: Guess, received: Any, key: Array) -> Array:
