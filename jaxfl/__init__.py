@@ -1,5 +1,6 @@
 """jaxfl: federated learning as pure functions, and what its messages give away."""
 
+from jaxfl.adapters import from_flax
 from jaxfl.architectures import lenet, linear, logistic, mlp, trunk_cnn
 from jaxfl.client_behaviors import Behavior
 from jaxfl.clients import ClientData, one_client, stack_clients
@@ -11,7 +12,6 @@ from jaxfl.models import (
     Trunk,
     binary_cross_entropy,
     cross_entropy,
-    from_flax,
     mean_loss,
     squared_error,
 )

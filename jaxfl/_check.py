@@ -167,6 +167,45 @@ def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
         )
 
 
+def probabilities(y: Any, where: Any = None, name: str = "y") -> None:
+    """Raise `ValueError` if a row of `y [..., classes]` is no distribution (among the rows that
+    `where` selects)."""
+    if is_traced(y, where):
+        return
+    values = np.asarray(y, np.float64)
+    bad = ~((values >= 0).all(-1) & (np.abs(values.sum(-1) - 1) < 1e-3))  # NaN is none of it
+    if where is not None:
+        bad &= np.asarray(where)
+    if bad.any():
+        raise ValueError(
+            f"{name} holds the row {values[bad][0].tolist()}, taken for class probabilities; rows "
+            "must be non-negative and sum to 1"
+        )
+
+
+def key(**named: Any) -> None:
+    """Raise `ValueError` unless every named value is one key of `jax.random`."""
+    for name, value in named.items():
+        dtype = getattr(value, "dtype", None)
+        typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+        if not (typed and value.ndim == 0) and not (dtype == np.uint32 and value.shape == (2,)):
+            raise ValueError(f"{name}={value!r:.60} must be one key, as jax.random.key(0)")
+
+
+def floating(**named: Any) -> None:
+    """Raise `ValueError` unless every leaf of every named tree is an array of floating-point
+    numbers, of which there is at least one."""
+    for name, tree in named.items():
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        if not leaves:
+            raise ValueError(f"{name} has no arrays; give the model's parameters")
+        for path, leaf in leaves:
+            place, dtype = f"{name}{jax.tree_util.keystr(path)}", getattr(leaf, "dtype", None)
+            if dtype is None or not jax.dtypes.issubdtype(dtype, np.floating):
+                kind = type(leaf).__name__ if dtype is None else dtype
+                raise ValueError(f"{place} is of {kind}; parameters must be floating-point arrays")
+
+
 def distribution(length: int, **named: Any) -> None:
     """Raise `ValueError` unless every named array is a probability vector of that length."""
     for name, array in named.items():

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import _check
+from jaxfl.adapters import from_flax
 from jaxfl.convolutions import convolve
-from jaxfl.models import Model, Trunk, binary_cross_entropy, cross_entropy, from_flax, squared_error
+from jaxfl.models import Model, Trunk, binary_cross_entropy, cross_entropy, squared_error
 
 Array = jax.Array
 
@@ -136,12 +137,14 @@ class _TrunkCNN(nn.Module):
 def linear(features: int) -> Model:
     """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (Driouich
     2022)."""
+    _check.positive_integer(features=features)
     return from_flax(_MLP((1,), batch_norm=False), (features,), squared_error)
 
 
 @functools.cache
 def logistic(features: int) -> Model:
     """Binary logistic regression: `[batch, features] -> [batch, 1]` logit, labels 0 or 1."""
+    _check.positive_integer(features=features)
     return from_flax(_MLP((1,), batch_norm=False), (features,), binary_cross_entropy, 2)
 
 
@@ -166,6 +169,7 @@ def mlp(
         client; scale and offset are parameters and are shared (Driouich 2023).
     """
     _check.one_of(("classification", "regression"), task=task)
+    _check.instance(tuple, hidden=hidden)
     widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
     _check.positive_integer(features=features, outputs=outputs, **widths)
     module = _MLP((*hidden, outputs), batch_norm)

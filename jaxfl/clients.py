@@ -13,6 +13,8 @@ from jaxfl import _check
 from jaxfl.models import Model, check_records
 
 Array = jax.Array
+MOST_ID = 2**31
+"""Ids lie below: JAX's integers have 32 bits."""
 
 
 @struct.dataclass
@@ -52,7 +54,7 @@ def one_client(x: Any, y: Any, id: int = 0) -> ClientData:
     Raises:
       ValueError: if the lengths differ, there is no record, or an input is not finite.
     """
-    x, y = jnp.asarray(_features(x)), jnp.asarray(y)
+    x, y = jnp.asarray(_features(x)), jnp.asarray(_numbers("y", y))
     _check_records("x", "y", x, y)
     return ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(id))
 
@@ -81,7 +83,10 @@ def stack_clients(
             f"ids={list(ids)} must be {len(records)} distinct integers, one per client"
         )
     _check_ids(ids=ids)
-    pairs = [(np.asarray(_features(x)), np.asarray(y)) for x, y in records]
+    pairs = [
+        (np.asarray(_features(x)), np.asarray(_numbers(f"records[{c}][1]", y)))
+        for c, (x, y) in enumerate(records)
+    ]
     for c, (x, y) in enumerate(pairs):
         _check_records(f"records[{c}][0]", f"records[{c}][1]", x, y)
         if x.shape[1:] != pairs[0][0].shape[1:]:
@@ -103,12 +108,28 @@ def stack_clients(
 
 
 def _features(x: Any) -> Any:
-    """Inputs as floats: integers would silently lose the relaxed values that attacks write."""
+    """Inputs as floats: integers would silently lose the relaxed values that attacks write.
+
+    Raises:
+      ValueError: if they are no numbers.
+    """
+    if not isinstance(x, jax.core.Tracer) and np.asarray(x).dtype.kind in "USOMm":
+        raise ValueError(f"x holds {np.asarray(x).dtype} values; records must be numbers")
     return (
         x
         if isinstance(x, jax.core.Tracer) or jnp.issubdtype(np.asarray(x).dtype, jnp.floating)
         else np.asarray(x, np.float32)
     )
+
+
+def _numbers(name: str, y: Any) -> Any:
+    """Labels as they are, unless they are no numbers."""
+    if not isinstance(y, jax.core.Tracer) and np.asarray(y).dtype.kind in "USOMm":
+        raise ValueError(
+            f"{name} holds {np.asarray(y).dtype} values; number the classes from 0, as "
+            "np.unique(y, return_inverse=True) does"
+        )
+    return y
 
 
 def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
@@ -126,7 +147,7 @@ def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
 
 
 def _check_ids(**named: Any) -> None:
-    """Clients' streams of random numbers go by their ids."""
+    """Clients' streams of random numbers go by their ids, which JAX holds in 32 bits."""
     for name, ids in named.items():
         values = np.asarray(ids)
         if (
@@ -135,6 +156,11 @@ def _check_ids(**named: Any) -> None:
             or len(set(values.tolist())) < len(values)
         ):
             raise ValueError(f"{name}={values.tolist()} must be distinct integers of at least 0")
+        if (values >= MOST_ID).any():
+            raise ValueError(
+                f"{name} holds {values.max()}; ids must lie below {MOST_ID}. Number the clients 0, "
+                "1, 2, ... and keep their own names beside"
+            )
 
 
 def check_clients(model: Model, params: Any, clients: ClientData, batch_size: int | None) -> None:
@@ -197,7 +223,10 @@ def _check_lengths(name: str, data: ClientData) -> None:
 
 def _check_values(name: str, model: Model, data: ClientData) -> None:
     _check.finite(where=data.mask, **{f"{name}.x": data.x})
+    soft = np.ndim(data.y) == np.ndim(data.mask) + 1
     if model.classes is not None and np.ndim(data.y) == np.ndim(data.mask):
         _check.labels(data.y, model.classes, where=data.mask, name=f"{name}.y")
+    elif model.classes is not None and soft and np.shape(data.y)[-1] == model.classes:
+        _check.probabilities(data.y, where=data.mask, name=f"{name}.y")
     else:
         _check.finite(where=data.mask, **{f"{name}.y": data.y})

@@ -84,7 +84,8 @@ class DPSGD(Plugin):
     traced.
 
     The guarantee is for models whose records do not meet in a forward pass: none with batch
-    normalisation. `jaxfl.accounting` tells epsilon.
+    normalisation. The noisy sum of a batch is divided by the nominal size of batches, that of a
+    short last one too, as Opacus does. `jaxfl.accounting` tells epsilon.
 
     Attributes:
       clip: largest L2 norm of a record's gradient.

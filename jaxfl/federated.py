@@ -13,9 +13,11 @@ from flax import struct
 
 from jaxfl import _check
 from jaxfl.clients import ClientData, check_clients, check_test
+from jaxfl.defenses import DPSGD
 from jaxfl.evaluation import evaluate
 from jaxfl.models import Model
 from jaxfl.plugins import HoldsPlugins, PerClient, Plugin, check_plugins
+from jaxfl.probe import mixes_records
 from jaxfl.servers import Server, ServerState, honest_server
 from jaxfl.training import SENDING, LocalTraining, client_round
 from jaxfl.transcript import Transcript
@@ -139,16 +141,19 @@ def simulate(
       A `Transcript` with what `federated.record` asked for.
 
     Raises:
-      ValueError: on bad shapes, values or settings, naming the argument. Traced values are not
-        looked at.
+      ValueError: on bad shapes, values or settings, naming the argument. Values of traced arrays
+        are not looked at.
     """
     _check.instance(Model, model=model)
     _check.instance(ClientData, clients=clients)
     _check.instance(Federated, federated=federated)
     server = honest_server() if server is None else server
     _check.instance(Server, server=server)
+    _check.key(key=key)
+    _check.floating(params=params)
     federated.check(clients)
     check_clients(model, params, clients, federated.training.batch_size)
+    _check_private(model, params, clients, (*federated.training.plugins, *federated.plugins))
     if test is not None:
         _check.instance(ClientData, test=test)
         check_test(model, params, test)
@@ -166,6 +171,18 @@ def simulate(
         federated, strategy=strategy, training=training, plugins=plugins
     )
     return _simulate(model, server, params, clients, key, federated, test)
+
+
+def _check_private(
+    model: Model, params: Any, clients: ClientData, plugins: tuple[Plugin, ...]
+) -> None:
+    """Raise `ValueError` if gradients of single records are to be clipped and there are none."""
+    every = (p.plugin if isinstance(p, PerClient) else p for p in plugins)
+    if any(isinstance(p, DPSGD) for p in every) and mixes_records(model, params, clients.x[0]):
+        raise ValueError(
+            "plugins holds DPSGD, but the model mixes the records of a batch (batch "
+            "normalisation?): no record has a gradient of its own to be clipped"
+        )
 
 
 def _as_array(number: Any) -> Any:

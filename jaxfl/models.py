@@ -2,17 +2,15 @@
 them.
 
 `Model(init, apply, loss)` is the whole contract: any JAX library's model enters by giving the three
-functions, and Flax modules through `from_flax`; `jaxfl.architectures` has those of the papers.
+functions, and Flax modules through `jaxfl.adapters`; `jaxfl.architectures` has those of the papers.
 """
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import flax.errors
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -163,6 +161,26 @@ def check_records(
         raise ValueError(error)
 
 
+def check_parameters(model: Model, params: Any, name: str = "params") -> None:
+    """Raise `ValueError` unless parameters, or their shapes, are those that `model.init` makes: in
+    names, number and shapes."""
+    expected = jax.eval_shape(model.init, jax.random.key(0))
+    wanted, given = (
+        {jax.tree_util.keystr(path): tuple(a.shape) for path, a in jax.tree.leaves_with_path(tree)}
+        for tree in (expected, params)
+    )
+    if wanted == given:
+        return
+    told = [f"{place} is missing" for place in wanted if place not in given]
+    told += [f"{place} is none of the model's" for place in given if place not in wanted]
+    for place, shape in wanted.items():
+        there = given.get(place, shape)
+        if there != shape:
+            mend = "; transpose it" if there == shape[::-1] else ""
+            told.append(f"{place} has shape {there}, the model's has {shape}{mend}")
+    raise ValueError(f"{name} are not parameters of this model: {'; '.join(told[:3])}")
+
+
 def check_record_shape(model: Model, params: Any, **named: tuple[int, ...]) -> None:
     """Raise `ValueError` unless the model takes records of every named shape. `params` may be
     shapes."""
@@ -208,18 +226,45 @@ def zero_rows(array: Array, mask: Array) -> Array:
     )
 
 
+def _soft_labels(y: Array, classes: int) -> None:
+    if y.shape[-1] != classes:
+        raise ValueError(
+            f"labels of shape {y.shape} are taken for probabilities of {classes} classes; class "
+            "numbers must have shape (records,)"
+        )
+
+
+def _hard_labels(y: Array, outputs: Array) -> None:
+    if y.shape != outputs.shape[:-1]:
+        raise ValueError(f"labels must have shape {outputs.shape[:-1]}, one for each record")
+
+
 def cross_entropy(outputs: Array, y: Array) -> Array:
     """Softmax cross-entropy `[batch]` of logits `[batch, classes]`; `y` holds integer labels
     `[batch]` or class probabilities `[batch, classes]` (soft labels, as needed where an adversary
-    does not know them)."""
+    does not know them).
+
+    Raises:
+      ValueError: at trace time, if `y` has the shape of neither.
+    """
     if y.ndim == outputs.ndim:
+        _soft_labels(y, outputs.shape[-1])
         return optax.softmax_cross_entropy(outputs, y)
+    _hard_labels(y, outputs)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, y.astype(jnp.int32))
 
 
 def binary_cross_entropy(outputs: Array, y: Array) -> Array:
     """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1], or is
-    two class probabilities `[batch, 2]`."""
+    two class probabilities `[batch, 2]`.
+
+    Raises:
+      ValueError: at trace time, if `y` has the shape of neither.
+    """
+    if y.ndim == outputs.ndim:
+        _soft_labels(y, 2)
+    else:
+        _hard_labels(y, outputs)
     return optax.sigmoid_binary_cross_entropy(
         outputs[..., 0], y[..., 1] if y.ndim == outputs.ndim else y
     )
@@ -235,110 +280,10 @@ def log_probabilities(outputs: Array) -> Array:
 
 def squared_error(outputs: Array, y: Array) -> Array:
     """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor
-    1/2 (Driouich 2022, 2023)."""
-    return jnp.square(outputs[..., 0] - y)
+    1/2 (Driouich 2022, 2023).
 
-
-def from_flax(
-    module: nn.Module,
-    record_shape: tuple[int, ...],
-    loss: Callable[[Array, Array], Array],
-    classes: int | None = None,
-) -> Model:
-    """Wrap a Flax linen module.
-
-    Args:
-      module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask, if it
-        takes `train` it is given `key is not None`. Collections other than `params` (running
-        statistics) start fresh at every call and are dropped after it, so batch normalisation must
-        use the statistics of the batch.
-      record_shape: shape of one record.
-      loss: per-record loss, `loss(outputs, y) -> [batch]`.
-      classes: number of classes for integer labels; None for regression.
+    Raises:
+      ValueError: at trace time, if `y` has another shape: it would be broadcast.
     """
-    accepted = inspect.signature(type(module).__call__).parameters
-
-    def variables(key: Array) -> dict[str, Any]:
-        return dict(module.init(key, jnp.zeros((1, *record_shape))))
-
-    def init(key: Array) -> Any:
-        return variables(key)["params"]
-
-    # The other collections hold constants (zeros and ones): shapes are enough to know whether there
-    # are any.
-    other = set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}
-
-    def apply(
-        params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None
-    ) -> Array:
-        arguments: dict[str, Any] = {"mask": mask, "train": key is not None}
-        state = (
-            {
-                name: value
-                for name, value in variables(jax.random.key(0)).items()
-                if name != "params"
-            }
-            if other
-            else {}
-        )
-        outputs, _ = module.apply(
-            {"params": params, **state},
-            x,
-            rngs=None if key is None else {"dropout": key},
-            mutable=list(other),
-            **{name: value for name, value in arguments.items() if name in accepted},
-        )
-        return outputs
-
-    return Model(init, apply, loss, classes, _dense_layers(module, record_shape))
-
-
-def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLayers | None:
-    """The dense layers of a module whose variables all belong to them; None if there are others, or
-    if it behaves differently in training, as dropout does."""
-
-    def forward(
-        params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None
-    ) -> tuple[Array, dict[str, Array]]:
-        inputs: dict[str, Array] = {}
-
-        def intercept(
-            call: Callable[..., Array], arguments: Any, keywords: Any, context: Any
-        ) -> Array:
-            output = call(*arguments, **keywords)
-            if not isinstance(context.module, nn.Dense) or context.method_name != "__call__":
-                return output
-            name = "/".join(context.module.path)
-            output = first if first is not None and not inputs else output
-            inputs[name] = arguments[0]
-            return output + offsets[name] if name in offsets else output
-
-        with nn.intercept_methods(intercept):
-            outputs = module.apply({"params": params}, x)
-        return jnp.asarray(outputs), inputs
-
-    variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
-    if (
-        set(variables) != {"params"}
-        or "train" in inspect.signature(type(module).__call__).parameters
-    ):
-        return None
-    order: list[str] = []  # of evaluation, a layer as often as it is used
-
-    def note(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
-        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
-            # An input of more axes is as good as a layer used several times: its gradient is no
-            # single outer product.
-            order.extend(["/".join(context.module.path)] * (1 if arguments[0].ndim == 2 else 2))
-        return call(*arguments, **keywords)
-
-    def probe(params: Any, x: Array) -> Any:
-        with nn.intercept_methods(note):
-            return module.apply({"params": params}, x)
-
-    jax.eval_shape(probe, variables["params"], jnp.zeros((1, *record_shape)))
-    if len(set(order)) < len(order):
-        return None
-    layers = DenseLayers(tuple(order), forward, getattr(module, "takes_records", False))
-    dense = sum(len(layers.parameters(variables["params"], name)) for name in order)
-    return layers if dense == len(jax.tree.leaves(variables)) else None
+    _hard_labels(y, outputs)
+    return jnp.square(outputs[..., 0] - y)

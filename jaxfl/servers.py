@@ -75,10 +75,12 @@ def honest_server(
         total = weights.sum()
 
         def pseudo_gradient(received: Array, models: Array) -> Array:
-            mean = jnp.tensordot(weights.astype(models.dtype), models, 1) / jnp.maximum(
-                total, 1e-12
-            ).astype(models.dtype)
-            return jnp.where(total > 0, received - mean, 0)
+            # Of differences, in float32 at least: half precision holds no large counts, and a mean
+            # of equal models is that model.
+            wide = jnp.promote_types(jnp.float32, models.dtype)
+            shares = (weights / jnp.maximum(total, 1e-12)).astype(wide)
+            mean = jnp.tensordot(shares, received.astype(wide) - models.astype(wide), 1)
+            return mean.astype(received.dtype)
 
         updates, optimizer_state = transformation.update(
             jax.tree.map(pseudo_gradient, state.params, returned), state.optimizer, state.params

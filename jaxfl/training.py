@@ -36,6 +36,9 @@ class LocalTraining(HoldsPlugins):
         (static).
       plugins: what the recipe has clients do beside that, in order; at most one of them makes its
         own gradients.
+      drop_last: leave out the last batch of an epoch if it is not full, as data loaders of PyTorch
+        do if asked; a client with fewer records than a batch takes its one batch all the same
+        (static).
     """
 
     learning_rate: float | Array = 0.1
@@ -45,6 +48,7 @@ class LocalTraining(HoldsPlugins):
         pytree_node=False, default=optax.sgd
     )
     plugins: tuple[Plugin, ...] = ()
+    drop_last: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def privacy(self) -> DPSGD | None:
@@ -63,18 +67,20 @@ class LocalTraining(HoldsPlugins):
 
     def steps(self, records: int) -> int:
         """Number of optimiser steps per round of a client with that many records."""
-        return self.epochs * (1 if self.batch_size is None else -(-records // self.batch_size))
+        return self.epochs * len(self.batch_sizes(records))
 
-    def check(self, records: int | None = None) -> None:
-        """Raise `ValueError` on settings that make no sense, or that a client with that many
-        records cannot follow."""
+    def batch_sizes(self, records: int) -> list[int]:
+        """Records in each batch of an epoch of a client with that many."""
+        size = min(self.batch_size or records, records)
+        left = 0 if self.drop_last else records % size
+        return [size] * (records // size) + [left] * (left > 0)
+
+    def check(self) -> None:
+        """Raise `ValueError` on settings that make no sense."""
         _check.positive_integer(epochs=self.epochs)
         if self.batch_size is not None:
             _check.positive_integer(batch_size=self.batch_size)
-            if records is not None and self.batch_size > records:
-                raise ValueError(
-                    f"batch_size={self.batch_size} is larger than the client's {records} records"
-                )
+        _check.instance(bool, drop_last=self.drop_last)
         _check.number(learning_rate=self.learning_rate)
         if not callable(self.optimizer):
             raise ValueError(
@@ -132,6 +138,10 @@ def local_update(
         rows, mask, key = batch
         x, y = (data.x, data.y) if batches == 1 else (data.x[rows], data.y[rows])
         gradient = batch_gradient(model, params, x, y, mask, key, training)
+        if training.privacy is not None:
+            # The sum's noise is that of a nominal batch: a short one's mean would be noisier.
+            share = mask.sum() / jnp.minimum(data.mask.sum(), batch_size)
+            gradient = jax.tree.map(lambda g: share.astype(g.dtype) * g, gradient)
         updates, new_state = optimizer.update(gradient, state, params)
         new = optax.apply_updates(params, updates), new_state
         # A batch of nothing but padding is no step, whatever the optimiser's momentum says.
@@ -144,6 +154,10 @@ def local_update(
         else:
             rows = jnp.pad(batch_order(order_key, data.mask), (0, batches * batch_size - records))
             mask = data.mask[rows] & (jnp.arange(len(rows)) < records)
+            if training.drop_last:
+                held = data.mask.sum()
+                full = held // batch_size * batch_size
+                mask &= jnp.arange(len(rows)) < jnp.where(full > 0, full, held)
         keys = jax.vmap(lambda i: jax.random.fold_in(dropout_key, i))(jnp.arange(batches))
         return jax.lax.scan(
             step, carry, (rows.reshape(batches, -1), mask.reshape(batches, -1), keys)

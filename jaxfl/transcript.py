@@ -17,6 +17,8 @@ from jaxfl import _check
 from jaxfl.evaluation import Evaluation
 
 Array = jax.Array
+BFLOAT16 = ":bfloat16"
+"""Marks arrays of that type in files, which hold their bits as integers."""
 
 
 @struct.dataclass
@@ -56,6 +58,8 @@ class Messages:
             raise ValueError(
                 f"rounds={tuple(rounds)} names round {missing[0]}, which is not held; held: {held}"
             )
+        if len(set(rounds)) < len(rounds):
+            raise ValueError(f"rounds={tuple(rounds)} names a round twice; name each once")
         if not len(rounds):
             raise ValueError(f"rounds={tuple(rounds)} is empty; name at least one of {held}")
         places = jnp.asarray([held.index(t) for t in rounds])
@@ -70,7 +74,8 @@ class Messages:
         do where JAX's 64-bit types are on.
 
         Raises:
-          ValueError: if structures or shapes differ, or a value is not finite.
+          ValueError: if structures or shapes differ, a value is not finite, or round numbers are
+            not distinct integers of at least 0.
         """
         received, returned = jax.tree.map(_as_float, (received, returned))
         if repr(jax.tree.structure(received)) != repr(jax.tree.structure(returned)):
@@ -92,9 +97,15 @@ class Messages:
                 (count, *sent.shape[1:]), **{f"returned{name}": back, f"received{name}": sent}
             )
             _check.finite(**{f"received{name}": sent, f"returned{name}": back})
-        numbers = jnp.arange(count) if rounds is None else jnp.asarray(rounds)
+        numbers = np.arange(count) if rounds is None else np.asarray(rounds)
         _check.shape((count,), rounds=numbers)
-        return Messages(received, returned, numbers)
+        whole = np.issubdtype(numbers.dtype, np.integer)
+        if not whole or (numbers < 0).any() or len(set(numbers.tolist())) < count:
+            raise ValueError(
+                f"rounds={numbers.tolist()} must be distinct integers of at least 0, one for each "
+                f"of the {count} rounds"
+            )
+        return Messages(received, returned, jnp.asarray(numbers))
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, named by its path
@@ -212,6 +223,11 @@ class Transcript:
         """
         place = self._place(client)
         wanted = self.rounds if rounds is None else tuple(rounds)
+        if _check.is_traced(self.participation) and self.cohort is not None:
+            raise ValueError(
+                f"messages(client={client}) of clients that are drawn ({self.cohort} a round) has "
+                "as many rounds as the client was drawn for: call it outside `jit` and `vmap`"
+            )
         if not wanted:
             raise ValueError(f"rounds={wanted} is empty; kept: {self.rounds}")
         missing = [t for t in wanted if t not in self.rounds]
@@ -336,13 +352,24 @@ def _as_float(a: Any) -> Array:
 
 def _save(path: str | Path, tree: dict[str, Any]) -> None:
     """Write a pytree as one array per leaf, named by its path."""
-    leaves = jax.tree.leaves_with_path(tree)
-    arrays: dict[str, Any] = {
-        jax.tree_util.keystr(at, simple=True, separator="/"): np.asarray(leaf)
-        for at, leaf in leaves
-    }
+    arrays: dict[str, Any] = {}
+    for at, leaf in jax.tree.leaves_with_path(tree):
+        name = "/".join(_escaped(jax.tree_util.keystr((part,), simple=True)) for part in at)
+        array = np.asarray(leaf)
+        if array.dtype == jnp.bfloat16:  # which NumPy's files do not know
+            name, array = name + BFLOAT16, array.view(np.uint16)
+        arrays[name] = array
     with Path(path).open("wb") as file:  # by its name alone NumPy would write to another one
         np.savez(file, **arrays)
+
+
+def _escaped(name: str) -> str:
+    """Parameter names may hold the separator, as Haiku's do."""
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+def _unescaped(name: str) -> str:
+    return name.replace("%2F", "/").replace("%25", "%")
 
 
 def _unflatten(path: str | Path) -> dict[str, Any]:
@@ -352,8 +379,13 @@ def _unflatten(path: str | Path) -> dict[str, Any]:
 
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            flat = {name: placed(arrays[name]) for name in arrays.files}
-        return unflatten_dict(flat, sep="/")
+            flat = {}
+            for name in arrays.files:
+                array = arrays[name]
+                if name.endswith(BFLOAT16) and array.dtype == np.uint16:
+                    name, array = name.removesuffix(BFLOAT16), array.view(jnp.bfloat16)
+                flat[tuple(map(_unescaped, name.split("/")))] = placed(array)
+        return unflatten_dict(flat)
     except (TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, FileNotFoundError):
             raise

@@ -34,7 +34,7 @@ from attacks.matching import (
     matching_objective,
     minimize_adam,
 )
-from attacks.precision import arithmetic
+from attacks.precision import arithmetic, cast
 from jaxfl import Messages, Model, _check
 
 Array = jax.Array
@@ -112,12 +112,13 @@ def cos_matching(
     _check.number(learning_rate=settings.learning_rate)
     _check.positive(gamma=settings.gamma)
     check_virtual(settings.virtual, len(knowledge.x))
-    recipe = settings.virtual.training
+    recipe, seen = settings.virtual.training, messages
+    messages = cast(messages, knowledge.x.dtype)
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     with arithmetic(knowledge.x.dtype, messages, knowledge, key, settings):
         answer = _cos_matching(model, messages, knowledge, key, settings)
     judge_key = jax.random.fold_in(key, JUDGED)
-    fit = judge(model, messages, knowledge, answer, recipe, judge_key, free_scale=True)
+    fit = judge(model, seen, knowledge, answer, recipe, judge_key, free_scale=True)
     return explained("cos_matching", answer, fit)
 
 

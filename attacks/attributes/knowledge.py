@@ -16,7 +16,8 @@ from flax import struct
 
 from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_misfit
 from jaxfl import Messages, Model, _check
-from jaxfl.models import check_records
+from jaxfl.models import check_parameters, check_records
+from jaxfl.probe import mixes_records
 
 Array = jax.Array
 
@@ -174,7 +175,17 @@ def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> K
     _check.instance(Messages, messages=messages)
     if len(messages) == 0:
         raise ValueError("messages holds no rounds; give at least one")
+    check_parameters(model, messages.model_shapes, "messages")
     return check_records_known(model, messages.model_shapes, knowledge)
+
+
+def check_apart(attack: str, model: Model, messages: Messages, knowledge: Knowledge) -> None:
+    """Raise `ValueError` if the model mixes records, so that a gradient is no sum over these."""
+    if mixes_records(model, messages.model_shapes, knowledge.x):
+        raise ValueError(
+            f"model mixes the records of a batch (batch normalisation?), so that {attack} has no "
+            "sum of single records' gradients to decode; cos_matching takes such models"
+        )
 
 
 def check_one_column(attack: str, knowledge: Knowledge, labels: bool = True) -> None:

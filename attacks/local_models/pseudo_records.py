@@ -99,7 +99,7 @@ def pseudo_records(
         _check.positive_integer(finish=settings.finish)
     _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
     check_record_shape(model, messages.model_shapes, record_shape=record_shape)
-    settings.training.check(settings.local_records)
+    settings.training.check()
     if settings.virtual == "gradient":
         _check.plain_sgd(settings.training.optimizer)
     _check.positive(learning_rate=settings.learning_rate)

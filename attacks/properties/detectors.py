@@ -85,7 +85,7 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
     _check.finite(x=x)
     if model.classes is not None:
         _check.labels(y, model.classes)
-    training.check(records)
+    training.check()
     if prop.target is not None:
         _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
     _check.fraction(rate=prop.rate)

@@ -57,6 +57,7 @@ from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
     answered,
+    check_apart,
     check_knowledge,
     check_one_column,
 )
@@ -161,10 +162,11 @@ def closed_form(
 
     Raises:
       ValueError: as `cos_matching`; if there is more than one unknown column; if `members` is not
-        in [1, records]; if a setting is out of range.
+        in [1, records]; if a setting is out of range; if the model mixes records.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_one_column("closed_form", knowledge, labels=False)
+    check_apart("closed_form", model, messages, knowledge)
     if members is not None:
         _check.positive_integer(members=members)
         if members > len(knowledge.x):

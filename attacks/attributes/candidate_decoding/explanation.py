@@ -40,6 +40,7 @@ from attacks.precision import arithmetic, cast
 from jaxfl import ClientData, LocalTraining, Messages, Model, client_round, mean_loss
 from jaxfl.federated import Strategy, map_clients
 from jaxfl.plugins import overriding
+from jaxfl.probe import mixes_records
 
 Array = jax.Array
 RUNS = 16
@@ -162,8 +163,9 @@ def _judge(
     eps = precision(messages)
     noise = rounding(messages.received, updates, lengths, eps, steps)
     noise = jnp.where(jnp.isfinite(noise), noise, 0).sum()
-    # What is changed in a batch before its gradient is taken has another span.
-    plain = not overriding("batch", training.plugins)
+    # What mixes records, or changes a batch before its gradient is taken, has another span.
+    mixes = mixes_records(model, messages.model_shapes, each.x[:, 0])
+    plain = not (mixes or overriding("batch", training.plugins))
     told = plain & (equations(updates) > len(unsure) * (count - 1))
     guess = Guess(model, data, training)
     fits = []
@@ -174,7 +176,10 @@ def _judge(
             fits.append(_verdict(left, noise, (energies(updates) > 0).sum(), free_scale))
             guess = _corrected(model, training, each, unsure, left.step)
     misfit = functools.reduce(jnp.minimum, [fit.misfit for fit in fits])
-    return dataclasses.replace(fits[0], misfit=jnp.where(told, misfit, jnp.nan))
+    misfit = jnp.where(told, misfit, jnp.nan)
+    # A client that trains returns another model than it received.
+    moved = (energies(updates) > 0).any()
+    return dataclasses.replace(fits[0], misfit=jnp.where(moved, misfit, jnp.inf))
 
 
 def _passes(training: LocalTraining, records: int, answer: Any) -> int:

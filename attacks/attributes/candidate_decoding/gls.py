@@ -61,6 +61,7 @@ from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
     answered,
+    check_apart,
     check_knowledge,
     check_one_column,
     explained,
@@ -114,6 +115,7 @@ def gls(
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_one_column("gls", knowledge)
+    check_apart("gls", model, messages, knowledge)
     _check_settings(settings, model, len(knowledge.x))
     if dtype is None:
         narrow = jnp.promote_types(
@@ -139,7 +141,7 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
     _check.not_negative(spread=settings.spread, ridge=settings.ridge)
     if settings.floor is not None:
         _check.not_negative(floor=settings.floor)
-    training.check(records)
+    training.check()
     _check.positive(learning_rate=training.learning_rate)
     _check.plain_sgd(training.optimizer)
     for plugin in training.plugins:

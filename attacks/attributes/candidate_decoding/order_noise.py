@@ -19,18 +19,14 @@ from jaxfl import LocalTraining, Model
 Array = jax.Array
 
 
-def _batch_sizes(training: LocalTraining, records: int) -> list[int]:
-    """Of one epoch; the last batch holds what is left."""
-    size = min(training.batch_size or records, records)
-    return [size] * (records // size) + [records % size] * (records % size > 0)
-
-
 def batch_weights(training: LocalTraining, records: int) -> tuple[float, float]:
     """Mean and variance of the weight with which a record enters an update, over random orders: 1 /
-    (its batch's size) in every epoch."""
-    sizes = _batch_sizes(training, records)
-    variance = sum(1 / b for b in sizes) / records - (len(sizes) / records) ** 2
-    return training.epochs * len(sizes) / records, training.epochs * max(variance, 0.0)
+    (its batch's size) in every epoch, or 1 / (nominal size) under private training."""
+    sizes = training.batch_sizes(records)
+    weights = [1 / (b if training.privacy is None else sizes[0]) for b in sizes]
+    mean = sum(w * b for w, b in zip(weights, sizes, strict=True)) / records
+    square = sum(w**2 * b for w, b in zip(weights, sizes, strict=True)) / records
+    return training.epochs * mean, training.epochs * max(square - mean**2, 0.0)
 
 
 def noise_variance(training: LocalTraining, records: int) -> Array:
@@ -38,16 +34,16 @@ def noise_variance(training: LocalTraining, records: int) -> Array:
     the learning rate."""
     if training.privacy is None:
         return jnp.zeros(())
-    sizes = _batch_sizes(training, records)
-    deviation = training.privacy.clip * training.privacy.noise_multiplier
-    return jnp.asarray(training.epochs * sum(1 / b**2 for b in sizes) * deviation**2)
+    sizes = training.batch_sizes(records)
+    deviation = training.privacy.clip * training.privacy.noise_multiplier / sizes[0]
+    return jnp.asarray(training.epochs * len(sizes) * deviation**2)
 
 
 def place_covariance(training: LocalTraining, records: int, pieces: int = 1) -> np.ndarray:
     """Covariance `[pieces, pieces]` of what a record adds to an update per unit of its gradient's
     change on every piece of the path from the first to the last of all steps, from the path's
     middle: in every epoch it is in a batch of random place."""
-    sizes, steps = np.asarray(_batch_sizes(training, records)), training.steps(records)
+    sizes, steps = np.asarray(training.batch_sizes(records)), training.steps(records)
     place = np.arange(steps).reshape(training.epochs, -1, 1) / max(steps - 1, 1)
     passed = np.clip(place * pieces - np.arange(pieces), 0, 1) - np.clip(
         pieces / 2 - np.arange(pieces), 0, 1

@@ -1,0 +1,167 @@
+"""Models of other libraries as `Model`: Flax linen modules."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxfl import _check
+from jaxfl.models import DenseLayers, Model
+from jaxfl.probe import layers_hold
+
+Array = jax.Array
+
+
+def from_flax(
+    module: nn.Module,
+    record_shape: tuple[int, ...],
+    loss: Callable[[Array, Array], Array],
+    classes: int | None = None,
+) -> Model:
+    """Wrap a Flax linen module.
+
+    Args:
+      module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask; if it
+        takes `train`, `training` or `is_training`, `key is not None`, and if it takes
+        `deterministic`, the opposite. Collections other than `params` (running statistics) start
+        fresh at every call and are dropped after it, so batch normalisation must use the statistics
+        of the batch.
+      record_shape: shape of one record.
+      loss: per-record loss, `loss(outputs, y) -> [batch]`.
+      classes: number of classes for integer labels; None for regression.
+
+    Raises:
+      ValueError: if the module is no Flax module, or reads running averages in evaluation, which
+        nobody keeps.
+    """
+    _check.instance(nn.Module, module=module)
+    accepted = inspect.signature(type(module).__call__).parameters
+
+    def variables(key: Array) -> dict[str, Any]:
+        return dict(module.init(key, jnp.zeros((1, *record_shape))))
+
+    def init(key: Array) -> Any:
+        return variables(key)["params"]
+
+    # The other collections hold constants (zeros and ones): shapes are enough to know whether there
+    # are any.
+    other = set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}
+
+    def apply(
+        params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None
+    ) -> Array:
+        arguments: dict[str, Any] = {"mask": mask} | _switches(key is not None)
+        state = (
+            {
+                name: value
+                for name, value in variables(jax.random.key(0)).items()
+                if name != "params"
+            }
+            if other
+            else {}
+        )
+        outputs, _ = module.apply(
+            {"params": params, **state},
+            x,
+            rngs=None if key is None else {"dropout": key},
+            mutable=list(other),
+            **{name: value for name, value in arguments.items() if name in accepted},
+        )
+        return outputs
+
+    if other and any(name in accepted for name in _switches(True)):
+        _check_statistics(module, record_shape, accepted, variables)
+    return Model(init, apply, loss, classes, _dense_layers(module, record_shape))
+
+
+def _switches(train: bool) -> dict[str, bool]:
+    """What modules call the switch between training and evaluation."""
+    on = dict.fromkeys(("train", "training", "is_training"), train)
+    return on | {"deterministic": not train}
+
+
+def _check_statistics(
+    module: nn.Module, record_shape: tuple[int, ...], accepted: Any, variables: Any
+) -> None:
+    """Raise `ValueError` if evaluation leaves a collection as it is that training changes."""
+
+    def after(train: bool) -> Any:
+        given: dict[str, Any] = {
+            name: on for name, on in _switches(train).items() if name in accepted
+        }
+        begun, x = variables(jax.random.key(0)), jnp.ones((2, *record_shape))
+        rngs = {"dropout": jax.random.key(1)}
+        _, state = module.apply(begun, x, rngs=rngs, mutable=list(begun), **given)
+        state, begun = ({k: v for k, v in s.items() if k != "params"} for s in (state, begun))
+        pairs = zip(*map(jax.tree.leaves, (state, begun)), strict=True)
+        return jnp.stack([jnp.any(a != b) for a, b in pairs]).any()
+
+    if jax.jit(lambda: after(True) & ~after(False))():
+        raise ValueError(
+            f"module={type(module).__name__} reads running averages in evaluation, which are not "
+            "kept: normalise by the statistics of the batch (use_running_average=False)"
+        )
+
+
+def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLayers | None:
+    """The dense layers of a module whose variables all belong to them; None if there are others, or
+    if it behaves differently in training, as dropout does."""
+
+    def forward(
+        params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None
+    ) -> tuple[Array, dict[str, Array]]:
+        inputs: dict[str, Array] = {}
+
+        def intercept(
+            call: Callable[..., Array], arguments: Any, keywords: Any, context: Any
+        ) -> Array:
+            output = call(*arguments, **keywords)
+            if not isinstance(context.module, nn.Dense) or context.method_name != "__call__":
+                return output
+            name = "/".join(context.module.path)
+            output = first if first is not None and not inputs else output
+            inputs[name] = arguments[0]
+            return output + offsets[name] if name in offsets else output
+
+        with nn.intercept_methods(intercept):
+            outputs = module.apply({"params": params}, x)
+        return jnp.asarray(outputs), inputs
+
+    variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
+    accepted = inspect.signature(type(module).__call__).parameters
+    if set(variables) != {"params"} or any(name in accepted for name in _switches(True)):
+        return None
+    order = _order(module, variables["params"], record_shape)
+    if len(set(order)) < len(order):
+        return None
+    layers = DenseLayers(tuple(order), forward, getattr(module, "takes_records", False))
+    dense = sum(len(layers.parameters(variables["params"], name)) for name in order)
+    if dense < len(jax.tree.leaves(variables)):
+        return None
+
+    def apply(params: Any, x: Array) -> Array:
+        return jnp.asarray(module.apply({"params": params}, x))
+
+    return layers if layers_hold(layers, variables["params"], apply, record_shape) else None
+
+
+def _order(module: nn.Module, params: Any, record_shape: tuple[int, ...]) -> list[str]:
+    """Dense layers in the order of evaluation, a layer as often as it is used."""
+    order: list[str] = []
+
+    def note(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
+        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
+            # An input of more axes is as good as a layer used several times: its gradient is no
+            # single outer product.
+            order.extend(["/".join(context.module.path)] * (1 if arguments[0].ndim == 2 else 2))
+        return call(*arguments, **keywords)
+
+    def probe(params: Any, x: Array) -> Any:
+        with nn.intercept_methods(note):
+            return module.apply({"params": params}, x)
+
+    jax.eval_shape(probe, params, jnp.zeros((1, *record_shape)))
+    return order

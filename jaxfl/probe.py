@@ -1,0 +1,104 @@
+"""What can be told of a model by trying it: properties that attacks and defences assume.
+
+Functions are tried at random parameters, once for each model and shapes; inside `jit` too, since
+shapes are all that they need.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl.models import DenseLayers, Model, inputs_and_errors
+
+Array = jax.Array
+ROWS = 4
+"""Records that a model is tried on."""
+CLOSE = 1e-3
+"""Numbers of a trial that differ by less, relative to the largest, are equal but for rounding."""
+
+
+def mixes_records(model: Model, params: Any, x: Any) -> bool:
+    """Whether one record's output depends on the others in its batch, as under batch normalisation:
+    then its gradient is no one's own.
+
+    Args:
+      model: the model.
+      params: its parameters, or their shapes and types.
+      x: records `[records, ...]`, or their shape and type.
+    """
+    leaves, structure = jax.tree.flatten(_shapes(params))
+    return _mixes(model, structure, tuple(leaves), x.shape[1:], jnp.dtype(x.dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _mixes(
+    model: Model, structure: Any, leaves: tuple[Any, ...], shape: tuple[int, ...], dtype: Any
+) -> bool:
+    params = _drawn(structure.unflatten(leaves))
+    x = np.random.default_rng(1).normal(size=(ROWS, *shape))
+    others = np.concatenate([x[:1], 1 - x[1:]])
+
+    def first(params: Any, x: Array) -> Any:
+        return jax.tree.map(lambda o: o[0], model.apply(params, x))
+
+    inputs = [each.astype(dtype) for each in (x, others)]
+    tried = _compiled(first, params, inputs[0])
+    pair = [jax.tree.leaves(tried(params, each)) for each in inputs]
+    return not all(_alike(*outputs) for outputs in zip(*pair, strict=True))
+
+
+def layers_hold(layers: DenseLayers, params: Any, apply: Any, shape: tuple[int, ...]) -> bool:
+    """Whether gradients by named dense layers are those by all parameters: not where a kernel is
+    used in another way too.
+
+    Args:
+      layers: the named layers.
+      params: the model's parameters, or their shapes and types.
+      apply: `apply(params, x [batch, ...]) -> outputs`.
+      shape: of a record.
+    """
+    params = _drawn(_shapes(params))
+    x = np.random.default_rng(1).normal(size=(1, *shape)).astype(np.float32)
+
+    def tried(params: Any) -> tuple[Array, Array]:
+        model = Model(lambda key: params, apply, lambda outputs, y: outputs.sum(1), layers=layers)
+        inputs, errors = inputs_and_errors(model, params, jnp.asarray(x), jnp.zeros(1))
+        whole = jax.grad(lambda p: apply(p, x).sum())(params)
+        squares = jnp.zeros(())
+        for name in layers.names:
+            at = jnp.square(inputs[name]).sum() + ("bias" in layers.parameters(params, name))
+            squares += at * jnp.square(errors[name]).sum()
+        return squares, optax.tree.norm(whole, squared=True)
+
+    return _alike(*_compiled(tried, params)(params))
+
+
+def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+    """A program that can be called where an outer `jit` traces, on host arrays."""
+    return jax.jit(function).lower(*_shapes(arguments)).compile()
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+
+
+def _drawn(shapes: Any) -> Any:
+    """Random parameters: those of an initialisation may be zero where it matters."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: Any) -> np.ndarray:
+        width = leaf.shape[0] if leaf.shape else 1
+        return (rng.normal(size=leaf.shape) * width**-0.5).astype(leaf.dtype)
+
+    return jax.tree.map(draw, shapes)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    a, b = (np.asarray(value, np.float64) for value in (a, b))
+    largest = max(np.abs(a).max(), np.abs(b).max(), np.finfo(np.float32).tiny)
+    return bool(np.abs(a - b).max() <= CLOSE * largest)

@@ -1,0 +1,191 @@
+"""Attacks say when no answer explains the messages: on wrong recipes, never on right ones."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks import (
+    GLS,
+    ClosedForm,
+    CosMatching,
+    GaussNewton,
+    Knowledge,
+    MisfitWarning,
+    Status,
+    binary_column,
+    closed_form,
+    cos_matching,
+    gauss_newton,
+    gls,
+)
+from jaxfl import DPSGD, Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
+from jaxfl.clients import stack_clients
+from tests.attacks.wrong_recipes import FEATURES, RATE, RIGHT, WRONG, Act, client, records
+
+KEY = jax.random.key(5)
+
+
+def full_batch(kind, seed):
+    model, messages, known, truth = client(kind, LocalTraining(RATE), seed)
+    decoding = closed_form(model, messages, known, settings=ClosedForm(RATE))
+    return decoding.reconstruction, truth
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_assumption_is_a_misfit(kind):
+    with pytest.warns(MisfitWarning, match="no values of what is unknown explain these messages"):
+        answer, _ = full_batch(kind, 0)
+    assert answer.status == Status.MISFIT
+    assert answer.fit.misfit > 100
+    assert "recipe" in answer.reason
+
+
+@pytest.mark.parametrize("kind", ["decay", "rate", "smoothing", "half", "topk", "momentum"])
+def test_a_wrong_recipe_of_batches_is_a_misfit(kind):
+    told = LocalTraining(RATE, batch_size=16, epochs=2)
+    model, messages, known, _ = client(kind, told, 1)
+    with pytest.warns(MisfitWarning):
+        answer = gls(model, messages, known, KEY, settings=GLS(told, orders=24))
+    assert answer.status == Status.MISFIT
+
+
+@pytest.mark.parametrize("told", RIGHT)
+def test_a_right_recipe_fits(told):
+    for seed in range(2):
+        model, messages, known, truth = client("right", told, seed)
+        answer = gls(model, messages, known, KEY, settings=GLS(told, orders=24))
+        assert answer.status == Status.OK
+        assert answer.fit.misfit < 1
+        assert (np.asarray(answer.values[0]) == truth).mean() > 0.9
+
+
+def test_what_an_answer_explains_says_whether_it_is_right():
+    """The truth explains all but rounding; every wrong value costs some."""
+    answer, truth = full_batch("right", 0)
+    assert (np.asarray(answer.values[0]) == truth).all()
+    assert answer.fit.explained >= answer.fit.allowed
+    model, messages, known, truth = client("right", LocalTraining(RATE), 0)
+    settings = CosMatching(steps=3)
+    poor = cos_matching(model, messages, known, KEY, settings=settings)
+    assert (np.asarray(poor.values[0]) == truth).mean() < 0.95
+    assert poor.fit.explained < poor.fit.allowed
+    assert poor.status == Status.OK  # the recipe is right all the same
+
+
+def test_cosine_matching_does_not_mind_the_length_of_updates():
+    model, messages, known, _ = client("rate", LocalTraining(RATE), 0)
+    assert cos_matching(model, messages, known, KEY, settings=CosMatching(steps=3)).status == 0
+    with pytest.warns(MisfitWarning):
+        answer = gauss_newton(model, messages, known, settings=GaussNewton(RATE, passes=2))
+    assert answer.status == Status.MISFIT
+
+
+def test_noise_that_is_known_is_no_misfit():
+    noise = Upload(clip=1.0, noise_multiplier=1e-3)
+    model, messages, known, _ = client("right", LocalTraining(RATE), 0, plugins=(noise,))
+    with pytest.warns(MisfitWarning):
+        closed_form(model, messages, known, settings=ClosedForm(RATE))
+    told = closed_form(model, messages, known, settings=ClosedForm(RATE, noise=1e-3))
+    assert told.reconstruction.status == Status.OK
+
+
+def test_private_training_fits_its_own_recipe():
+    told = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.5),))
+    model, messages, known, _ = client("right", told, 0)
+    answer = gls(model, messages, known, KEY, settings=GLS(told, orders=16))
+    assert answer.status == Status.OK
+    half = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.25),))
+    with pytest.warns(MisfitWarning):
+        gls(model, messages, known, KEY, settings=GLS(half, orders=16))
+
+
+def test_as_many_unknowns_as_equations_judge_nothing():
+    model, messages, known, _ = client("decay", LocalTraining(RATE), 0, hidden=(1,), rounds=1)
+    assert sum(a.size for a in jax.tree.leaves(model.init(KEY))) < len(known.x)
+    answer = closed_form(model, messages, known, settings=ClosedForm(RATE)).reconstruction
+    assert np.isnan(answer.fit.misfit)
+
+
+def test_a_client_that_returns_what_it_received_is_a_misfit():
+    model, messages, known, _ = client("right", LocalTraining(RATE), 0, rounds=2)
+    same = dataclasses.replace(messages, returned=messages.received)
+    attacks = (
+        lambda: cos_matching(model, same, known, KEY, settings=CosMatching(steps=2)),
+        lambda: gls(model, same, known, KEY, settings=GLS(LocalTraining(RATE), orders=2)),
+        lambda: gauss_newton(model, same, known, settings=GaussNewton(RATE, passes=2)),
+    )
+    for attack in attacks:
+        with pytest.warns(MisfitWarning):
+            assert attack().status != Status.OK
+    assert closed_form(model, same, known).reconstruction.status == Status.FAILED
+
+
+def test_models_that_mix_records_are_refused_or_not_judged():
+    x, y = records(0)
+    model = mlp(FEATURES, (16,), 2, batch_norm=True)
+    run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(2))
+    known = Knowledge(x, y, (binary_column(4),))
+    for refusing in (
+        lambda: closed_form(model, run.messages(0), known),
+        lambda: gls(model, run.messages(0), known, KEY, settings=GLS(LocalTraining())),
+    ):
+        with pytest.raises(ValueError, match="mixes the records of a batch"):
+            refusing()
+    answer = cos_matching(model, run.messages(0), known, KEY, settings=CosMatching(steps=3))
+    assert answer.status == Status.OK
+    assert np.isnan(answer.fit.misfit)
+
+
+def test_judging_changes_no_answer_and_runs_where_attacks_run():
+    """Under `jit` and `vmap`, in 32 bits."""
+    model, messages, known, _ = client("decay", LocalTraining(RATE), 0)
+    settings = GaussNewton(RATE, passes=2)
+
+    def attack(messages):
+        return gauss_newton(model, messages, known, settings=settings)
+
+    with pytest.warns(MisfitWarning):
+        plain = attack(messages)
+    inside = jax.jit(attack)(messages)
+    stacked = jax.tree.map(lambda a: jnp.stack([a, a]), messages)
+    mapped = jax.vmap(attack)(stacked)
+    assert inside.status == Status.MISFIT
+    assert (mapped.status == Status.MISFIT).all()
+    assert (np.asarray(inside.values[0]) == np.asarray(plain.values[0])).all()
+
+
+def test_another_activation_is_a_misfit():
+    x, y = records(0)
+    tanh = from_flax(Act((32,), 2, jnp.tanh), (FEATURES,), cross_entropy, 2)
+    relu = from_flax(Act((32,), 2, jax.nn.relu), (FEATURES,), cross_entropy, 2)
+    run = simulate(tanh, tanh.init(KEY), stack_clients([(x, y)]), KEY, Federated(3))
+    known = Knowledge(x, y, (binary_column(4),))
+    assert closed_form(tanh, run.messages(0), known).reconstruction.status == Status.OK
+    with pytest.warns(MisfitWarning):
+        closed_form(relu, run.messages(0), known)
+
+
+def test_a_square_layer_that_was_not_transposed_is_a_misfit():
+    x, y = records(0)
+    model = mlp(FEATURES, (FEATURES,), 2)
+    run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(3)).messages(0)
+
+    def turned(tree):
+        first = tree["Dense_0"]
+        return {**tree, "Dense_0": {**first, "kernel": first["kernel"].swapaxes(1, 2)}}
+
+    seen = dataclasses.replace(run, received=turned(run.received), returned=turned(run.returned))
+    with pytest.warns(MisfitWarning):
+        closed_form(model, seen, Knowledge(x, y, (binary_column(4),)))
+
+
+def test_wrong_recipes_are_wrong():
+    """The clients of these tests differ from the honest one where they should."""
+    honest = client("right", LocalTraining(RATE), 0)[1]
+    for kind in (kind for kind in WRONG if kind != "half"):
+        other = client(kind, LocalTraining(RATE), 0)[1]
+        pairs = zip(jax.tree.leaves(honest.returned), jax.tree.leaves(other.returned), strict=True)
+        assert max(float(jnp.abs(a - b).max()) for a, b in pairs) > 1e-6

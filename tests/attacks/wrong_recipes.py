@@ -1,0 +1,118 @@
+"""A client on made-up records that trains as it says, or otherwise, and what its server knows."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from attacks import Knowledge, binary_column
+from jaxfl import Federated, LocalTraining, Plugin, Upload, mlp, simulate, stack_clients
+
+RECORDS, FEATURES, RATE = 80, 16, 0.1
+WRONG = (
+    *("batches", "epochs", "adam", "momentum", "decay", "drop_last", "weights", "smoothing"),
+    *("rate", "half", "topk", "noise", "bits"),
+)
+RIGHT = (
+    LocalTraining(RATE, batch_size=16, epochs=2),
+    LocalTraining(0.3, batch_size=20),
+    LocalTraining(RATE, epochs=4),
+    LocalTraining(RATE, batch_size=24, drop_last=True),
+)
+
+
+def records(seed):
+    """Numbers and bits, of which the label is a noisy function; column 4 is a fair bit."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(RECORDS, FEATURES))
+    x[:, ::2] = x[:, ::2] > 0
+    score = x[:, :6].sum(1) + rng.normal(size=RECORDS)
+    return x.astype(np.float32), (score > np.median(score)).astype(int)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TopK(Plugin):
+    """Sends a tenth of an update, the largest numbers."""
+
+    share: float = 0.1
+
+    def send(self, update, key):
+        flat, unravel = jax.flatten_util.ravel_pytree(update)
+        least = jnp.sort(jnp.abs(flat))[-len(flat) // 10]
+        return unravel(jnp.where(jnp.abs(flat) >= least, flat, 0))
+
+
+class Act(nn.Module):
+    """A perceptron with any activation."""
+
+    hidden: tuple[int, ...]
+    outputs: int
+    act: Any
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.hidden:
+            x = self.act(nn.Dense(width)(x))
+        return nn.Dense(self.outputs)(x)
+
+
+def weighted_loss(outputs, y):
+    """Class 1 counts three times."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y.astype(int))
+    return losses * jnp.asarray([1.0, 3.0])[y.astype(int)]
+
+
+def smoothed_loss(outputs, y):
+    """Labels smoothed by a tenth."""
+    return optax.softmax_cross_entropy(outputs, 0.9 * jax.nn.one_hot(y, 2) + 0.05)
+
+
+def decayed(learning_rate):
+    return optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(learning_rate))
+
+
+def with_momentum(learning_rate):
+    return optax.sgd(learning_rate, momentum=0.9)
+
+
+def _recipe(kind, told):
+    """What the client does in place of what it was told."""
+    change = functools.partial(dataclasses.replace, told)
+    batches = told.batch_size or RECORDS
+    return {
+        "batches": lambda: change(batch_size=batches // 2),
+        "epochs": lambda: change(epochs=told.epochs + 2),
+        "adam": lambda: change(learning_rate=0.01, optimizer=optax.adam),
+        "momentum": lambda: change(optimizer=with_momentum, epochs=told.epochs + 1),
+        "decay": lambda: change(optimizer=decayed),
+        "drop_last": lambda: change(batch_size=30, drop_last=True),
+        "rate": lambda: change(learning_rate=2 * told.learning_rate),
+    }.get(kind, lambda: told)()
+
+
+def client(kind, told, seed, *, hidden=(32,), rounds=8, plugins=()):
+    """Model, messages, knowledge and truth of a client that was told a recipe, and follows it or
+    departs from it by `kind`."""
+    x, y = records(seed)
+    model = mlp(FEATURES, hidden, 2)
+    losses = {"weights": weighted_loss, "smoothing": smoothed_loss}
+    trained = dataclasses.replace(model, loss=losses[kind]) if kind in losses else model
+    sent = {
+        "topk": (TopK(),),
+        "noise": (Upload(noise_multiplier=0.05),),
+        "bits": (Upload(bits=8),),
+    }.get(kind, plugins)
+    key = jax.random.key(seed)
+    federated = Federated(rounds, _recipe(kind, told), sent)
+    run = simulate(trained, trained.init(key), stack_clients([(x, y)]), key, federated)
+    known, truth = x.copy(), x[:, 4].astype(int)
+    known[:, 4] = np.nan
+    held = RECORDS // 2 if kind == "half" else RECORDS
+    knowledge = Knowledge(known[:held], y[:held], (binary_column(4, 0.5),))
+    return model, run.messages(0), knowledge, truth[:held]
