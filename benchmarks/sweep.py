@@ -6,7 +6,10 @@ are skipped, failed ones tried again.
 """
 
 import dataclasses
+import signal
+import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -71,8 +74,8 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
       suites: what may be asked for. With suites of one's own, an attack from outside is run.
 
     Returns:
-      The exit code: 0, 1 if a job failed, 2 on bad input (unusable data included), 130 if
-      interrupted.
+      The exit code: 0, 1 if a job failed or results could not be written, 2 on bad input (unusable
+      data included), 130 if interrupted by Ctrl-C or SIGTERM.
     """
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.sweep")
     console = Console(width=None if sys.stdout.isatty() else 130)
@@ -81,14 +84,29 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
             _print_suites(console, suites)
             return 0
         groups = select(arguments, suites)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _interrupt)
         use_all_cores()
         if arguments.dry_run:
             _print_plan(console, groups)
             return 0
         return _sweep(console, arguments, groups, suites)
-    except (UsageError, ValueError, ConnectionError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        return 2
+    except (ValueError, ConnectionError) as error:
+        return _say(f"error: {error}", 2)
+    except (OSError, sqlite3.Error) as error:  # a full disk, a damaged file
+        kept = f"finished rows are kept in {arguments.out}"
+        return _say(f"error: {error}; {kept}", 1)
+
+
+def _say(text: str, code: int) -> int:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(text, markup=False)
+    return code
+
+
+def _interrupt(*_: Any) -> None:
+    """A scheduler's request to end is taken as Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[Group]:
@@ -97,6 +115,8 @@ def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[G
     Raises:
       UsageError: on an unknown suite, table, method, key or seed, or if nothing is left.
     """
+    if not arguments.out:
+        raise UsageError("--out '' names no folder")
     seeds = _seeds(arguments.seeds)
     methods = None if arguments.methods is None else arguments.methods.split(",")
     if arguments.data_dir is not None and not Path(arguments.data_dir).is_dir():
@@ -122,11 +142,21 @@ def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[G
     return groups
 
 
+MOST_SEEDS, MOST_SEED = 100_000, 2**32 - 1
+"""Keys of JAX hold 32 bits of a seed: larger ones would repeat smaller ones."""
+
+
 def _seeds(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part]
     except ValueError:
         numbers = []
+    counted = "," not in text and max(numbers, default=0) > MOST_SEEDS
+    if counted or max(numbers, default=0) > MOST_SEED:
+        raise UsageError(
+            f"--seeds {text!r} is too many or too large: at most {MOST_SEEDS} seeds, none above "
+            f"{MOST_SEED}"
+        )
     if not numbers:
         raise UsageError(f"--seeds {text!r} must be a count (5) or a list (0,3,7)")
     seeds = numbers if "," in text else list(range(numbers[0]))

@@ -37,7 +37,7 @@ from attacks import (
     cos_matching,
     gls,
 )
-from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
+from jaxfl import Federated, LocalTraining, Record, _check, mlp, simulate, stack_clients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +85,14 @@ class Attacks:
             model, model.init(init_key), stack_clients([(x, y)]), run_key, federated
         ).messages(0)
         knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
-        settings = CosMatching(steps=self.steps)
 
-        def match() -> object:
-            return cos_matching(model, messages, knowledge, key, settings=settings).values
+        def match(steps: int) -> Timing:
+            settings = CosMatching(steps=steps)
+            return _time(
+                lambda: cos_matching(model, messages, knowledge, key, settings=settings).values,
+                self.repeats,
+                1,
+            )
 
         def decode() -> object:
             return closed_form(
@@ -96,7 +100,7 @@ class Attacks:
             ).reconstruction.values
 
         return {
-            "cos, an iteration": _time(match, self.repeats, self.steps),
+            "cos, an iteration": _between(match(self.steps), match(2 * self.steps), self.steps),
             "closed_form, whole": dataclasses.replace(
                 _time(decode, self.repeats, 1), others=self.iterations
             ),
@@ -203,6 +207,13 @@ def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
     return Timing(float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:])))
 
 
+def _between(short: Timing, long: Timing, parts: int) -> Timing:
+    """Time per part of what a long run has more than a short one: without what either does once,
+    such as judging its answer."""
+    best, median = long.best - short.best, long.median - short.median
+    return Timing(best / parts, median / parts, short.compile_s)
+
+
 def time_other(command: str, records: int) -> Timing:
     """Run another program and read the last line it prints. Raises `ValueError` if that is no such
     line."""
@@ -246,6 +257,15 @@ def _line(name: str, records: int, ours: Timing, other: Timing | None) -> list[s
     return cells + [f"{value:.2f}" for value in theirs] + [f"{theirs[0] / ours.best:.1f}"]
 
 
+def _sizes(arguments: Attacks | Rounds | Messages) -> dict[str, int]:
+    """All sizes by their names on the command line."""
+    sizes: dict[str, int] = {}
+    for name, value in dataclasses.asdict(arguments).items():
+        several = value if isinstance(value, tuple) else (value,)
+        sizes |= {f"--{name.replace('_', '-')}": v for v in several if isinstance(v, int)}
+    return sizes
+
+
 def main() -> int:
     """The command line. Returns the exit code."""
     arguments = tyro.cli(
@@ -268,6 +288,7 @@ def main() -> int:
     ):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     try:
+        _check.positive_integer(**_sizes(arguments))
         for records in arguments.records:
             for line in lines(arguments, records):
                 table.add_row(*line)

@@ -52,6 +52,28 @@ def _mixes(
     return not all(_alike(*outputs) for outputs in zip(*pair, strict=True))
 
 
+def draws_at_random(model: Model, params: Any, x: Any) -> bool:
+    """Whether a model does anything at random in training, as under dropout; arguments as for
+    `mixes_records`."""
+    leaves, structure = jax.tree.flatten(_shapes(params))
+    return _draws(model, structure, tuple(leaves), x.shape[1:], jnp.dtype(x.dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _draws(
+    model: Model, structure: Any, leaves: tuple[Any, ...], shape: tuple[int, ...], dtype: Any
+) -> bool:
+    params = _drawn(structure.unflatten(leaves))
+    x = np.random.default_rng(1).normal(size=(ROWS, *shape)).astype(dtype)
+
+    def twice(params: Any, x: Array) -> Any:
+        keys = jax.random.key(0), jax.random.key(1)
+        return [jax.tree.leaves(model.apply(params, x, key=key)) for key in keys]
+
+    pair = _compiled(twice, params, x)(params, x)
+    return not all(_alike(*outputs) for outputs in zip(*pair, strict=True))
+
+
 def layers_hold(layers: DenseLayers, params: Any, apply: Any, shape: tuple[int, ...]) -> bool:
     """Whether gradients by named dense layers are those by all parameters: not where a kernel is
     used in another way too.

@@ -16,6 +16,7 @@ from benchmarks.harness.experiment import Metric
 from benchmarks.harness.intervals import Interval, accuracy_interval, student_interval
 from benchmarks.harness.plots import Line
 from benchmarks.harness.settings import constant, short_names, varying
+from benchmarks.harness.store import write_whole
 
 GUESSES = ("majority", "imputation", "null")
 """Of all three an attack on messages must be better to have learnt something from them."""
@@ -230,6 +231,4 @@ def write(
     template = resources.files("benchmarks.harness").joinpath("templates/report.html.jinja")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(template.read_text(encoding="utf-8")).render(sections=shown)
-    path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
+    return write_whole(folder / "report.html", page)

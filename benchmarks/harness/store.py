@@ -3,7 +3,9 @@ measured."""
 
 import csv
 import dataclasses
+import io
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,6 +49,17 @@ class Row:
     job: str
     values: dict[str, Any]
     images: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file that is either the old one or the whole new one, whatever happens."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8", newline="")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
 
 
 class Store:
@@ -159,15 +172,14 @@ class Store:
 
     def write_csv(self) -> Path:
         """Write `results.csv` anew from the store."""
-        path = self.folder / "results.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(
-                row | {n: json.dumps(row[n], sort_keys=True) for n in ("settings", "detail")}
-                for row in self.rows()
-            )
-        return path
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(
+            row | {n: json.dumps(row[n], sort_keys=True) for n in ("settings", "detail")}
+            for row in self.rows()
+        )
+        return write_whole(self.folder / "results.csv", text.getvalue())
 
     def close(self) -> None:
         """Close the database."""

@@ -17,7 +17,11 @@ from jaxfl.datasets.sources import SOURCES
 
 
 def load(
-    name: str, data_dir: str | Path | None = None, *, encoding: Encoding = "onehot", **options: Any
+    name: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    encoding: Encoding = "onehot",
+    **options: Any,
 ) -> Dataset:
     """Load a data set.
 
@@ -26,7 +30,7 @@ def load(
         "purchase_like"), a public source ("adult", "att_faces", "cifar10", "fashion_mnist",
         "flight_price", "genome_hs3d", "location30", "mnist", "purchase100"), a part of one
         ("cifar10_subset"), one as a paper uses it ("adult_bachelors", "flight_airlines"), or the
-        path of a CSV file (ending in ".csv").
+        path of a table (ending in ".csv", ".tsv", ".txt" or ".data").
       data_dir: folder with local copies of public sources; by default the environment's
         `JAXFL_DATA`. What is not there is downloaded; prepared sets are kept under `JAXFL_CACHE`
         (`~/.cache/jaxfl`).
@@ -39,9 +43,11 @@ def load(
       ValueError: on an unknown name, an unusable `data_dir`, or a truncated or altered file.
       ConnectionError: if a public source is neither at hand nor to be downloaded.
     """
-    if name.endswith(".csv"):
+    if isinstance(name, Path) or name.lower().endswith((".csv", ".tsv", ".txt", ".data")):
         if "target" not in options:
-            raise ValueError(f"name={name!r} needs target=..., the name of the column to predict")
+            raise ValueError(
+                f"name={str(name)!r} needs target=..., the name of the column to predict"
+            )
         return encode(read_csv(name, **options), encoding)
     if name in TABLES:
         return encode(TABLES[name](**options), encoding)

@@ -1,7 +1,10 @@
 """The user's own CSV as a source like any other."""
 
+import codecs
 import csv
+import io
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -27,6 +30,9 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     max_categories: int = 20,
     sensitive: str | None = None,
     bins: int = 4,
+    text_encoding: str = "utf-8",
+    separator: str | None = None,
+    decimal: Literal[".", ","] = ".",
 ) -> Table:
     """Read a CSV file with a header.
 
@@ -36,7 +42,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     target are dropped.
 
     Args:
-      path: the file, UTF-8.
+      path: the file.
       target: name of the column to predict.
       task: "classification" or "regression"; by default regression if the target is numeric with
         more than `max_categories` distinct values.
@@ -47,13 +53,21 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
       sensitive: the column that an attack is to infer; a numeric one is cut into bins, as Lyu 2021
         does (section 3).
       bins: number of bins of equal width of a numeric sensitive column.
+      text_encoding: of the file, as "latin-1"; a mark at its beginning tells UTF-16 too.
+      separator: of cells; by default whichever of comma, semicolon, tab and bar the header holds
+        most.
+      decimal: what stands before a number's decimals.
 
     Raises:
       ValueError: if a named column does not exist, a row has another length than the header, a
-        numeric column holds text, or a column has too many categories.
+        numeric column holds text or numbers beyond float32, a column has too many categories, or
+        the file is not of its encoding.
       FileNotFoundError: if there is no such file.
     """
-    header, rows = _read(Path(path))
+    _check.one_of((".", ","), decimal=decimal)
+    header, rows = _read(Path(path), text_encoding, separator)
+    if decimal == ",":
+        rows = [[_pointed(cell) for cell in row] for row in rows]
     kinds, categories = dict(kinds or {}), dict(categories or {})
     asked = {"target": [target], "sensitive": [] if sensitive is None else [sensitive]}
     asked |= {"kinds": list(kinds), "categories": list(categories), "drop": list(drop)}
@@ -116,9 +130,36 @@ def _features(
     return features
 
 
-def _read(path: Path) -> tuple[list[str], list[list[str]]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+def _text(path: Path, encoding: str) -> str:
+    content = path.read_bytes()
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "utf-16" if marked else "utf-8-sig" if encoding == "utf-8" else encoding
+    try:
+        return content.decode(encoding)
+    except (UnicodeError, LookupError) as error:
+        raise ValueError(
+            f"path={str(path)!r} is no text in {encoding} ({error}); name its encoding, as "
+            "text_encoding='latin-1'"
+        ) from None
+
+
+def _pointed(cell: str) -> str:
+    """A cell whose decimal comma is a point, if it holds a number."""
+    pointed = cell.replace(".", "").replace(",", ".")
+    return pointed if re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", pointed) else cell
+
+
+def _read(path: Path, encoding: str, separator: str | None) -> tuple[list[str], list[list[str]]]:
+    text = _text(path, encoding)
+    if separator is None:
+        separator = max(",;\t|", key=text.partition("\n")[0].count)
+    if len(separator) != 1:
+        raise ValueError(f"separator={separator!r} must be one character")
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        lines = [[cell.strip() for cell in row] for row in reader if row]
+    except csv.Error as error:
+        raise ValueError(f"path={str(path)!r} is no table ({error})") from None
     if len(lines) < 2:
         raise ValueError(
             f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines"
@@ -157,8 +198,9 @@ def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
         raise ValueError(
             f"column {name!r} is numeric but {error}; declare it categorical or clean the file"
         ) from None
-    if np.isinf(values).any():
-        raise ValueError(f"column {name!r} holds an infinite value; clean the file")
+    if (np.abs(values) > np.finfo(np.float32).max).any():  # NaN stands for a missing one
+        largest = np.nanmax(np.abs(values))
+        raise ValueError(f"column {name!r} holds {largest:g}, beyond float32; clean the file")
     if np.isnan(values).all():
         raise ValueError(f"column {name!r} has no value at all; drop it")
     return np.where(np.isfinite(values), values, values[np.isfinite(values)].mean())

@@ -1,7 +1,12 @@
-"""A client on made-up records that trains as it says, or otherwise, and what its server knows."""
+"""A client on made-up records that trains as it says, or otherwise, and what its server knows.
+
+`python -m tests.attacks.wrong_recipes 500` prints how often misfits are called on either.
+"""
 
 import dataclasses
 import functools
+import sys
+import warnings
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attacks import Knowledge, binary_column
+from attacks import (
+    GLS,
+    ClosedForm,
+    Knowledge,
+    MisfitWarning,
+    Status,
+    binary_column,
+    closed_form,
+    gls,
+)
 from jaxfl import Federated, LocalTraining, Plugin, Upload, mlp, simulate, stack_clients
 
 RECORDS, FEATURES, RATE = 80, 16, 0.1
@@ -116,3 +130,33 @@ def client(kind, told, seed, *, hidden=(32,), rounds=8, plugins=()):
     held = RECORDS // 2 if kind == "half" else RECORDS
     knowledge = Knowledge(known[:held], y[:held], (binary_column(4, 0.5),))
     return model, run.messages(0), knowledge, truth[:held]
+
+
+def _status(kind, told, seed):
+    """How the decoder that a recipe asks for judges a client."""
+    model, messages, known, _ = client(kind, told, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MisfitWarning)
+        if told.steps(RECORDS) == 1:
+            settings = ClosedForm(told.learning_rate)
+            return closed_form(model, messages, known, settings=settings).reconstruction.status
+        settings = GLS(told, orders=24)
+        return gls(model, messages, known, jax.random.key(seed), settings=settings).status
+
+
+def main(clients):
+    """Print the rates of misfits: of so many clients that follow their recipe, and of 20 of each
+    kind that do not."""
+    told = (LocalTraining(RATE), *RIGHT)
+    alarms = [_status("right", told[i % len(told)], 1000 + i) for i in range(clients)]
+    print(f"right recipes: {sum(s == Status.MISFIT for s in alarms)} misfits of {clients}")
+    for recipe in told[:2]:
+        for kind in WRONG:
+            found = sum(_status(kind, recipe, seed) == Status.MISFIT for seed in range(20))
+            print(
+                f"{recipe.batch_size or 'full'} batches, {kind}: {found} misfits of 20", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from attacks.attributes.knowledge import Knowledge, erase
+from attacks.attributes.knowledge import Knowledge, UnknownColumn, erase
 from attacks.path import path_centre
 from jaxfl import LocalTraining, Model
 from jaxfl.models import inputs_and_errors, record_gradient
@@ -32,6 +33,24 @@ def candidate_records(model: Model, knowledge: Knowledge) -> tuple[Array, Array]
     classes = model.classes or 0
     y = jnp.tile(jnp.arange(classes), x.shape[1])
     return jnp.repeat(x, classes, axis=1), jnp.broadcast_to(y, (len(x), len(y)))
+
+
+def joint_column(columns: tuple[UnknownColumn, ...]) -> UnknownColumn:
+    """Several columns as one, whose values are all combinations, the last column's running fastest;
+    their priors, where all are known, as if they were independent."""
+    counts = [len(column.candidates) for column in columns]
+    places = np.stack(np.unravel_index(np.arange(np.prod(counts)), counts))
+    values = [column.candidates[p] for column, p in zip(columns, places, strict=True)]
+    priors = [
+        column.prior[p]
+        for column, p in zip(columns, places, strict=True)
+        if column.prior is not None
+    ]
+    return UnknownColumn(
+        jnp.concatenate([column.positions for column in columns]),
+        jnp.concatenate(values, 1),
+        functools.reduce(jnp.multiply, priors) if len(priors) == len(columns) else None,
+    )
 
 
 def split(a: Array, records: int) -> tuple[Array, Array, Array]:

@@ -26,18 +26,21 @@ Delta for differences between candidates
 per layer (+ 1 for the bias), so no gradient is ever formed. Other models go through `vmap(grad)`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.dtypes import canonicalize_dtype
 from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
+    joint_column,
     mean_lengths,
     prior_weights,
     with_absence,
@@ -56,10 +59,10 @@ from attacks.attributes.candidate_decoding.normal_equations import (
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
+    UnknownColumn,
     answered,
     check_apart,
     check_knowledge,
-    check_one_column,
 )
 from attacks.fit import (
     ROUNDING,
@@ -76,6 +79,8 @@ from jaxfl import Messages, Model, _check
 
 Array = jax.Array
 
+MOST_JOINT = 64
+"""Combinations of several columns' values that are tried of each record."""
 MOST_DIRECT = 8_000
 """Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64,
 and several are held."""
@@ -137,15 +142,15 @@ def closed_form(
     settings: ClosedForm | None = None,
     dtype: Any = jnp.float64,
 ) -> Decoding:
-    """Reconstruct one unknown column, and labels if they are unknown too, from a full-batch
-    client's messages.
+    """Reconstruct unknown columns, and labels if they are unknown too, from a full-batch client's
+    messages.
 
     Args:
       model: the model that was trained (static). Gram identities are used where `model.layers` is
         there.
       messages: the client's messages in the rounds to be used; one full-batch SGD step per round.
-      knowledge: what is known; exactly one unknown column. Unknown labels make every (value, label)
-        pair a candidate.
+      knowledge: what is known. Unknown labels make every (value, label) pair a candidate; of
+        several unknown columns every combination of values is one, 64 at most.
       members: how many of the records are the client's (static), or None if all are. If given,
         being absent is one more candidate of every record, with a gradient of zero.
       settings: see `ClosedForm`.
@@ -161,11 +166,13 @@ def closed_form(
       layers also with (K-1) records x parameters; that of "cg" with records x K x features.
 
     Raises:
-      ValueError: as `cos_matching`; if there is more than one unknown column; if `members` is not
+      ValueError: as `cos_matching`; if unknown columns have more than 64 values together; if
+        `members` is not
         in [1, records]; if a setting is out of range; if the model mixes records.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    check_one_column("closed_form", knowledge, labels=False)
+    columns = knowledge.columns
+    knowledge = _joint(knowledge)
     check_apart("closed_form", model, messages, knowledge)
     if members is not None:
         _check.positive_integer(members=members)
@@ -186,7 +193,32 @@ def closed_form(
             model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
         )
     warn_of_misfit("closed_form", decoding.reconstruction.status, decoding.reconstruction.fit)
-    return decoding
+    answer = _apart(decoding.reconstruction, columns)
+    return dataclasses.replace(decoding, reconstruction=answer)
+
+
+def _joint(knowledge: Knowledge) -> Knowledge:
+    """Several columns as one, exactly, while their values together are few."""
+    if len(knowledge.columns) == 1:
+        return knowledge
+    values = int(np.prod([len(column.candidates) for column in knowledge.columns]))
+    if values > MOST_JOINT:
+        raise ValueError(
+            f"columns have {values} values together; closed_form takes {MOST_JOINT} at most. Use "
+            "gauss_newton, which is not exact, or give fewer columns"
+        )
+    return dataclasses.replace(knowledge, columns=(joint_column(knowledge.columns),))
+
+
+def _apart(answer: Reconstruction, columns: tuple[UnknownColumn, ...]) -> Reconstruction:
+    """The answer on a joint column as one on each."""
+    counts = [len(column.candidates) for column in columns]
+    (joint,), (weights,) = answer.values, answer.scores
+    values = [jnp.where(joint < 0, -1, v) for v in jnp.unravel_index(jnp.maximum(joint, 0), counts)]
+    weights = weights.reshape(len(weights), *counts)
+    axes = range(1, len(counts) + 1)
+    scores = [weights.sum(tuple(a for a in axes if a != axis)) for axis in axes]
+    return dataclasses.replace(answer, values=tuple(values), scores=tuple(scores))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "members", "dtype"))

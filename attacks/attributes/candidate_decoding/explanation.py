@@ -14,7 +14,6 @@ is corrected by the least squares and judged again, and the better verdict count
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,24 +26,25 @@ from jax.flatten_util import ravel_pytree
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
     factored_gradients,
+    joint_column,
     mean_lengths,
     with_first,
 )
 from attacks.attributes.candidate_decoding.constraints import onto_simplex
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.candidate_decoding.simulated_client import Guess, clipping, guess_of
-from attacks.attributes.knowledge import Knowledge, Reconstruction, UnknownColumn, erase
+from attacks.attributes.knowledge import Knowledge, Reconstruction, erase
 from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precision, rounding
 from attacks.path import path_centre
 from attacks.precision import arithmetic, cast
 from jaxfl import ClientData, LocalTraining, Messages, Model, client_round, mean_loss
 from jaxfl.federated import Strategy, map_clients
 from jaxfl.plugins import overriding
-from jaxfl.probe import mixes_records
+from jaxfl.probe import draws_at_random, mixes_records
 
 Array = jax.Array
-RUNS = 16
-"""Simulated runs, which tell the noise."""
+RUNS, SURE_RUNS = 16, 4
+"""Simulated runs, which tell the noise; of a client that does nothing at random but rounding."""
 MOST_UNKNOWNS = 4_000
 """Weights that least squares takes off; of more, those of the records that are least sure."""
 MOST_JOINT = 16
@@ -130,17 +130,6 @@ def alternatives(model: Model, knowledge: Knowledge, answer: Any) -> Alternative
     return Alternatives(every_x, every_y, jnp.zeros(len(x), jnp.int32), doubt)
 
 
-def joint_column(columns: tuple[UnknownColumn, ...]) -> UnknownColumn:
-    """Several columns as one, whose values are all combinations, the last column's running
-    fastest."""
-    combinations = itertools.product(*(range(len(column.candidates)) for column in columns))
-    rows = [
-        jnp.concatenate([column.candidates[i] for column, i in zip(columns, places, strict=True)])
-        for places in combinations
-    ]
-    return UnknownColumn(jnp.concatenate([c.positions for c in columns]), jnp.stack(rows))
-
-
 @functools.partial(jax.jit, static_argnames=("model", "free_scale"))
 def _judge(
     model: Model,
@@ -204,7 +193,7 @@ class _Left(NamedTuple):
     """What is left of the messages and of the runs, summed over rounds.
 
     Attributes:
-      before: inner products of messages, runs and directions `[1 + RUNS + 2] * 2` as they are.
+      before: inner products of messages, runs and directions `[1 + runs + 2] * 2` as they are.
       after: the same without the candidates' span.
       step: least squares' weights of what is left of the messages `[unknowns]`.
       pull: by how much the ridge may have raised what is left.
@@ -228,6 +217,7 @@ def _left(
     x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
     records, count = x.shape[:2]
     steps = guess.training.steps(len(each.x))
+    count_of_runs = _count(guess, messages.received)
 
     def difference(a: Array) -> Array:
         a = a.reshape(records, count, *a.shape[1:])
@@ -235,14 +225,14 @@ def _left(
 
     def one_round(seen: tuple[Any, Any, Array, Array]) -> tuple[Array, ...]:
         received, update, weight, key = seen
-        runs = _runs(guess, received, key)
+        runs = _runs(guess, received, key, count_of_runs)
         received, update, runs = cast((received, update, runs), x.dtype)
         mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
         # Of no noise that is in what is compared: not of the path that was seen, and directions of
         # no run.
         centre = unravel(path_centre(flat, mean, steps))
         downhill = ravel_pytree(jax.grad(_loss_of(guess, x.dtype))(received))[0]
-        noise = (runs - mean) * ((RUNS + 1) / (RUNS - 1)) ** 0.5
+        noise = (runs - mean) * ((len(runs) + 1) / (len(runs) - 1)) ** 0.5
         vectors = jnp.stack([ravel_pytree(update)[0] - mean, *noise, downhill, flat])
         if free_scale:
             unit = mean / jnp.maximum(jnp.linalg.norm(mean), jnp.finfo(x.dtype).tiny)
@@ -272,7 +262,7 @@ def _left(
     updates = messages.pseudo_gradient
     rounds = messages.received, updates, relative_weights(updates)
     keys = jax.random.split(key, len(messages))
-    unknowns, vectors = records * (count - 1), RUNS + 3
+    unknowns, vectors = records * (count - 1), count_of_runs + 3
     shapes = (unknowns, unknowns), (unknowns, vectors), (vectors, vectors), ()
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
     (gram, along, inner, scale), _ = jax.lax.scan(add, zero, (*rounds, keys))
@@ -286,13 +276,22 @@ def _left(
     return _Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0])
 
 
+def _count(guess: Guess, received: Any) -> int:
+    """How many runs tell a client's noise."""
+    model, data, training = guess
+    batches = len(training.batch_sizes(len(data.mask))) > 1
+    first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), received)
+    random = batches or training.plugins or draws_at_random(model, first, data.x)
+    return RUNS if random else SURE_RUNS
+
+
 def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
     x, y = cast((guess.data.x, guess.data.y), dtype)
     return lambda params: mean_loss(guess.model, params, x, y)
 
 
-def _runs(guess: Guess, received: Any, key: Array) -> Array:
-    """Updates `[RUNS, parameters]` of the client, its records in a fresh order each time: even a
+def _runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
+    """Updates `[count, parameters]` of the client, its records in a fresh order each time: even a
     full batch is rounded otherwise then."""
     model, data, training = guess
 
@@ -304,22 +303,23 @@ def _runs(guess: Guess, received: Any, key: Array) -> Array:
         return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
 
     together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
-    return map_clients(run, jax.random.split(key, RUNS), together)
+    return map_clients(run, jax.random.split(key, count), together)
 
 
 def _verdict(left: _Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:
     """From what is left of so many rounds; `rounded` is what rounding may leave of all."""
     inexact = ROUNDING * jnp.finfo(left.before.dtype).eps
     directions = slice(-1, None) if free_scale else slice(-2, None)
+    runs = slice(1, len(left.before) - 2)
     before, after = jnp.diag(left.before), jnp.maximum(jnp.diag(left.after), 0)
     slack = rounded + inexact * before[0] + left.pull
-    length = after[0] / (_most(after[1 : 1 + RUNS], FALSE_ALARMS / 2) + slack)
-    across, squares = left.after[: 1 + RUNS, directions], after[directions]
-    t = scipy.stats.t.ppf(1 - FALSE_ALARMS / 8, RUNS - 1)
-    spread = t**2 * (across[1:] ** 2).mean(0) + slack * squares
+    length = after[0] / (_most(after[runs], FALSE_ALARMS / 2) + slack)
+    across, squares = left.after[:, directions], after[directions]
+    t = scipy.stats.t.ppf(1 - FALSE_ALARMS / 8, len(left.before) - 4)
+    spread = t**2 * (across[runs] ** 2).mean(0) + slack * squares
     there = squares > inexact * before[directions]
     along = jnp.where(there, across[0] ** 2 / jnp.where(there, spread, 1), 0)
-    allowed = _most(before[1 : 1 + RUNS], FALSE_ALARMS) + rounded
+    allowed = _most(before[runs], FALSE_ALARMS) + rounded
     misfit = jnp.maximum(length, along.max())
     return Fit(1 - before[0] / rounds, 1 - allowed / rounds, misfit)
 

@@ -63,6 +63,10 @@ def gauss_newton(
     """Reconstruct unknown columns from the messages of a client that takes one full-batch step a
     round.
 
+    It may end where no single column's change explains more, and is not exact:
+    `fit.explained < fit.allowed` says so. While the columns have few values together, `closed_form`
+    takes every combination for a candidate, and is exact.
+
     Args:
       model: the model that was trained (static).
       messages: the client's messages in the rounds to be used.
