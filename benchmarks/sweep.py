@@ -84,8 +84,6 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
             _print_suites(console, suites)
             return 0
         groups = select(arguments, suites)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _interrupt)
         use_all_cores()
         if arguments.dry_run:
             _print_plan(console, groups)
@@ -322,4 +320,5 @@ def _print_results(console: Console, sections: Sequence[report.Section]) -> None
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())

@@ -101,27 +101,20 @@ def _line(
     other_size = (
         first["size"] != "paper" and published is not None and "records" in first["settings"]
     )
+    means: dict[str, Any] = {name: _text(_mean([r[name] for r in rows])) for name in _MEANS}
     return Line(
-        setting=" ".join(f"{k}={v}" for k, v in place) or first["dataset"],
-        place=tuple(place),
-        method=first["method"],
-        selection=first["selection"],
-        metric=first["metric"],
+        **_who(place, first),
+        **means,
         n=len(values),
         mean=_text(estimate.mean),
         interval=_interval(estimate, proportion),
-        chance=_text(_mean([r["chance"] for r in rows])),
         majority=_text(majority),
-        imputation=_text(_mean([r["imputation"] for r in rows])),
-        null=_text(_mean([r["null"] for r in rows])),
         guess=_best_guess(rows),
         learnt=learnt,
         fit=_fit(rows),
         published=""
         if published is None
         else f"{published:g}" + (" (other size)" if other_size else ""),
-        train_accuracy=_text(_mean([r["train_accuracy"] for r in rows])),
-        test_accuracy=_text(_mean([r["test_accuracy"] for r in rows])),
         compile_s=_text(_mean([r["compile_s"] for r in rows]), 1),
         run_s=_text(_mean([r["run_s"] for r in rows])),
         device="; ".join(dict.fromkeys(f"{r['device']}, {r['dtype']}" for r in rows)),
@@ -132,6 +125,17 @@ def _line(
         majority_value=majority,
         published_value=published,
     )
+
+
+_MEANS = ("chance", "imputation", "null", "train_accuracy", "test_accuracy")
+"""Columns of which a line holds the mean."""
+
+
+def _who(place: Sequence[tuple[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    """What a line is of."""
+    setting = " ".join(f"{k}={v}" for k, v in place) or row["dataset"]
+    names = ("method", "selection", "metric")
+    return {"setting": setting, "place": tuple(place)} | {name: row[name] for name in names}
 
 
 def _guess(rows: list[dict[str, Any]], name: str, scored: int) -> Interval:

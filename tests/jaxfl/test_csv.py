@@ -40,7 +40,7 @@ def test_csv(tmp_path):
         ("a,b\n1,2\n", {"target": "b", "kinds": {"a": "text"}}, "kinds.'a'.='text' is unknown"),
         ("a,b\n1,2\n3\n", {"target": "b"}, "has 1 cells in row 3; the header has 2"),
         ("a,a,b\n1,2,3\n", {"target": "b"}, "two columns named 'a'"),
-        ("a,b\n1,1\n2,2\ninf,3\n", {"target": "b"}, "column 'a' holds an infinite value"),
+        ("a,b\n1,1\n2,2\ninf,3\n", {"target": "b"}, "column 'a' holds inf, beyond float32"),
         ("a,b\n1,2\n", {"target": "b", "sensitive": "b"}, "sensitive='b' is the target or dropped"),
         ("a,b\n", {"target": "b"}, "needs a header and at least one row"),
         (
@@ -62,3 +62,45 @@ def test_bad_csv(tmp_path, text, options, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_csv(path, **options)
+
+
+ROWS = "age,town,income\n" + "".join(f"{20 + i}.5,Zürich,{i % 2}\n" for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "encoding", "options"),
+    [
+        ("a.csv", lambda text: text, "utf-16", {}),
+        ("A.CSV", lambda text: text, "latin-1", {"text_encoding": "latin-1"}),
+        ("a.tsv", lambda text: text.replace(",", "\t"), "utf-8", {}),
+        ("a.data", lambda text: text.replace(",", "|"), "utf-8-sig", {}),
+        (
+            "a.csv",
+            lambda text: text.replace(",", ";").replace(".", ","),
+            "utf-8",
+            {"decimal": ","},
+        ),
+    ],
+)
+def test_tables_of_any_encoding_and_separator(tmp_path, name, change, encoding, options):
+    (tmp_path / "plain.csv").write_text(ROWS, encoding="utf-8")
+    (tmp_path / name).write_bytes(change(ROWS).encode(encoding))
+    plain = load(tmp_path / "plain.csv", target="income")
+    other = load(tmp_path / name, target="income", **options)
+    assert (plain.x == other.x).all()
+    assert [c.name for c in plain.columns] == [c.name for c in other.columns]
+    assert plain.column("town").categories == other.column("town").categories
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\né,1\n".encode("latin-1"), "text_encoding='latin-1'"),
+        (b"a,b\n1e39,1\n2,0\n3,1\n", "column 'a' holds 1e.39, beyond float32"),
+        (b"a,b\n" + b"x" * 140_000 + b",1\n", "is no table .field larger"),
+    ],
+)
+def test_files_that_are_no_tables_are_named(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "a.csv", target="b")

@@ -241,15 +241,14 @@ def _closed_form(
     rate = settings.learning_rate
     if rate is None and members is None:
         start = jnp.append(start, 0)
+    solve_for = functools.partial(_least_squares, model, messages, (x, y))
     with jax.default_matmul_precision("highest"):
         if rate is None and members is not None:
             # Weights and rate enter as their product: its sum over records tells the rate, since
             # members are counted.
-            product = _least_squares(
-                model, messages, (x, y), jnp.ones((), dtype), members, start, settings
-            )
+            product = solve_for(jnp.ones((), dtype), members, start, settings)
             rate = product.unknowns.sum() / members
-        solution = _least_squares(model, messages, (x, y), rate, members, start, settings)
+        solution = solve_for(rate, members, start, settings)
         weights, rest = jnp.split(solution.unknowns, [records * (count - 1)])
         if rate is None:
             rate = 1 / rest[0]
@@ -259,23 +258,8 @@ def _closed_form(
         averaged = len(x) if members is None else members
         allowed = _allowed(messages, rate * len(x) / averaged * lengths, eps, settings.noise)
         fit = _fit(messages, solution, rounded, jnp.asarray(rate) / averaged, allowed)
-    # A rate that is not positive means that the messages do not come from these records.
-    numbers = jnp.append(solution.unknowns, jnp.stack([rounded, jnp.asarray(rate)]))
-    failed = ~(jnp.isfinite(numbers).all() & (jnp.asarray(rate) > 0))
-    reconstruction = answered(
-        failed,
-        (decoded.values,),
-        (decoded.scores,),
-        decoded.labels,
-        objective=rounded / solution.square,
-        trace=jnp.zeros(0),
-        fit=fit,
-    )
-    residual = solution.left(solution.unknowns) / solution.square
-    decoding = Decoding(
-        reconstruction, solution.condition, residual, jnp.asarray(rate), decoded.presence
-    )
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
+    decoding = _decoding(solution, decoded, rounded, jnp.asarray(rate), fit)
     return cast(decoding, jnp.float32, jnp.int32)
 
 
@@ -357,6 +341,25 @@ def _fit(
 def _inexact(solution: _Solution) -> Array:
     """What the arithmetic may have lost of a squared residual."""
     return ROUNDING * jnp.finfo(solution.square.dtype).eps * solution.square
+
+
+def _decoding(
+    solution: "_Solution", decoded: "_Decoded", rounded: Array, rate: Array, fit: Fit
+) -> Decoding:
+    """All that is said of an answer whose squared residual is `rounded`."""
+    # A rate that is not positive means that the messages do not come from these records.
+    numbers = jnp.append(solution.unknowns, jnp.stack([rounded, rate]))
+    reconstruction = answered(
+        ~(jnp.isfinite(numbers).all() & (rate > 0)),
+        (decoded.values,),
+        (decoded.scores,),
+        decoded.labels,
+        objective=rounded / solution.square,
+        trace=jnp.zeros(0),
+        fit=fit,
+    )
+    residual = solution.left(solution.unknowns) / solution.square
+    return Decoding(reconstruction, solution.condition, residual, rate, decoded.presence)
 
 
 class _Decoded(NamedTuple):

@@ -215,55 +215,18 @@ def _left(
     free_scale: bool,
 ) -> _Left:
     x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
-    records, count = x.shape[:2]
-    steps = guess.training.steps(len(each.x))
-    count_of_runs = _count(guess, messages.received)
-
-    def difference(a: Array) -> Array:
-        a = a.reshape(records, count, *a.shape[1:])
-        return (a[:, 1:] - a[:, :1]).reshape(records * (count - 1), *a.shape[2:])
-
-    def one_round(seen: tuple[Any, Any, Array, Array]) -> tuple[Array, ...]:
-        received, update, weight, key = seen
-        runs = _runs(guess, received, key, count_of_runs)
-        received, update, runs = cast((received, update, runs), x.dtype)
-        mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
-        # Of no noise that is in what is compared: not of the path that was seen, and directions of
-        # no run.
-        centre = unravel(path_centre(flat, mean, steps))
-        downhill = ravel_pytree(jax.grad(_loss_of(guess, x.dtype))(received))[0]
-        noise = (runs - mean) * ((len(runs) + 1) / (len(runs) - 1)) ** 0.5
-        vectors = jnp.stack([ravel_pytree(update)[0] - mean, *noise, downhill, flat])
-        if free_scale:
-            unit = mean / jnp.maximum(jnp.linalg.norm(mean), jnp.finfo(x.dtype).tiny)
-            vectors = vectors.at[0].set(ravel_pytree(update)[0])
-            vectors -= jnp.outer(vectors @ unit, unit)
-        gradients = factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-        gram, factor = gradients.inner(gradients), jnp.ones(())
-        if guess.training.privacy is not None:
-            factor = clipping(jnp.diag(gram), guess.training.privacy.clip)
-            gram *= factor[:, None] * factor
-        scale = jnp.trace(gram) / len(gram)
-        gram = difference(difference(gram).T)
-
-        def project(vector: Array) -> Array:
-            return difference(factor * gradients.along(unravel(vector)))
-
-        along = jax.lax.map(project, vectors).T
-        inner = vectors @ vectors.T
-        if free_scale:
-            common = project(unit)
-            gram -= jnp.outer(common, common)
-        return weight * gram, weight * along, weight * inner, weight * scale
+    unknowns, runs = x.shape[0] * (x.shape[1] - 1), _count(guess, messages.received)
+    updates = messages.pseudo_gradient
 
     def add(total: Any, seen: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, one_round(seen)), None
+        received, update, weight, key = seen
+        vectors = _vectors(guess, received, update, _runs(guess, received, key, runs), x.dtype)
+        products = _products(model, guess, vectors, x, y, free_scale)
+        return jax.tree.map(lambda t, p: t + weight * p, total, products), None
 
-    updates = messages.pseudo_gradient
     rounds = messages.received, updates, relative_weights(updates)
     keys = jax.random.split(key, len(messages))
-    unknowns, vectors = records * (count - 1), count_of_runs + 3
-    shapes = (unknowns, unknowns), (unknowns, vectors), (vectors, vectors), ()
+    shapes = (unknowns, unknowns), (unknowns, runs + 3), (runs + 3, runs + 3), ()
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
     (gram, along, inner, scale), _ = jax.lax.scan(add, zero, (*rounds, keys))
     # Differences of gradients are as inexact as the gradients' own squares.
@@ -274,6 +237,70 @@ def _left(
     solved = jax.scipy.linalg.cho_solve(factor, along)
     pulls = level * solved.T @ solved
     return _Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0])
+
+
+class _Vectors(NamedTuple):
+    """What is compared in a round.
+
+    Attributes:
+      rows: what is left of the message, of each run, and the directions `[1 + runs + 2,
+        parameters]`.
+      mean: of the runs `[parameters]`.
+      update: the message `[parameters]`.
+      centre: the model at the centre of the client's path.
+    """
+
+    rows: Array
+    mean: Array
+    update: Array
+    centre: Any
+
+
+def _vectors(guess: Guess, received: Any, update: Any, runs: Array, dtype: Any) -> _Vectors:
+    received, update, runs = cast((received, update, runs), dtype)
+    steps = guess.training.steps(len(guess.data.mask))
+    mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
+    # Of no noise that is in what is compared: not of the path that was seen, and directions of no
+    # run.
+    centre = unravel(path_centre(flat, mean, steps))
+    downhill = ravel_pytree(jax.grad(_loss_of(guess, dtype))(received))[0]
+    noise = (runs - mean) * ((len(runs) + 1) / (len(runs) - 1)) ** 0.5
+    seen = ravel_pytree(update)[0]
+    return _Vectors(jnp.stack([seen - mean, *noise, downhill, flat]), mean, seen, centre)
+
+
+def _products(
+    model: Model, guess: Guess, vectors: _Vectors, x: Array, y: Array, free_scale: bool
+) -> tuple[Array, ...]:
+    """Inner products of a round: of the candidates' differences with each other and with the
+    vectors, of the vectors, and the mean square of the candidates' gradients."""
+    records, count = x.shape[:2]
+    rows, unravel = vectors.rows, ravel_pytree(vectors.centre)[1]
+    gradients = factored_gradients(
+        model, vectors.centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1)
+    )
+    gram, factor = gradients.inner(gradients), jnp.ones(())
+    if guess.training.privacy is not None:
+        factor = clipping(jnp.diag(gram), guess.training.privacy.clip)
+        gram *= factor[:, None] * factor
+    scale = jnp.trace(gram) / len(gram)
+
+    def difference(a: Array) -> Array:
+        a = a.reshape(records, count, *a.shape[1:])
+        return (a[:, 1:] - a[:, :1]).reshape(records * (count - 1), *a.shape[2:])
+
+    def project(vector: Array) -> Array:
+        return difference(factor * gradients.along(unravel(vector)))
+
+    gram = difference(difference(gram).T)
+    if free_scale:
+        length = jnp.linalg.norm(vectors.mean)
+        unit = vectors.mean / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
+        rows = rows.at[0].set(vectors.update)
+        rows -= jnp.outer(rows @ unit, unit)
+        common = project(unit)
+        gram -= jnp.outer(common, common)
+    return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale
 
 
 def _count(guess: Guess, received: Any) -> int:

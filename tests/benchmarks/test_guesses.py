@@ -1,0 +1,130 @@
+"""Three guesses beside every accuracy, the fit beside every answer, and what is said of both; and
+what ends a sweep loses nothing."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from attacks import Knowledge, binary_column, impute
+from benchmarks.harness.intervals import Interval
+from benchmarks.harness.report import verdict
+from benchmarks.sweep import main
+
+
+def rows_of(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("swept")
+    methods = "majority,stats,l2_lbfgs,closed_form"
+    words = ["quick/attributes", "--where", "dataset=purchase_like", "--methods", methods]
+    assert main([*words, "--seeds", "2", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_every_attack_stands_beside_three_guesses(swept):
+    for row in rows_of(swept):
+        guesses = [row[name] for name in ("majority", "imputation")]
+        assert all(0 <= float(value) <= 1 for value in guesses)
+        assert (row["null"] == "") == (row["method"] == "majority")
+        explains = row["method"] in ("l2_lbfgs", "closed_form")
+        assert (row["explained"] == "") != explains
+        if explains:
+            assert row["status"] == "ok"
+            assert float(row["misfit"]) < 1
+
+
+def test_another_clients_messages_tell_no_more_than_a_guess(swept):
+    read = [row for row in rows_of(swept) if row["method"] == "closed_form"]
+    assert np.mean([float(row["value"]) for row in read]) == 1
+    records = json.loads(read[0]["detail"])["scored_records"]
+    guessed = np.mean([float(row["null"]) for row in read])
+    rate = np.mean([float(row["majority"]) for row in read])
+    assert guessed < rate + 3 * 0.5 / np.sqrt(records)
+
+
+def test_the_report_says_whether_something_was_learnt(swept):
+    page = (swept / "report.html").read_text()
+    for word in ("imputation", "null", "learnt", "not learnt", "fit"):
+        assert word in page
+
+
+def test_learnt_is_above_all_guesses_by_the_intervals():
+    guesses = [Interval(0.6, 0.55, 0.65), Interval(0.9, 0.85, 0.95), Interval(np.nan, 0, 1)]
+    assert verdict(Interval(0.97, 0.96, 0.98), guesses) == "learnt"
+    assert verdict(Interval(0.97, 0.94, 0.99), guesses) == "not learnt"
+    assert verdict(Interval(np.nan, 0, 1), guesses) == ""
+    assert verdict(Interval(0.9, 0.8, 1.0), guesses[2:]) == ""
+
+
+def test_imputation_uses_other_columns_and_the_label():
+    rng = np.random.default_rng(0)
+    x = (rng.random((400, 8)) < 0.5).astype(np.float32)
+    y = rng.integers(0, 3, 400)
+    by_column, by_label, alone = x.copy(), x.copy(), x.copy()
+    by_column[:, 4] = x[:, 1]
+    by_label[:, 4] = y == 2
+    public, known = slice(0, 300), slice(300, None)
+
+    def right(x, labels=True):
+        given = x[known].copy()
+        given[:, 4] = np.nan
+        knowledge = Knowledge(given, y[known] if labels else None, (binary_column(4),))
+        (values,) = impute(knowledge, x[public], y[public])
+        return (values == x[known][:, 4]).mean()
+
+    assert right(by_column) == 1
+    assert right(by_label) == 1
+    assert right(by_label, labels=False) < 0.8
+    assert right(alone) < 0.65
+    with pytest.raises(ValueError, match="y_public=None"):
+        impute(Knowledge(x, y, (binary_column(4),)), x)
+
+
+def test_a_request_to_end_keeps_rows_and_writes_the_report(tmp_path):
+    words = ["quick", "--seeds", "3", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.sweep", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    for _ in range(600):
+        time.sleep(0.1)
+        if (tmp_path / "results.sqlite").exists():
+            break
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted: finished rows are kept" in printed
+    assert (tmp_path / "results.csv").is_file()
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
+    words = ["quick/learning_rate", "--methods", "majority", "--seeds", "1"]
+    (tmp_path / "results.csv").mkdir()
+    assert main([*words, "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "finished rows are kept" in said
+    assert not list(tmp_path.glob(".results.csv*"))
+    assert main([*words, "--out", ""]) == 2
+    assert "names no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seeds", ["4294967296,", "1000000000000"])
+def test_seeds_beyond_32_bits_are_refused(seeds, capsys):
+    assert main(["quick", "--dry-run", "--seeds", seeds]) == 2
+    assert "too many or too large" in capsys.readouterr().err
