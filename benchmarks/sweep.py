@@ -9,7 +9,6 @@ import dataclasses
 import signal
 import sqlite3
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -254,25 +254,6 @@ def test_a_column_that_does_not_enter_the_model_fails_or_says_nothing():
     assert (values == truth).mean() <= majority_rate(jnp.asarray(truth), 2)
 
 
-def test_several_columns_are_read_together_exactly():
-    """By the product of their values; another order of columns changes nothing."""
-    model = mlp(D, (64,), 3)
-    x, y, _, messages = make_victim(model, rounds=8)
-    known = x.copy()
-    known[:, [6, 7, 11]] = np.nan
-    columns = binary_column(6, 0.4), binary_column(7), binary_column(11, 0.5)
-    for order in ((0, 1, 2), (2, 0, 1)):
-        chosen = tuple(columns[i] for i in order)
-        answer = closed_form(model, messages, Knowledge(known, y, chosen)).reconstruction
-        for column, values, scores in zip(chosen, answer.values, answer.scores, strict=True):
-            assert (np.asarray(values) == x[:, int(column.positions[0])]).all()
-            assert np.allclose(np.asarray(scores).sum(1), 1, atol=1e-4)
-        assert answer.fit.explained >= answer.fit.allowed
-    many = tuple(binary_column(i) for i in range(7))
-    with pytest.raises(ValueError, match="columns have 128 values together"):
-        closed_form(model, messages, Knowledge(x, y, many))
-
-
 @pytest.mark.parametrize("records", [30, 60])
 @pytest.mark.parametrize("hidden", [(), (16,), (16, 12)])
 @pytest.mark.parametrize("soft", [False, True])

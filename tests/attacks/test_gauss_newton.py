@@ -1,4 +1,4 @@
-"""Several columns at once: `gauss_newton` (Gauss-Newton on the candidates of all)."""
+"""Several columns at once: `gauss_newton`, and `closed_form` on their combinations."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,7 @@ from attacks import (
     MisfitWarning,
     Status,
     binary_column,
+    closed_form,
     gauss_newton,
 )
 from attacks.metrics import majority_rate
@@ -74,3 +75,22 @@ def test_columns_that_do_not_enter_the_model_keep_their_prior():
         blind, messages, Knowledge(x, y, (binary_column(10, 0.3),)), settings=GaussNewton(0.1)
     )
     assert np.allclose(found.scores[0], [0.7, 0.3])
+
+
+def test_several_columns_are_read_together_exactly():
+    """By the product of their values; another order of columns changes nothing."""
+    model = mlp(D, (64,), 3)
+    x, y, _, messages = make_victim(model, rounds=8)
+    known = x.copy()
+    known[:, [6, 7, 11]] = np.nan
+    columns = binary_column(6, 0.4), binary_column(7), binary_column(11, 0.5)
+    for order in ((0, 1, 2), (2, 0, 1)):
+        chosen = tuple(columns[i] for i in order)
+        answer = closed_form(model, messages, Knowledge(known, y, chosen)).reconstruction
+        for column, values, scores in zip(chosen, answer.values, answer.scores, strict=True):
+            assert (np.asarray(values) == x[:, int(column.positions[0])]).all()
+            assert np.allclose(np.asarray(scores).sum(1), 1, atol=1e-4)
+        assert answer.fit.explained >= answer.fit.allowed
+    many = tuple(binary_column(i) for i in range(7))
+    with pytest.raises(ValueError, match="columns have 128 values together"):
+        closed_form(model, messages, Knowledge(x, y, many))
