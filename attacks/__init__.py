@@ -39,6 +39,7 @@ from attacks.attributes.knowledge import (
     best_of,
     binary_column,
 )
+from attacks.diagnosis import Diagnosis, Finding, diagnose
 from attacks.fit import Fit, MisfitWarning, Status
 from attacks.local_models.attribute import (
     InferredAttribute,
@@ -143,6 +144,8 @@ __all__ = [
     "Decoding",
     "DetectorTraining",
     "Detectors",
+    "Diagnosis",
+    "Finding",
     "FirstOrder",
     "Fit",
     "GaussNewton",
@@ -187,6 +190,7 @@ __all__ = [
     "cosine_distance",
     "decode_membership",
     "decode_sources",
+    "diagnose",
     "extrapolated",
     "fit_public_model",
     "fit_threshold",

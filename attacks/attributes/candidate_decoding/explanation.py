@@ -54,6 +54,10 @@ JUDGED = 2**32 - 1
 """The stream of runs that judge an answer, apart from the attack's own."""
 
 
+Directions = tuple[Callable[[Any], Any], ...]
+"""From a model to a tree like it, along which what is left is looked at."""
+
+
 class Alternatives(NamedTuple):
     """What each record could be.
 
@@ -130,6 +134,41 @@ def alternatives(model: Model, knowledge: Knowledge, answer: Any) -> Alternative
     return Alternatives(every_x, every_y, jnp.zeros(len(x), jnp.int32), doubt)
 
 
+def left_along(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    answer: Reconstruction,
+    training: LocalTraining,
+    key: Array,
+    directions: Directions,
+) -> np.ndarray:
+    """What directions account for, of what no values of the unknowns explain: inner products of
+    what is left of the messages and of the directions, the gradient and the model last `[1 +
+    directions + 2] * 2`. Arguments as for `judge`; not under `jit`."""
+    chosen = answer.values, answer.scores, answer.labels
+    with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
+        each = alternatives(model, knowledge, chosen)
+        unsure = _least_sure(each)
+        guess = Guess(model, _data(each), training)
+        with jax.default_matmul_precision("highest"):
+            left = _left(model, messages, guess, each, unsure, key, False, directions)
+        kept = np.r_[0, -2 - len(directions) : 0]
+        return np.asarray(left.after, np.float64)[np.ix_(kept, kept)]
+
+
+def _least_sure(each: Alternatives) -> Array:
+    count = each.x.shape[1]
+    return jnp.argsort(-each.doubt)[: MOST_UNKNOWNS // max(count - 1, 1)]
+
+
+def _data(each: Alternatives) -> ClientData:
+    """The client's records by the answer."""
+    one = jax.vmap(lambda candidates, chosen: candidates[chosen])
+    mask = jnp.ones(len(each.x), bool)
+    return ClientData(one(each.x, each.chosen), one(each.y, each.chosen), mask, jnp.asarray(0))
+
+
 @functools.partial(jax.jit, static_argnames=("model", "free_scale"))
 def _judge(
     model: Model,
@@ -142,11 +181,7 @@ def _judge(
 ) -> Fit:
     each = alternatives(model, knowledge, answer)
     records, count = each.x.shape[:2]
-    unsure = jnp.argsort(-each.doubt)[: MOST_UNKNOWNS // max(count - 1, 1)]
-    one = jax.vmap(lambda candidates, chosen: candidates[chosen])
-    data = ClientData(
-        one(each.x, each.chosen), one(each.y, each.chosen), jnp.ones(records, bool), jnp.asarray(0)
-    )
+    unsure, data = _least_sure(each), _data(each)
     steps, updates = training.steps(records), messages.pseudo_gradient
     lengths = training.learning_rate * mean_lengths(model, messages.received, data.x, data.y)
     eps = precision(messages)
@@ -205,7 +240,7 @@ class _Left(NamedTuple):
     pull: Array
 
 
-def _left(
+def _left(  # noqa: PLR0913 - what a client is compared with, and how
     model: Model,
     messages: Messages,
     guess: Guess,
@@ -213,6 +248,7 @@ def _left(
     unsure: Array,
     key: Array,
     free_scale: bool,
+    more: Directions = (),
 ) -> _Left:
     x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
     unknowns, runs = x.shape[0] * (x.shape[1] - 1), _count(guess, messages.received)
@@ -220,13 +256,15 @@ def _left(
 
     def add(total: Any, seen: Any) -> tuple[Any, None]:
         received, update, weight, key = seen
-        vectors = _vectors(guess, received, update, _runs(guess, received, key, runs), x.dtype)
+        run = _runs(guess, received, key, runs)
+        vectors = _vectors(guess, received, update, run, x.dtype, more)
         products = _products(model, guess, vectors, x, y, free_scale)
         return jax.tree.map(lambda t, p: t + weight * p, total, products), None
 
     rounds = messages.received, updates, relative_weights(updates)
     keys = jax.random.split(key, len(messages))
-    shapes = (unknowns, unknowns), (unknowns, runs + 3), (runs + 3, runs + 3), ()
+    rows = runs + 3 + len(more)
+    shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), ()
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
     (gram, along, inner, scale), _ = jax.lax.scan(add, zero, (*rounds, keys))
     # Differences of gradients are as inexact as the gradients' own squares.
@@ -243,8 +281,8 @@ class _Vectors(NamedTuple):
     """What is compared in a round.
 
     Attributes:
-      rows: what is left of the message, of each run, and the directions `[1 + runs + 2,
-        parameters]`.
+      rows: what is left of the message, of each run, and the directions, the gradient and the
+        model last `[1 + runs + directions, parameters]`.
       mean: of the runs `[parameters]`.
       update: the message `[parameters]`.
       centre: the model at the centre of the client's path.
@@ -256,7 +294,9 @@ class _Vectors(NamedTuple):
     centre: Any
 
 
-def _vectors(guess: Guess, received: Any, update: Any, runs: Array, dtype: Any) -> _Vectors:
+def _vectors(
+    guess: Guess, received: Any, update: Any, runs: Array, dtype: Any, more: Directions
+) -> _Vectors:
     received, update, runs = cast((received, update, runs), dtype)
     steps = guess.training.steps(len(guess.data.mask))
     mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
@@ -266,7 +306,8 @@ def _vectors(guess: Guess, received: Any, update: Any, runs: Array, dtype: Any) 
     downhill = ravel_pytree(jax.grad(_loss_of(guess, dtype))(received))[0]
     noise = (runs - mean) * ((len(runs) + 1) / (len(runs) - 1)) ** 0.5
     seen = ravel_pytree(update)[0]
-    return _Vectors(jnp.stack([seen - mean, *noise, downhill, flat]), mean, seen, centre)
+    others = [ravel_pytree(direction(centre))[0] for direction in more]
+    return _Vectors(jnp.stack([seen - mean, *noise, *others, downhill, flat]), mean, seen, centre)
 
 
 def _products(

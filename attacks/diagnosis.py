@@ -1,0 +1,369 @@
+"""What a client's messages say of the client: how it trains, and what it does to what it sends.
+
+Threat model: that of an honest-but-curious server whose attack was told that no answer explains the
+messages (`attacks.fit`). It looks at the numbers themselves, and tries what most often is wrong.
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.attributes.candidate_decoding.closed_form import Decoding, closed_form
+from attacks.attributes.candidate_decoding.explanation import judge, left_along
+from attacks.attributes.knowledge import Knowledge, check_knowledge, erase
+from attacks.fit import Fit, MisfitWarning
+from attacks.path import at_path_centres
+from jaxfl import LocalTraining, Messages, Model, _check
+from jaxfl.models import check_parameters
+
+Array = jax.Array
+KEY = jax.random.key(0)
+COMPLETE = 3
+"""Misfit that a cause may leave to be called the one."""
+NEARLY, FAR_BETTER = 0.99, 20
+"""Share of what is left that names a cause all the same, where the rate alone leaves so many times
+as much: values that were read wrongly blur what is left."""
+SIMILAR, NOWHERE = 0.4, 0.02
+"""Share of what is left that points along the gradient after several steps; and along any direction
+that was tried, if it is noise."""
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "ReLU": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "GELU": jax.nn.gelu,
+    "sigmoid": jax.nn.sigmoid,
+    "SiLU": jax.nn.silu,
+    "ELU": jax.nn.elu,
+    "leaky ReLU": jax.nn.leaky_relu,
+}
+"""What stands between dense layers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that the messages say.
+
+    Attributes:
+      cause: in a few words, as "weight decay".
+      evidence: the numbers, in a sentence.
+      share: of what was left unexplained, what the cause accounts for; 1 for what is seen in the
+        numbers themselves.
+    """
+
+    cause: str
+    evidence: str
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What messages say of a client, the strongest first.
+
+    Attributes:
+      findings: what was found.
+      fit: of the recipe that was told, or None if nothing is known of the records.
+      attack: which attack to use, and how.
+    """
+
+    findings: tuple[Finding, ...]
+    fit: Fit | None
+    attack: str
+
+    def __str__(self) -> str:
+        lines = [f"{f.cause}: {f.evidence}" for f in self.findings]
+        return "\n".join([*lines, f"use: {self.attack}"])
+
+
+def numbers_say(messages: Messages) -> list[Finding]:
+    """What is seen in the numbers of messages, whatever the model and the records."""
+    updates = [np.asarray(u, np.float64) for u in jax.tree.leaves(messages.pseudo_gradient)]
+    models = [np.asarray(a) for a in jax.tree.leaves((messages.received, messages.returned))]
+    flat = np.concatenate([u.reshape(len(u), -1) for u in updates], 1)
+    looks = [_unchanged(flat), _half(models), _sparse(updates, flat), _grid(updates, models)]
+    signs = _signs(updates)
+    looks += [signs, None if signs else _clipped(flat)]
+    return [finding for finding in looks if finding is not None]
+
+
+def _unchanged(flat: np.ndarray) -> Finding | None:
+    still = int((np.abs(flat).max(1) == 0).sum())
+    if not still:
+        return None
+    evidence = f"in {still} of {len(flat)} rounds the model came back as it was sent"
+    return Finding("no training", evidence, 1.0)
+
+
+def _half(models: Sequence[np.ndarray]) -> Finding | None:
+    for kind in (jnp.bfloat16, np.float16):
+        wide = [a for a in models if a.dtype.itemsize > 2]
+        if wide and all((a.astype(kind).astype(a.dtype) == a).mean() > 0.99 for a in wide):
+            name = np.dtype(kind).name
+            return Finding("half precision", f"all numbers are numbers of {name}", 1.0)
+    return None
+
+
+def _sparse(updates: Sequence[np.ndarray], flat: np.ndarray) -> Finding | None:
+    """Where numbers stay among others that move, and none moves a little."""
+    still = [_scattered(one) for u in updates if u.ndim == 3 for one in u]
+    sizes = np.abs(flat)
+    gaps = [s[s > 0].min() / s.max() for s in sizes if s.max() > 0]
+    if not gaps or not still or np.mean(still) < 0.1 or np.median(gaps) < 0.01:
+        return None
+    moved = f"{float((flat != 0).mean()):.0%} of the numbers changed"
+    least = f"none by less than {np.median(gaps):.2g} of the largest change"
+    return Finding("sparsified", f"{moved}, {least}", 1.0)
+
+
+def _scattered(matrix: np.ndarray) -> float:
+    """Share of zeros among rows and columns that hold others: dead units have none."""
+    there = matrix != 0
+    living = there[there.any(1)][:, there.any(0)]
+    return float((~living).mean()) if living.size else 0.0
+
+
+def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Finding | None:
+    """Whether changes are multiples of one step, array by array."""
+    rounding = 12 * max(float(np.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
+    levels = []
+    for one in (one for update in updates for one in update.reshape(len(update), -1)):
+        if one.size < 64 or np.ptp(one) < 50 * rounding:
+            continue
+        gaps = np.diff(np.unique(one))
+        step = gaps[gaps > rounding].min(initial=np.inf)
+        places = np.round((one - one.min()) / step)
+        if len(np.unique(places)) > one.size / 2:
+            continue  # too few numbers to tell a grid from chance
+        step = places @ (one - one.min()) / (places @ places)
+        if step < 4 * rounding or np.abs(one - one.min() - places * step).max() > rounding:
+            return None
+        levels.append(places.max())
+    if not levels:
+        return None
+    bits = float(np.log2(max(levels) + 1))
+    return Finding("quantised", f"every array holds multiples of one step, {bits:.1f} bits", 1.0)
+
+
+def _clipped(flat: np.ndarray) -> Finding | None:
+    norms = np.linalg.norm(flat, axis=1)
+    same = np.abs(norms / max(norms.max(), 1e-300) - 1) < 1e-4
+    if len(norms) < 3 or same.sum() < max(3, len(norms) / 2):
+        return None
+    evidence = f"updates have the length {norms.max():.4g} in {same.sum()} of {len(norms)} rounds"
+    return Finding("clipped", evidence, 1.0)
+
+
+def _signs(updates: Sequence[np.ndarray]) -> Finding | None:
+    """Whether changes are alike in size: those of Adam are about the rate times a sign, those of a
+    gradient are few large ones and many small."""
+    tails = []
+    for update in updates:
+        for one in update.reshape(len(update), -1):
+            moved = one[one != 0]
+            if moved.size >= 64:
+                tails.append((moved**4).mean() / (moved**2).mean() ** 2)
+    if not tails or np.median(tails) > 2.4:
+        return None
+    evidence = f"changes are alike in size (kurtosis {np.median(tails):.2g}; gradients have more)"
+    return Finding("Adam", evidence, 1.0)
+
+
+def diagnose(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge | None = None,
+    training: LocalTraining | None = None,
+) -> Diagnosis:
+    """What a client's messages say of the client.
+
+    Args:
+      model: the model.
+      messages: the client's.
+      knowledge: what is known of its records, or None: then only the numbers themselves are looked
+        at.
+      training: the recipe that the client was told, or None for one full-batch step.
+
+    Raises:
+      ValueError: as `closed_form`, of the model, messages and knowledge.
+    """
+    _check.instance(Messages, messages=messages)
+    check_parameters(model, messages.model_shapes, "messages")
+    findings = numbers_say(messages)
+    if knowledge is None:
+        return Diagnosis(tuple(findings), None, "give `knowledge` to try recipes")
+    knowledge = check_knowledge(model, messages, knowledge)
+    training = LocalTraining() if training is None else training
+    _check.instance(LocalTraining, training=training)
+    trial = _Trial(model, messages, knowledge, training)
+    fit = trial.fit()
+    if not fit.misfit > 1:
+        findings.insert(0, Finding("as told", "the recipe explains the messages", 1.0))
+    else:
+        findings += _causes(trial, fit, surprised=not findings)
+    return Diagnosis(tuple(findings), fit, _advice(findings[0].cause, training, knowledge))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """Tries recipes on one client's messages."""
+
+    model: Model
+    messages: Messages
+    knowledge: Knowledge
+    training: LocalTraining
+
+    @functools.cached_property
+    def decoded(self) -> Decoding:
+        """As if of as many steps as were told, whatever their rate."""
+        steps = self.training.steps(len(self.knowledge.x))
+        return _decoded(self.model, at_path_centres(self.messages, steps), self.knowledge)
+
+    def fit(self) -> Fit:
+        """Of the recipe that was told."""
+        known = self.model, self.messages, self.knowledge, self.decoded.reconstruction
+        return judge(*known, self.training, KEY)
+
+    def records(self) -> tuple[Array, Array]:
+        """The client's, by the answer."""
+        x, answer = erase(self.knowledge), self.decoded.reconstruction
+        for column, values in zip(self.knowledge.columns, answer.values, strict=True):
+            x = x.at[:, column.positions].set(column.candidates[jnp.maximum(values, 0)])
+        return x, jnp.asarray(self.knowledge.y if answer.labels is None else answer.labels)
+
+
+def _decoded(model: Model, messages: Messages, knowledge: Knowledge) -> Decoding:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MisfitWarning)
+        return closed_form(model, messages, knowledge)
+
+
+def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
+    """What accounts for what is left, the likeliest first. Other activations are tried where the
+    numbers themselves say nothing (`surprised`): that takes a minute."""
+    shares, lengths = _shares(trial)
+    misfit = float(fit.misfit)
+    rate = shares["learning rate"]
+    for name, share in shares.items():
+        better = name != "learning rate" and 1 - share < (1 - rate) / FAR_BETTER
+        if misfit * (1 - share) < COMPLETE or (share > NEARLY and better):
+            return [_named(trial, name, share, lengths)]
+    told = float(trial.training.learning_rate)
+    steps = float(trial.decoded.learning_rate) / told
+    one_step = trial.training.steps(len(trial.knowledge.x)) == 1
+    if one_step and rate > SIMILAR and steps > 1:
+        evidence = (
+            f"updates point about where one full-batch gradient does, as far as {steps:.3g} steps "
+            f"of rate {told:g} go: batches, epochs or momentum"
+        )
+        return [Finding("several steps", evidence, rate)]
+    if max(shares.values()) < NOWHERE:
+        level = float(np.sqrt(lengths["left"]))
+        evidence = f"what is left has no direction; it is {level:.2g} of the updates' length"
+        return [Finding("noise", evidence, 1.0)]
+    activation = _activation(trial) if surprised else None
+    if activation is not None:
+        return [activation]
+    partial = [_named(trial, name, share, lengths) for name, share in shares.items() if share > 0.6]
+    evidence = "what is left is of nothing that was tried: other records, model or loss"
+    unknown = Finding("unknown records or model", evidence, 0.5)
+    return sorted([*partial, unknown], key=lambda finding: -finding.share)
+
+
+def _shares(trial: _Trial) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of what is left that causes account for, the simplest first; and coefficients."""
+    model, (x, y) = trial.model, trial.records()
+    classes = model.classes or 0
+
+    def of_loss(loss: Callable[[Array], Array]) -> Callable[[Any], Any]:
+        def total(params: Any) -> Array:
+            dtype = jax.tree.leaves(params)[0].dtype
+            return loss(model.apply(params, x.astype(dtype))).mean()
+
+        return jax.grad(total)
+
+    def of_class(label: int) -> Callable[[Any], Any]:
+        return of_loss(lambda outputs: model.loss(outputs, y) * (y == label))
+
+    more = [of_class(label) for label in range(classes)]
+    if classes:
+        uniform = jnp.full((len(y), classes), 1 / classes)
+        more.append(of_loss(lambda o: model.loss(o, uniform.astype(o.dtype))))
+    rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
+    recipe = dataclasses.replace(trial.training, learning_rate=rate)
+    known = model, trial.messages, trial.knowledge, trial.decoded.reconstruction
+    left = left_along(*known, recipe, KEY, tuple(more))
+    last = len(left) - 1
+    groups = {"learning rate": [last - 1], "weight decay": [last]}
+    groups["rate and weight decay"] = [last - 1, last]
+    if classes:
+        groups |= {
+            "label smoothing": [last - 2, last - 1],
+            "class weights": [*range(1, classes + 1)],
+        }
+    solved = {
+        name: np.linalg.lstsq(left[np.ix_(group, group)], left[group, 0], rcond=1e-10)[0]
+        for name, group in groups.items()
+    }
+    total = max(left[0, 0], np.finfo(float).tiny)
+    shares = {name: float(solved[name] @ left[group, 0] / total) for name, group in groups.items()}
+    lengths = {"left": total / len(trial.messages), "decay": float(solved["weight decay"][0])}
+    return shares, lengths
+
+
+def _named(trial: _Trial, cause: str, share: float, lengths: dict[str, float]) -> Finding:
+    training, records = trial.training, len(trial.knowledge.x)
+    step = float(training.learning_rate) * training.steps(records)
+    rate = float(trial.decoded.learning_rate) / training.steps(records)
+    told = {
+        "learning rate": f"the rate is {rate:.4g}, not {float(training.learning_rate):.4g}",
+        "weight decay": f"the model is subtracted, {lengths['decay'] / step:.3g} of it a step",
+        "rate and weight decay": "another rate, and the model is subtracted",
+        "label smoothing": "part of each loss is towards all classes alike",
+        "class weights": "records count by their class",
+    }
+    return Finding(cause, f"{told[cause]}; that is {share:.1%} of what is left", share)
+
+
+def _activation(trial: _Trial) -> Finding | None:
+    """Whether another activation between dense layers explains more."""
+    layers = trial.model.layers
+    if layers is None or len(layers.names) < 2:
+        return None
+
+    def model_with(activation: Callable[[Array], Array]) -> Model:
+        def apply(params: Any, x: Array, *, key: Any = None, mask: Any = None) -> Array:
+            for place, name in enumerate(layers.names):
+                at = layers.parameters(params, name)
+                x = (activation(x) if place else x) @ at["kernel"] + at.get("bias", 0)
+            return x
+
+        return dataclasses.replace(trial.model, apply=apply, layers=None)
+
+    seen = trial.messages.select(np.asarray(trial.messages.rounds)[:3].tolist())
+    steps = trial.training.steps(len(trial.knowledge.x))
+    seen = at_path_centres(seen, steps)
+    plain = float(_decoded(trial.model, seen, trial.knowledge).residual)
+    for name, activation in ACTIVATIONS.items():
+        residual = float(_decoded(model_with(activation), seen, trial.knowledge).residual)
+        if residual < 0.01 * plain:
+            evidence = f"{name} between the layers leaves {residual:.2g} in place of {plain:.2g}"
+            return Finding("another activation", evidence, 1 - residual / plain)
+    return None
+
+
+def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
+    """Which attack to use."""
+    one_step = training.steps(len(knowledge.x)) == 1
+    advice = {
+        "as told": "`closed_form`" if one_step else "`gls` with this recipe",
+        "several steps": "`gls` with the client's batch size and epochs",
+        "learning rate": "`closed_form` with `learning_rate=None`, or the rate found",
+        "clipped": "`closed_form` on single rounds, with `learning_rate=None`",
+        "another activation": "the same attack on the model with that activation",
+        "no training": "other rounds",
+    }
+    return advice.get(cause, "the attack on a `Model` or `LocalTraining` that has this cause in it")

@@ -1,0 +1,101 @@
+"""What messages say of a client is named first."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks import Knowledge, binary_column, diagnose
+from jaxfl import Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
+from jaxfl.clients import stack_clients
+from tests.attacks.wrong_recipes import FEATURES, RATE, Act, client, records
+
+FIRST = {
+    "right": "as told",
+    "batches": "several steps",
+    "epochs": "several steps",
+    "momentum": "several steps",
+    "drop_last": "several steps",
+    "adam": "Adam",
+    "decay": "weight decay",
+    "weights": "class weights",
+    "smoothing": "label smoothing",
+    "rate": "learning rate",
+    "half": "unknown records or model",
+    "topk": "sparsified",
+    "noise": "noise",
+    "bits": "quantised",
+}
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_the_cause_is_named_first(kind):
+    told = LocalTraining(RATE)
+    model, messages, known, _ = client(kind, told, 3)
+    diagnosis = diagnose(model, messages, known, told)
+    assert diagnosis.findings[0].cause == FIRST[kind]
+    assert (diagnosis.fit.misfit < 1) == (kind == "right")
+    assert FIRST[kind] in str(diagnosis)
+
+
+def test_numbers_are_told_as_they_are():
+    for kind, said in (
+        ("decay", "0.01 of it a step"),
+        ("rate", "the rate is 0.2, not 0.1"),
+        ("epochs", "2.97 steps of rate 0.1"),
+        ("topk", "10% of the numbers changed"),
+        ("bits", "8.0 bits"),
+    ):
+        told = LocalTraining(RATE)
+        model, messages, known, _ = client(kind, told, 0)
+        assert said in diagnose(model, messages, known, told).findings[0].evidence
+
+
+def test_numbers_alone_tell_some_causes():
+    """Without any knowledge of the records."""
+    for kind in ("adam", "topk", "bits"):
+        model, messages, _, _ = client(kind, LocalTraining(RATE), 1)
+        assert [f.cause for f in diagnose(model, messages).findings] == [FIRST[kind]]
+    for kind in ("right", "batches", "decay", "noise"):
+        model, messages, _, _ = client(kind, LocalTraining(RATE), 1)
+        assert diagnose(model, messages).findings == ()
+
+
+def test_half_precision_clipping_and_no_training():
+    model, messages, _, _ = client("right", LocalTraining(RATE), 0)
+
+    def halved(tree):
+        return jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(a.dtype), tree)
+
+    rounded = dataclasses.replace(
+        messages, received=halved(messages.received), returned=halved(messages.returned)
+    )
+    assert diagnose(model, rounded).findings[0].cause == "half precision"
+    same = dataclasses.replace(messages, returned=messages.received)
+    assert diagnose(model, same).findings[0].cause == "no training"
+    _, clipped, _, _ = client("right", LocalTraining(RATE), 0, plugins=(Upload(clip=1e-2),))
+    assert [f.cause for f in diagnose(model, clipped).findings] == ["clipped"]
+
+
+def test_another_activation_is_tried():
+    x, y = records(0)
+    tanh = from_flax(Act((32,), 2, jnp.tanh), (FEATURES,), cross_entropy, 2)
+    run = simulate(tanh, tanh.init(KEY), stack_clients([(x, y)]), KEY, Federated(3))
+    relu = from_flax(Act((32,), 2, jax.nn.relu), (FEATURES,), cross_entropy, 2)
+    known = Knowledge(x, y, (binary_column(4),))
+    finding = diagnose(relu, run.messages(0), known, LocalTraining(0.1)).findings[0]
+    assert finding.cause == "another activation"
+    assert finding.evidence.startswith("tanh")
+
+
+def test_bad_input_is_named():
+    model, messages, known, _ = client("right", LocalTraining(RATE), 0, rounds=2)
+    with pytest.raises(ValueError, match="training='sgd' must be a LocalTraining"):
+        diagnose(model, messages, known, "sgd")
+    with pytest.raises(ValueError, match="are not parameters of this model"):
+        diagnose(mlp(FEATURES, (8,), 2), messages, known)
+    with pytest.raises(ValueError, match="knowledge"):
+        diagnose(model, messages, np.zeros(3))
