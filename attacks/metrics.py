@@ -2,25 +2,59 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxfl import _check
 
 Array = jax.Array
 
 
 def accuracy(values: Array, truth: Array) -> Array:
     """Fraction of records whose value was inferred exactly; NaN if the attack failed (a value of
-    -1)."""
+    -1).
+
+    Args:
+      values: inferred `[..., records]`, integers.
+      truth: the same shape, or `[records]`.
+
+    Raises:
+      ValueError: if the shapes do not fit: they would be broadcast.
+    """
+    shape = np.shape(values)
+    if np.shape(truth) not in (shape, shape[-1:]) or not shape:
+        raise ValueError(
+            f"truth has shape {np.shape(truth)} and values {shape}; they must be alike, one value "
+            "for each record"
+        )
+    values, truth = jnp.asarray(values), jnp.asarray(truth)
     return jnp.where((values < 0).any(-1), jnp.nan, (values == truth).mean(-1))
 
 
 def majority_rate(truth: Array, candidates: int) -> Array:
     """Accuracy of naming the most frequent true value for every record: what any attack has to
-    beat. `candidates` is static."""
+    beat. `candidates` is static.
+
+    Raises:
+      ValueError: if `truth` is no `[records]` of integers below `candidates`.
+    """
+    _check.positive_integer(candidates=candidates)
+    _check.shape((None,), truth=truth)
+    _check.labels(truth, candidates, name="truth")
     return jax.nn.one_hot(truth, candidates).mean(0).max()
+
+
+def _both(scores: Any, truth: Any) -> None:
+    """Raise `ValueError` unless there is one score for each truth, and truths of both kinds."""
+    _check.shape(np.shape(truth), scores=scores)
+    kinds = np.unique(np.asarray(truth, bool))
+    if len(kinds) < 2:
+        raise ValueError(
+            f"truth holds {kinds.tolist()} alone; scores rank one kind above the other"
+        )
 
 
 class Ranking(NamedTuple):
@@ -42,7 +76,12 @@ class Ranking(NamedTuple):
 
 def ranking(scores: np.ndarray, truth: np.ndarray, threshold: float) -> Ranking:
     """How well scores tell the few positives of `truth` `[clients]` from the rest; NaN if a score
-    is not finite."""
+    is not finite.
+
+    Raises:
+      ValueError: if shapes differ, or all or none are positive.
+    """
+    _both(scores, truth)
     from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
     scores, truth = np.asarray(scores, float), np.asarray(truth, bool)
@@ -72,7 +111,12 @@ class Detection(NamedTuple):
 
 def detection(scores: np.ndarray, truth: np.ndarray, fpr: float = 0.01) -> Detection:
     """How well scores tell the positives of `truth` `[records]` from the rest; NaN if a score is
-    not finite."""
+    not finite.
+
+    Raises:
+      ValueError: if shapes differ, or all or none are positive.
+    """
+    _both(scores, truth)
     from sklearn.metrics import roc_auc_score, roc_curve
 
     if not np.isfinite(scores).all():

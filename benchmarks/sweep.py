@@ -32,7 +32,10 @@ from benchmarks.suites import SUITES, metrics_of
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Run tables of attacks x settings x seeds; results.sqlite, results.csv and report.html go to
-    --out."""
+    --out. The same command again resumes. Without arguments: quick, some minutes on two cores.
+
+    Examples: `python -m benchmarks.sweep lyu2021/table3 --seeds 5 --data-dir DATA`. `... --size
+    paper --dry-run` says how long that takes. `... quick --where dataset=digits --methods cos`."""
 
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ("quick",)
     """Suites or single tables: quick (embedded data), lyu2021, lyu2021/table3, ... (--list names

@@ -210,8 +210,8 @@ def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
 def _between(short: Timing, long: Timing, parts: int) -> Timing:
     """Time per part of what a long run has more than a short one: without what either does once,
     such as judging its answer."""
-    best, median = long.best - short.best, long.median - short.median
-    return Timing(best / parts, median / parts, short.compile_s)
+    best = (long.best - short.best) / parts
+    return Timing(best, max(best, (long.median - short.median) / parts), short.compile_s)
 
 
 def time_other(command: str, records: int) -> Timing:

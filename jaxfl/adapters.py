@@ -1,5 +1,6 @@
 """Models of other libraries as `Model`: Flax linen modules."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ def from_flax(
     loss: Callable[[Array, Array], Array],
     classes: int | None = None,
 ) -> Model:
-    """Wrap a Flax linen module.
+    """Wrap a Flax linen module. Equal arguments give the same `Model`, and compile nothing anew.
 
     Args:
       module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask; if it
@@ -38,6 +39,21 @@ def from_flax(
         nobody keeps.
     """
     _check.instance(nn.Module, module=module)
+    given = module, tuple(record_shape), loss, classes
+    try:
+        hash(given)
+    except TypeError:  # a module that holds arrays
+        return _wrapped.__wrapped__(*given)
+    return _wrapped(*given)
+
+
+@functools.lru_cache(maxsize=256)
+def _wrapped(
+    module: nn.Module,
+    record_shape: tuple[int, ...],
+    loss: Callable[[Array, Array], Array],
+    classes: int | None,
+) -> Model:
     accepted = inspect.signature(type(module).__call__).parameters
 
     def variables(key: Array) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl import _check
+
 Array = jax.Array
 
 
@@ -62,6 +64,9 @@ def honest_server(
       learning_rate: the server's step size (static, a Python number: another one compiles again).
       by_size: weight clients by their number of records; otherwise equally.
     """
+    _check.number(learning_rate=learning_rate)
+    if not callable(optimizer):
+        raise ValueError(f"optimizer={optimizer!r} must be a function of the learning rate")
     transformation = optimizer(learning_rate)
 
     def init(params: Any) -> ServerState:

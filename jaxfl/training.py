@@ -123,9 +123,10 @@ def local_update(
 
     Raises:
       AssertionError: at trace time, if `data` has a client axis or its fields differ in length.
+      ValueError: on settings that make no sense, or labels outside the classes; traced ones are not
+        looked at.
     """
-    chex.assert_rank(data.mask, 1)
-    chex.assert_equal_shape_prefix((data.x, data.y, data.mask), 1)
+    _check_call(model, data, training)
     optimizer = training.optimizer(training.learning_rate)
     records = data.mask.shape[0]
     batch_size = records if training.batch_size is None else min(training.batch_size, records)
@@ -166,6 +167,15 @@ def local_update(
     keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(jnp.arange(training.epochs))
     (params, _), _ = jax.lax.scan(epoch, (params, optimizer.init(params)), keys)
     return params
+
+
+def _check_call(model: Model, data: ClientData, training: LocalTraining) -> None:
+    _check.instance(LocalTraining, training=training)
+    training.check()
+    chex.assert_rank(data.mask, 1)
+    chex.assert_equal_shape_prefix((data.x, data.y, data.mask), 1)
+    if model.classes is not None and jnp.ndim(data.y) == 1:
+        _check.labels(data.y, model.classes, where=data.mask, name="data.y")
 
 
 def batch_gradient(

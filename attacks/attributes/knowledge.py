@@ -152,7 +152,7 @@ def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
 
 def binary_column(position: int, prior: float | None = None) -> UnknownColumn:
     """An unknown column of zeros and ones; `prior` is the known fraction of ones, or None."""
-    if not isinstance(position, int | np.integer):
+    if isinstance(position, bool) or not isinstance(position, int | np.integer):
         raise ValueError(f"position={position!r} must be an integer")
     if prior is not None and not _check.is_traced(prior) and not 0 <= prior <= 1:
         raise ValueError(f"prior={prior!r} must lie between 0 and 1")

@@ -107,3 +107,16 @@ def test_too_few_masks():
         explain(
             lambda rows: rows, jnp.ones((1, 4)), np.arange(4), zest_masks(KEY, 4, 7), jnp.zeros(4)
         )
+
+
+def test_scores_check_what_they_compare():
+    values = np.zeros(30, int)
+    with pytest.raises(ValueError, match=r"truth has shape .30, 1. and values .30,."):
+        accuracy(values, values[:, None])
+    with pytest.raises(ValueError, match="truth holds the label 2"):
+        majority_rate(np.array([0, 1, 2, 2, 2]), 2)
+    for score in (lambda s, t: detection(s, t), lambda s, t: ranking(s, t, 0.5)):
+        with pytest.raises(ValueError, match=r"truth holds .True. alone"):
+            score(np.ones(3), np.ones(3, bool))
+        with pytest.raises(ValueError, match="scores has shape"):
+            score(np.ones(4), np.array([True, False, True]))

@@ -1,8 +1,10 @@
 """A client on made-up records that trains as it says, or otherwise, and what its server knows.
 
-`python -m tests.attacks.wrong_recipes 500` prints how often misfits are called on either.
+`python -m tests.attacks.wrong_recipes misfits 500` prints how often misfits are called on either,
+`... diagnoses 20` what is named as the cause.
 """
 
+import collections
 import dataclasses
 import functools
 import sys
@@ -23,6 +25,7 @@ from attacks import (
     Status,
     binary_column,
     closed_form,
+    diagnose,
     gls,
 )
 from jaxfl import Federated, LocalTraining, Plugin, Upload, mlp, simulate, stack_clients
@@ -144,7 +147,7 @@ def _status(kind, told, seed):
         return gls(model, messages, known, jax.random.key(seed), settings=settings).status
 
 
-def main(clients):
+def misfits(clients):
     """Print the rates of misfits: of so many clients that follow their recipe, and of 20 of each
     kind that do not."""
     told = (LocalTraining(RATE), *RIGHT)
@@ -153,10 +156,19 @@ def main(clients):
     for recipe in told[:2]:
         for kind in WRONG:
             found = sum(_status(kind, recipe, seed) == Status.MISFIT for seed in range(20))
-            print(
-                f"{recipe.batch_size or 'full'} batches, {kind}: {found} misfits of 20", flush=True
-            )
+            size = recipe.batch_size or "full"
+            print(f"{size} batches, {kind}: {found} misfits of 20", flush=True)
+
+
+def diagnoses(clients):
+    """Print what `diagnose` names first of so many clients of each kind, told one full-batch
+    step."""
+    told = LocalTraining(RATE)
+    for kind in ("right", *WRONG):
+        seen = (client(kind, told, seed)[:3] for seed in range(clients))
+        causes = [diagnose(*one, told).findings[0].cause for one in seen]
+        print(f"{kind}: {dict(collections.Counter(causes).most_common())}", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500)
+    {"misfits": misfits, "diagnoses": diagnoses}[sys.argv[1]](int(sys.argv[2]))

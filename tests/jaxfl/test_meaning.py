@@ -180,6 +180,13 @@ def test_layers_are_named_only_where_their_gradients_are_the_models():
     assert MODEL.layers is not None
 
 
+def test_equal_modules_are_one_model():
+    """Or every wrapping would compile all programs anew."""
+    again = [from_flax(Dropped(), (6,), cross_entropy, 3) for _ in range(2)]
+    assert again[0] is again[1]
+    assert from_flax(Dropped(), (7,), cross_entropy, 3) is not again[0]
+
+
 def test_running_averages_are_refused():
     with pytest.raises(ValueError, match="reads running averages in evaluation"):
         from_flax(Normalised(True), (6,), cross_entropy, 3)
@@ -261,3 +268,15 @@ def test_messages_of_drawn_clients_are_named_under_jit():
 
     with pytest.raises(ValueError, match="call it outside"):
         jax.jit(seen)(KEY)
+
+
+def test_local_training_checks_its_labels_and_settings():
+    params = MODEL.init(KEY)
+    with pytest.raises(ValueError, match=r"data\.y holds the label"):
+        local_update(MODEL, params, one_client(X, Y + 9), KEY, PLAIN)
+    with pytest.raises(ValueError, match="epochs=0"):
+        local_update(MODEL, params, one_client(X, Y), KEY, LocalTraining(epochs=0))
+    with pytest.raises(ValueError, match=r"optimizer=3 must be a function|learning_rate=nan"):
+        honest_server(3)
+    with pytest.raises(ValueError, match="position=True must be an integer"):
+        binary_column(True)

@@ -67,7 +67,8 @@ def test_every_method_has_a_row_somewhere():
         if any(table.takes(cell, name) for cell in table.cells(suite.name, "small", None))
     }
     experiments = {t.experiment.name: t.experiment for s in SUITES.values() for t in s.tables}
-    assert rows == {(e.name, m.name) for e in experiments.values() for m in e.methods}
+    missing = {(e.name, m.name) for e in experiments.values() for m in e.methods} - rows
+    assert not missing, f"add these to a table of a suite (benchmarks/suites): {sorted(missing)}"
 
 
 CELLS = [

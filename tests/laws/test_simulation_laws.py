@@ -46,6 +46,30 @@ def test_order_of_clients_changes_nothing(world):
         assert largest_difference(shuffled.messages(client), straight.messages(client)) < 1e-6
 
 
+def test_a_client_has_messages_of_the_rounds_it_took_part_in_alone(world):
+    federated = Federated(rounds=8, training=MINIBATCH, clients_per_round=2)
+    transcript = run(world, federated=federated)
+    present = np.asarray(transcript.participation)
+    assert not present.all()
+    for client in range(3):
+        seen = transcript.messages(client)
+        assert np.asarray(seen.rounds).tolist() == np.flatnonzero(present[:, client]).tolist()
+        moved = jax.tree.leaves(jax.tree.map(lambda u: jnp.abs(u).max(), seen.pseudo_gradient))
+        assert max(map(float, moved)) > 0, "a round of absence is among the messages"
+
+
+def test_rounds_have_batch_orders_of_their_own(world):
+    """The same model, received twice, comes back as two."""
+    frozen = honest_server(learning_rate=0.0)
+    federated = Federated(rounds=2, training=LocalTraining(0.2, batch_size=8))
+    seen = run(world, federated=federated, server=frozen).messages(0)
+    first, second = (jax.tree.map(lambda a, t=t: a[t], seen.returned) for t in (0, 1))
+    assert (
+        largest_difference(*(jax.tree.map(lambda a, t=t: a[t], seen.received) for t in (0, 1))) == 0
+    )
+    assert largest_difference(first, second) > 1e-6, "rounds share a key"
+
+
 @pytest.mark.parametrize("participants", [None, 2])
 def test_order_of_clients_changes_nothing_with_partial_participation(world, participants):
     federated = Federated(rounds=5, training=MINIBATCH, clients_per_round=participants)
