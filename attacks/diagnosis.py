@@ -16,7 +16,7 @@ import numpy as np
 
 from attacks.attributes.candidate_decoding.closed_form import Decoding, closed_form
 from attacks.attributes.candidate_decoding.explanation import judge, left_along
-from attacks.attributes.knowledge import Knowledge, check_knowledge, erase
+from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.fit import Fit, MisfitWarning
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model, _check
@@ -227,13 +227,6 @@ class _Trial:
         known = self.model, self.messages, self.knowledge, self.decoded.reconstruction
         return judge(*known, self.training, KEY)
 
-    def records(self) -> tuple[Array, Array]:
-        """The client's, by the answer."""
-        x, answer = erase(self.knowledge), self.decoded.reconstruction
-        for column, values in zip(self.knowledge.columns, answer.values, strict=True):
-            x = x.at[:, column.positions].set(column.candidates[jnp.maximum(values, 0)])
-        return x, jnp.asarray(self.knowledge.y if answer.labels is None else answer.labels)
-
 
 def _decoded(model: Model, messages: Messages, knowledge: Knowledge) -> Decoding:
     with warnings.catch_warnings():
@@ -275,27 +268,11 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
 
 def _shares(trial: _Trial) -> tuple[dict[str, float], dict[str, float]]:
     """Shares of what is left that causes account for, the simplest first; and coefficients."""
-    model, (x, y) = trial.model, trial.records()
-    classes = model.classes or 0
-
-    def of_loss(loss: Callable[[Array], Array]) -> Callable[[Any], Any]:
-        def total(params: Any) -> Array:
-            dtype = jax.tree.leaves(params)[0].dtype
-            return loss(model.apply(params, x.astype(dtype))).mean()
-
-        return jax.grad(total)
-
-    def of_class(label: int) -> Callable[[Any], Any]:
-        return of_loss(lambda outputs: model.loss(outputs, y) * (y == label))
-
-    more = [of_class(label) for label in range(classes)]
-    if classes:
-        uniform = jnp.full((len(y), classes), 1 / classes)
-        more.append(of_loss(lambda o: model.loss(o, uniform.astype(o.dtype))))
+    classes = trial.model.classes or 0
     rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
     recipe = dataclasses.replace(trial.training, learning_rate=rate)
-    known = model, trial.messages, trial.knowledge, trial.decoded.reconstruction
-    left = left_along(*known, recipe, KEY, tuple(more))
+    known = trial.model, trial.messages, trial.knowledge, trial.decoded.reconstruction
+    left = left_along(*known, recipe, KEY)
     last = len(left) - 1
     groups = {"learning rate": [last - 1], "weight decay": [last]}
     groups["rate and weight decay"] = [last - 1, last]

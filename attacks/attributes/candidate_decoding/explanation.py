@@ -23,21 +23,25 @@ import numpy as np
 import scipy.stats
 from jax.flatten_util import ravel_pytree
 
+from attacks.attributes.candidate_decoding.alternatives import (
+    Alternatives,
+    alternatives,
+    least_sure,
+    records_of,
+)
 from attacks.attributes.candidate_decoding.candidates import (
-    candidate_records,
     factored_gradients,
-    joint_column,
     mean_lengths,
     with_first,
 )
 from attacks.attributes.candidate_decoding.constraints import onto_simplex
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.candidate_decoding.simulated_client import Guess, clipping, guess_of
-from attacks.attributes.knowledge import Knowledge, Reconstruction, erase
+from attacks.attributes.knowledge import Knowledge, Reconstruction
 from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precision, rounding
 from attacks.path import path_centre
 from attacks.precision import arithmetic, cast
-from jaxfl import ClientData, LocalTraining, Messages, Model, client_round, mean_loss
+from jaxfl import LocalTraining, Messages, Model, client_round, mean_loss
 from jaxfl.federated import Strategy, map_clients
 from jaxfl.plugins import overriding
 from jaxfl.probe import draws_at_random, mixes_records
@@ -45,33 +49,12 @@ from jaxfl.probe import draws_at_random, mixes_records
 Array = jax.Array
 RUNS, SURE_RUNS = 16, 4
 """Simulated runs, which tell the noise; of a client that does nothing at random but rounding."""
-MOST_UNKNOWNS = 4_000
-"""Weights that least squares takes off; of more, those of the records that are least sure."""
-MOST_JOINT = 16
-"""Values of all unknowns of a record together, up to which every combination is a candidate; beyond
-it, each unknown is changed alone."""
 JUDGED = 2**32 - 1
 """The stream of runs that judge an answer, apart from the attack's own."""
 
 
 Directions = tuple[Callable[[Any], Any], ...]
 """From a model to a tree like it, along which what is left is looked at."""
-
-
-class Alternatives(NamedTuple):
-    """What each record could be.
-
-    Attributes:
-      x: `[records, A, ...]`.
-      y: `[records, A]`.
-      chosen: place of the answer among these `[records]`.
-      doubt: of each record's answer `[records]`.
-    """
-
-    x: Array
-    y: Array
-    chosen: Array
-    doubt: Array
 
 
 def judge(
@@ -106,34 +89,6 @@ def judge(
         )
 
 
-def alternatives(model: Model, knowledge: Knowledge, answer: Any) -> Alternatives:
-    """Candidates of every record: combinations of its unknowns while these are few, else the answer
-    and what differs from it in one unknown."""
-    values, scores, labels = answer
-    doubt = functools.reduce(jnp.maximum, [1 - s.max(1) for s in scores])
-    counts = [len(column.candidates) for column in knowledge.columns]
-    classes = 1 if labels is None else model.classes or 1
-    if np.prod([*counts, classes]) <= MOST_JOINT or len(counts) == 1:
-        joint = dataclasses.replace(knowledge, columns=(joint_column(knowledge.columns),))
-        x, y = candidate_records(model, joint)
-        chosen = jnp.zeros_like(values[0])
-        for value, size in zip(values, counts, strict=True):
-            chosen = chosen * size + value
-        chosen = chosen if labels is None else chosen * classes + labels
-        return Alternatives(x, y, chosen, doubt)
-    x = erase(knowledge)
-    y = jnp.asarray(knowledge.y if labels is None else labels)
-    for column, value in zip(knowledge.columns, values, strict=True):
-        x = x.at[:, column.positions].set(column.candidates[value])
-    pairs = [(x, y)]
-    for column in knowledge.columns:
-        pairs += [(x.at[:, column.positions].set(v), y) for v in column.candidates]
-    if labels is not None:
-        pairs += [(x, jnp.full_like(y, label)) for label in range(classes)]
-    every_x, every_y = (jnp.stack(a, 1) for a in zip(*pairs, strict=True))
-    return Alternatives(every_x, every_y, jnp.zeros(len(x), jnp.int32), doubt)
-
-
 def left_along(
     model: Model,
     messages: Messages,
@@ -141,32 +96,53 @@ def left_along(
     answer: Reconstruction,
     training: LocalTraining,
     key: Array,
-    directions: Directions,
 ) -> np.ndarray:
     """What directions account for, of what no values of the unknowns explain: inner products of
-    what is left of the messages and of the directions, the gradient and the model last `[1 +
-    directions + 2] * 2`. Arguments as for `judge`; not under `jit`."""
+    what is left of the messages and of the directions `[1 + directions] * 2`. Directions are the
+    gradient of every class's records and that towards all classes alike, of a classifier; then the
+    gradient, and the model. Arguments as for `judge`; not under `jit`."""
     chosen = answer.values, answer.scores, answer.labels
     with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
-        each = alternatives(model, knowledge, chosen)
-        unsure = _least_sure(each)
-        guess = Guess(model, _data(each), training)
-        with jax.default_matmul_precision("highest"):
-            left = _left(model, messages, guess, each, unsure, key, False, directions)
-        kept = np.r_[0, -2 - len(directions) : 0]
-        return np.asarray(left.after, np.float64)[np.ix_(kept, kept)]
+        return np.asarray(_left_along(model, messages, knowledge, chosen, training, key))
 
 
-def _least_sure(each: Alternatives) -> Array:
-    count = each.x.shape[1]
-    return jnp.argsort(-each.doubt)[: MOST_UNKNOWNS // max(count - 1, 1)]
+@functools.partial(jax.jit, static_argnames="model")
+def _left_along(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    answer: Any,
+    training: LocalTraining,
+    key: Array,
+) -> Array:
+    each = alternatives(model, knowledge, answer)
+    guess = Guess(model, records_of(each), training)
+    directions = _class_directions(guess)
+    with jax.default_matmul_precision("highest"):
+        left = _left(model, messages, guess, each, least_sure(each), key, False, directions)
+    kept = np.r_[0, -2 - len(directions) : 0]
+    return left.after[np.ix_(kept, kept)]
 
 
-def _data(each: Alternatives) -> ClientData:
-    """The client's records by the answer."""
-    one = jax.vmap(lambda candidates, chosen: candidates[chosen])
-    mask = jnp.ones(len(each.x), bool)
-    return ClientData(one(each.x, each.chosen), one(each.y, each.chosen), mask, jnp.asarray(0))
+def _class_directions(guess: Guess) -> Directions:
+    model, (x, y) = guess.model, (guess.data.x, guess.data.y)
+    classes = model.classes or 0
+
+    def of_loss(loss: Callable[[Array], Array]) -> Callable[[Any], Any]:
+        def total(params: Any) -> Array:
+            dtype = jax.tree.leaves(params)[0].dtype
+            return loss(model.apply(params, x.astype(dtype))).mean()
+
+        return jax.grad(total)
+
+    def of_class(label: int) -> Callable[[Any], Any]:
+        return of_loss(lambda outputs: model.loss(outputs, y) * (y == label))
+
+    def towards_all(outputs: Array) -> Array:
+        return model.loss(outputs, jnp.full((len(y), classes), 1 / classes, outputs.dtype))
+
+    every = tuple(of_class(label) for label in range(classes))
+    return (*every, of_loss(towards_all)) if classes else ()
 
 
 @functools.partial(jax.jit, static_argnames=("model", "free_scale"))
@@ -181,7 +157,7 @@ def _judge(
 ) -> Fit:
     each = alternatives(model, knowledge, answer)
     records, count = each.x.shape[:2]
-    unsure, data = _least_sure(each), _data(each)
+    unsure, data = least_sure(each), records_of(each)
     steps, updates = training.steps(records), messages.pseudo_gradient
     lengths = training.learning_rate * mean_lengths(model, messages.received, data.x, data.y)
     eps = precision(messages)
