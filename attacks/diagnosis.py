@@ -311,25 +311,33 @@ def _activation(trial: _Trial) -> Finding | None:
     if layers is None or len(layers.names) < 2:
         return None
 
-    def model_with(activation: Callable[[Array], Array]) -> Model:
-        def apply(params: Any, x: Array, *, key: Any = None, mask: Any = None) -> Array:
-            for place, name in enumerate(layers.names):
-                at = layers.parameters(params, name)
-                x = (activation(x) if place else x) @ at["kernel"] + at.get("bias", 0)
-            return x
-
-        return dataclasses.replace(trial.model, apply=apply, layers=None)
-
     seen = trial.messages.select(np.asarray(trial.messages.rounds)[:3].tolist())
     steps = trial.training.steps(len(trial.knowledge.x))
     seen = at_path_centres(seen, steps)
     plain = float(_decoded(trial.model, seen, trial.knowledge).residual)
-    for name, activation in ACTIVATIONS.items():
-        residual = float(_decoded(model_with(activation), seen, trial.knowledge).residual)
+    for name in ACTIVATIONS:
+        residual = float(
+            _decoded(_with_activation(trial.model, name), seen, trial.knowledge).residual
+        )
         if residual < 0.01 * plain:
             evidence = f"{name} between the layers leaves {residual:.2g} in place of {plain:.2g}"
             return Finding("another activation", evidence, 1 - residual / plain)
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _with_activation(model: Model, name: str) -> Model:
+    """The model's dense layers with another activation between them; equal ones compile once."""
+    layers, activation = model.layers, ACTIVATIONS[name]
+    assert layers is not None
+
+    def apply(params: Any, x: Array, *, key: Any = None, mask: Any = None) -> Array:
+        for place, layer in enumerate(layers.names):
+            at = layers.parameters(params, layer)
+            x = (activation(x) if place else x) @ at["kernel"] + at.get("bias", 0)
+        return x
+
+    return dataclasses.replace(model, apply=apply, layers=None)
 
 
 def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
