@@ -185,7 +185,7 @@ def diagnose(
       messages: the client's.
       knowledge: what is known of its records, or None: then only the numbers themselves are looked
         at.
-      training: the recipe that the client was told, or None for one full-batch step.
+      training: the recipe that the client was told, or None for one full-batch step of any rate.
 
     Raises:
       ValueError: as `closed_form`, of the model, messages and knowledge.
@@ -196,14 +196,23 @@ def diagnose(
     if knowledge is None:
         return Diagnosis(tuple(findings), None, "give `knowledge` to try recipes")
     knowledge = check_knowledge(model, messages, knowledge)
-    training = LocalTraining() if training is None else training
+    if training is None:
+        training = LocalTraining(float(_decoded(model, messages, knowledge).learning_rate))
     _check.instance(LocalTraining, training=training)
     trial = _Trial(model, messages, knowledge, training)
     fit = trial.fit()
-    if not fit.misfit > 1:
-        findings.insert(0, Finding("as told", "the recipe explains the messages", 1.0))
+    # The sizes of changes are a hint; what explains the messages exactly is none.
+    hints = [finding for finding in findings if finding.cause == "Adam"]
+    certain = [finding for finding in findings if finding not in hints]
+    if fit.misfit > 1:
+        causes = _causes(trial, fit, surprised=not findings)
+        exact = bool(causes) and causes[0].share > NEARLY
+        findings = [*certain, *causes, *hints] if exact else [*certain, *hints, *causes]
+    elif fit.misfit <= 1:
+        findings = [Finding("as told", "the recipe explains the messages", 1.0), *certain]
     else:
-        findings += _causes(trial, fit, surprised=not findings)
+        evidence = "there are as many unknowns as equations, or records or labels are mixed"
+        findings += [Finding("cannot be judged", evidence, 0.0)]
     return Diagnosis(tuple(findings), fit, _advice(findings[0].cause, training, knowledge))
 
 
@@ -350,5 +359,6 @@ def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "clipped": "`closed_form` on single rounds, with `learning_rate=None`",
         "another activation": "the same attack on the model with that activation",
         "no training": "other rounds",
+        "cannot be judged": "more rounds, or fewer unknown columns",
     }
     return advice.get(cause, "the attack on a `Model` or `LocalTraining` that has this cause in it")

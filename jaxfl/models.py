@@ -164,11 +164,7 @@ def check_records(
 def check_parameters(model: Model, params: Any, name: str = "params") -> None:
     """Raise `ValueError` unless parameters, or their shapes, are those that `model.init` makes: in
     names, number and shapes."""
-    expected = jax.eval_shape(model.init, jax.random.key(0))
-    wanted, given = (
-        {jax.tree_util.keystr(path): tuple(a.shape) for path, a in jax.tree.leaves_with_path(tree)}
-        for tree in (expected, params)
-    )
+    wanted, given = _initial_shapes(model), _leaf_shapes(params)
     if wanted == given:
         return
     told = [f"{place} is missing" for place in wanted if place not in given]
@@ -179,6 +175,16 @@ def check_parameters(model: Model, params: Any, name: str = "params") -> None:
             mend = "; transpose it" if there == shape[::-1] else ""
             told.append(f"{place} has shape {there}, the model's has {shape}{mend}")
     raise ValueError(f"{name} are not parameters of this model: {'; '.join(told[:3])}")
+
+
+@functools.lru_cache(maxsize=256)
+def _initial_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    return _leaf_shapes(jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def _leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def check_record_shape(model: Model, params: Any, **named: tuple[int, ...]) -> None:

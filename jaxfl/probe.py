@@ -121,6 +121,6 @@ def _drawn(shapes: Any) -> Any:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    a, b = (np.asarray(value, np.float64) for value in (a, b))
+    a, b = (np.nan_to_num(np.asarray(value, np.float64)) for value in (a, b))
     largest = max(np.abs(a).max(), np.abs(b).max(), np.finfo(np.float32).tiny)
     return bool(np.abs(a - b).max() <= CLOSE * largest)

@@ -18,6 +18,7 @@ from attacks import (
     ClosedForm,
     CosMatching,
     Membership,
+    Status,
     Virtual,
     candidate_records,
     closed_form,
@@ -271,7 +272,7 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     """All metrics; `levels`: majority and chance of the attribute."""
     answer = answers.memberships[i]
-    if answer.status:
+    if answer.status == Status.FAILED:
         yield Outcome(job, "accuracy", None, status="diverged", majority=0.5, **facts)
         return
     ranked = detection(answer.scores, truth)
@@ -279,6 +280,7 @@ def _outcomes(
     scores["tpr_at_fpr_0.01"] = ranked.tpr
     if answer.candidates is not None:
         scores = {"candidate_accuracy": (answer.candidates == truth[:, None]).mean()} | scores
+    facts |= {"status": "misfit" if answer.status == Status.MISFIT else "ok"}
     for metric, value in scores.items():
         yield Outcome(job, metric, float(value), majority=0.5, **facts)
     reconstructed = float(answers.reconstructed[i])

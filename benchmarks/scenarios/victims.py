@@ -160,25 +160,26 @@ class Train:
       model: the model.
       rounds: communication rounds.
       kept: the rounds whose messages are kept, the last one among them.
+      null: whether another client's messages are wanted too.
     """
 
     model: Model
     rounds: int
     kept: tuple[int, ...]
+    null: bool
 
     def __call__(
         self, inputs: tuple[Victim, Surroundings]
-    ) -> tuple[Messages, Messages, Array, Array]:
-        """The victim's messages, those of another client, and the accuracy of the victim's last
-        model on its own and on held-out records."""
+    ) -> tuple[Messages, Messages | None, Array, Array]:
+        """The victim's messages, those of another client if they are wanted, and the accuracy of
+        the victim's last model on its own and on held-out records."""
         victim, around = inputs
         x = jnp.concatenate([victim.x[None], around.x_others])
         y = jnp.concatenate([victim.y[None], around.y_others])
-        if len(y) > 1:
-            run = self._train(victim, x, y, (0, 1))
-            messages, null = run.messages(0), run.messages(1)
-        else:
-            messages = self._train(victim, x, y, (0,)).messages(0)
+        together = self.null and len(y) > 1
+        run = self._train(victim, x, y, (0, 1) if together else (0,))
+        messages, null = run.messages(0), run.messages(1) if together else None
+        if self.null and not together:
             another = self._train(victim, around.x_null[None], around.y_null[None], (0,))
             null = another.messages(0)
         last = jax.tree.map(lambda a: a[-1], messages.returned)
@@ -205,7 +206,7 @@ class Run(NamedTuple):
       victims: who they are.
       messages: theirs, of the rounds `kept`.
       null: of another client each, none of whose records is the victim's: an attack on these knows
-        nothing of the victim but what it knew before.
+        nothing of the victim but what it knew before. None if they were not wanted.
       kept: the rounds whose messages were kept.
       train_accuracy: of the last model on the victim's records.
       test_accuracy: of the same model on held-out records.
@@ -214,12 +215,14 @@ class Run(NamedTuple):
     model: Model
     victims: Victim
     messages: Messages
-    null: Messages
+    null: Messages | None
     kept: tuple[int, ...]
     train_accuracy: np.ndarray
     test_accuracy: np.ndarray
 
-    def seen(self, rows: np.ndarray, rounds: tuple[int, ...]) -> tuple[Victim, Messages, Messages]:
+    def seen(
+        self, rows: np.ndarray, rounds: tuple[int, ...]
+    ) -> tuple[Victim, Messages, Messages | None]:
         """Some victims, their messages of some rounds, and another client's of the same."""
         places = np.asarray([self.kept.index(t) for t in rounds], int)
         both = take(take((self.messages, self.null), rows), (slice(None), places))
@@ -230,6 +233,8 @@ def train(
     data: Dataset,
     drawn: list[tuple[VictimSettings, int]],
     phases: tuple[str, ...],
+    *,
+    null: bool = False,
 ) -> Run:
     """Draw and train victims as one compiled program.
 
@@ -237,15 +242,16 @@ def train(
       data: whose records they have.
       drawn: settings and seed of every victim, alike but for what is traced.
       phases: sets of rounds whose messages are kept, by name.
+      null: whether another client's messages are wanted too.
     """
     settings = drawn[0][0]
     model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
     kept = kept_rounds(phases, settings.rounds)
     members = [draw(data, settings, seed) for settings, seed in drawn]
     victims, around = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
-    trained = run_members(Train(model, settings.rounds, kept), (victims, around)).results
-    messages, null, own, test = trained
-    return Run(model, victims, messages, null, kept, np.asarray(own), np.asarray(test))
+    trained = run_members(Train(model, settings.rounds, kept, null), (victims, around)).results
+    messages, another, own, test = trained
+    return Run(model, victims, messages, another, kept, np.asarray(own), np.asarray(test))
 
 
 def records_of(settings: VictimSettings, name: str, data_dir: str | None) -> Dataset:

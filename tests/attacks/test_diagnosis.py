@@ -99,3 +99,20 @@ def test_bad_input_is_named():
         diagnose(mlp(FEATURES, (8,), 2), messages, known)
     with pytest.raises(ValueError, match="knowledge"):
         diagnose(model, messages, np.zeros(3))
+
+
+def test_what_cannot_be_judged_is_not_called_right():
+    """As many unknowns as equations: anything fits."""
+    told = LocalTraining(RATE)
+    model, messages, known, _ = client("decay", told, 0, hidden=(1,), rounds=1)
+    diagnosis = diagnose(model, messages, known, told)
+    assert np.isnan(diagnosis.fit.misfit)
+    assert [finding.cause for finding in diagnosis.findings] == ["cannot be judged"]
+
+
+def test_a_rate_that_nobody_told_is_no_cause():
+    model, messages, known, _ = client("rate", LocalTraining(RATE), 0)
+    assert diagnose(model, messages, known).findings[0].cause == "as told"
+    assert (
+        diagnose(model, messages, known, LocalTraining(RATE)).findings[0].cause == "learning rate"
+    )

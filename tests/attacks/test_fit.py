@@ -120,7 +120,10 @@ def test_a_client_that_returns_what_it_received_is_a_misfit():
     for attack in attacks:
         with pytest.warns(MisfitWarning):
             assert attack().status != Status.OK
-    assert closed_form(model, same, known).reconstruction.status == Status.FAILED
+    for settings in (None, ClosedForm(RATE), ClosedForm(RATE, solver="cg")):
+        answer = closed_form(model, same, known, settings=settings).reconstruction
+        assert answer.status == Status.FAILED
+        assert (np.asarray(answer.values[0]) == -1).all()
 
 
 def test_models_that_mix_records_are_refused_or_not_judged():

@@ -280,3 +280,24 @@ def test_local_training_checks_its_labels_and_settings():
         honest_server(3)
     with pytest.raises(ValueError, match="position=True must be an integer"):
         binary_column(True)
+
+
+def test_a_last_batch_of_one_record_costs_private_training_nothing():
+    """Its noise was that of a batch of one before."""
+    rng = np.random.default_rng(1)
+
+    def accuracy(records):
+        x = rng.normal(size=(records, 6)).astype(np.float32)
+        y, model = (x[:, 0] > 0).astype(int), mlp(6, (16,), 2)
+        recipe = LocalTraining(0.2, batch_size=64, plugins=(DPSGD(1.0, 0.5),))
+        clients, federated = stack_clients([(x, y)]), Federated(20, recipe)
+        test = one_client(x, y)
+        run = simulate(model, model.init(KEY), clients, KEY, federated, test=test)
+        return float(run.evaluation.accuracy[-1])
+
+    assert abs(accuracy(256) - accuracy(257)) < 0.05
+
+
+def test_models_that_give_no_numbers_at_random_parameters_are_taken_for_unmixed():
+    model = dataclasses.replace(MODEL, apply=lambda p, x, **rest: jnp.log(-jnp.abs(x[:, :3])))
+    assert not mixes_records(model, MODEL.init(KEY), jnp.asarray(X))

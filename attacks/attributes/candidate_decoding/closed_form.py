@@ -167,8 +167,7 @@ def closed_form(
 
     Raises:
       ValueError: as `cos_matching`; if unknown columns have more than 64 values together; if
-        `members` is not
-        in [1, records]; if a setting is out of range; if the model mixes records.
+        `members` is not in [1, records]; if a setting is out of range; if the model mixes records.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     columns = knowledge.columns
@@ -347,10 +346,11 @@ def _decoding(
     solution: "_Solution", decoded: "_Decoded", rounded: Array, rate: Array, fit: Fit
 ) -> Decoding:
     """All that is said of an answer whose squared residual is `rounded`."""
-    # A rate that is not positive means that the messages do not come from these records.
+    # A rate that is not positive means that the messages do not come from these records; a right-
+    # hand side of zero, that no model came back changed.
     numbers = jnp.append(solution.unknowns, jnp.stack([rounded, rate]))
     reconstruction = answered(
-        ~(jnp.isfinite(numbers).all() & (rate > 0)),
+        ~(jnp.isfinite(numbers).all() & (rate > 0) & (solution.square > 0)),
         (decoded.values,),
         (decoded.scores,),
         decoded.labels,

@@ -102,7 +102,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     places = list(dict.fromkeys(place_of.values()))
     drawn = {place: (job.cell.settings, job.seed) for job, place in place_of.items()}
     phases = tuple(dict.fromkeys(name for job in jobs for name in phases_of(job)))
-    trained = victims.train(data, [drawn[place] for place in places], phases)
+    observed = any(job.how.observes for job in jobs)
+    trained = victims.train(data, [drawn[place] for place in places], phases, null=observed)
     facts = [_facts(trained, data, i) for i in range(len(places))]
     for fact, place in zip(facts, places, strict=True):
         settings, seed = drawn[place]
