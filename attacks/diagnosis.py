@@ -19,7 +19,8 @@ from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.fit import Fit, MisfitWarning
 from attacks.path import at_path_centres
-from jaxfl import LocalTraining, Messages, Model, _check
+from jaxfl import LocalTraining, Messages, Model
+from jaxfl.domains import checked
 from jaxfl.models import check_parameters
 
 Array = jax.Array
@@ -172,6 +173,7 @@ def _signs(updates: Sequence[np.ndarray]) -> Finding | None:
     return Finding("Adam", evidence, 1.0)
 
 
+@checked
 def diagnose(
     model: Model,
     messages: Messages,
@@ -190,15 +192,16 @@ def diagnose(
     Raises:
       ValueError: as `closed_form`, of the model, messages and knowledge.
     """
-    _check.instance(Messages, messages=messages)
     check_parameters(model, messages.model_shapes, "messages")
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(messages)):
+        diverged = Finding("diverged", "the messages hold NaN or infinity", 1.0)
+        return Diagnosis((diverged,), None, "none: no attack reads a model that diverged")
     findings = numbers_say(messages)
     if knowledge is None:
         return Diagnosis(tuple(findings), None, "give `knowledge` to try recipes")
     knowledge = check_knowledge(model, messages, knowledge)
     if training is None:
         training = LocalTraining(float(_decoded(model, messages, knowledge).learning_rate))
-    _check.instance(LocalTraining, training=training)
     trial = _Trial(model, messages, knowledge, training)
     fit = trial.fit()
     # The sizes of changes are a hint; what explains the messages exactly is none.

@@ -87,7 +87,7 @@ def status_of(failed: Array, fit: Fit) -> Array:
     ).astype(jnp.int32)
 
 
-def warn_of_misfit(attack: str, status: Any, fit: Fit, stacklevel: int = 3) -> None:
+def warn_of_misfit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
     """Warn of misfits, in words, at the boundary: where values are no tracers; `stacklevel` is that
     of whoever called the attack."""
     if _check.is_traced(status, fit):

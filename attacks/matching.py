@@ -10,37 +10,43 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jaxtyping import Num
 from optax.tree import vdot
 
 from jaxfl import LocalTraining, Messages, Model, _check, client_round, mean_loss
 from jaxfl.clients import ClientData
+from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.federated import map_clients, strategy_here
+from jaxfl.models import check_labelled, check_parameters
 
 Array = jax.Array
 
 
-def cosine_distance(virtual: Any, observed: Any) -> Array:
+@checked
+def cosine_distance(virtual: Any, observed: Params) -> Array:
     """`1 - cos` of the angle between two updates, all leaves together (Lyu 2021, Eq. 1 and 4). A
     scalar in [0, 2].
 
     The distance from a vector of length zero is 1.
     """
+    _check.alike("virtual, beside observed,", observed, virtual)
     return 1 - vdot(virtual, observed) * inverse_root(vdot(virtual, virtual)) * inverse_root(
         vdot(observed, observed)
     )
 
 
-def squared_distance(virtual: Any, observed: Any) -> Array:
+@checked
+def squared_distance(virtual: Any, observed: Params) -> Array:
     """Squared Euclidean distance relative to the observed update's squared length (DLG, Zhu et al.
     2019). A scalar.
 
     Dividing by the length changes no minimum of a single round and keeps rounds comparable.
     """
+    _check.alike("virtual, beside observed,", observed, virtual)
     difference = jax.tree.map(jnp.subtract, virtual, observed)
     return vdot(difference, difference) / jnp.maximum(
         vdot(observed, observed), jnp.finfo(jnp.float32).tiny
@@ -69,24 +75,18 @@ class Virtual:
 
     kind: Literal["gradient", "unrolled"] = struct.field(pytree_node=False, default="gradient")
     training: LocalTraining = LocalTraining()
-    orders: int = struct.field(pytree_node=False, default=1)
-    rounds_per_step: int | None = struct.field(pytree_node=False, default=None)
-    records: int | None = struct.field(pytree_node=False, default=None)
+    orders: Count = struct.field(pytree_node=False, default=1)
+    rounds_per_step: Count | None = struct.field(pytree_node=False, default=None)
+    records: Count | None = struct.field(pytree_node=False, default=None)
 
     def check(self, records: int) -> None:
         """Raise `ValueError` on settings that cannot simulate a client of which so many records are
         guessed."""
-        _check.one_of(("gradient", "unrolled"), kind=self.kind)
-        _check.positive_integer(orders=self.orders)
-        if self.rounds_per_step is not None:
-            _check.positive_integer(rounds_per_step=self.rounds_per_step)
-        if self.records is not None:
-            _check.positive_integer(records=self.records)
-            if self.kind == "unrolled":
-                raise ValueError(
-                    f"records={self.records} needs kind='gradient': unrolled training runs on "
-                    "what is guessed"
-                )
+        if self.records is not None and self.kind == "unrolled":
+            raise ValueError(
+                f"records={self.records} needs kind='gradient': unrolled training runs on what is "
+                "guessed"
+            )
         self.training.check()
 
     def scale(self, guessed: int) -> float | Array:
@@ -95,14 +95,14 @@ class Virtual:
         return self.training.learning_rate * self.training.steps(self.records or guessed)
 
 
-def check_virtual(virtual: Any, records: int) -> None:
-    """`Virtual.check`, after checking that it is a `Virtual`."""
-    _check.instance(Virtual, virtual=virtual)
-    virtual.check(records)
-
-
+@checked
 def virtual_update(
-    model: Model, received: Any, x: Array, y: Array, key: Array, virtual: Virtual
+    model: Model,
+    received: Params,
+    x: Num[Array, "records ..."],
+    y: Num[Array, "records ..."],
+    key: Key,
+    virtual: Virtual,
 ) -> Any:
     """The pseudo-gradient that a client with records `x [records, ...]`, `y [records, ...]` would
     have caused.
@@ -118,7 +118,8 @@ def virtual_update(
     Returns:
       A pytree like `received`, positive along the gradient (Lyu 2021, Eq. 3).
     """
-    chex.assert_equal_shape_prefix((x, y), 1)
+    check_parameters(model, received, "received")
+    check_labelled(model, received, jnp.asarray(x), jnp.asarray(y))
     if virtual.kind == "gradient":
         scale = virtual.scale(len(x))
         return jax.tree.map(
@@ -136,17 +137,19 @@ def virtual_update(
     return jax.tree.map(lambda u: u.mean(0), updates)
 
 
+@checked
 def matching_objective(
     model: Model,
     messages: Messages,
-    x: Array,
-    y: Array,
-    key: Array,
+    x: Num[Array, "records ..."],
+    y: Num[Array, "records ..."],
+    key: Key,
     virtual: Virtual,
     distance: Callable[[Any, Any], Array] = cosine_distance,
 ) -> Array:
     """Mean over rounds of the distance between virtual and observed updates (Lyu 2021, Algorithm 1,
     line 12, with `1 - cos` for `cos`). A scalar, differentiable in `x` and in soft labels `y`."""
+    check_parameters(model, messages.model_shapes, "messages")
     rounds = (messages.received, messages.pseudo_gradient)
     round_key, order_key = jax.random.split(key)
     count = len(messages)

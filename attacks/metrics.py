@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int, Num
 
 from jaxfl import _check
+from jaxfl.domains import Count, Key, Probability, checked
 
 Array = jax.Array
 
 
+@checked
 def accuracy(values: Array, truth: Array) -> Array:
     """Fraction of records whose value was inferred exactly; NaN if the attack failed (a value of
     -1).
@@ -30,26 +33,26 @@ def accuracy(values: Array, truth: Array) -> Array:
             f"truth has shape {np.shape(truth)} and values {shape}; they must be alike, one value "
             "for each record"
         )
+    _check.at_least(0, truth=truth)
     values, truth = jnp.asarray(values), jnp.asarray(truth)
     return jnp.where((values < 0).any(-1), jnp.nan, (values == truth).mean(-1))
 
 
-def majority_rate(truth: Array, candidates: int) -> Array:
+@checked
+def majority_rate(truth: Num[Array, "records"], candidates: Count) -> Array:
     """Accuracy of naming the most frequent true value for every record: what any attack has to
     beat. `candidates` is static.
 
     Raises:
       ValueError: if `truth` is no `[records]` of integers below `candidates`.
     """
-    _check.positive_integer(candidates=candidates)
-    _check.shape((None,), truth=truth)
     _check.labels(truth, candidates, name="truth")
-    return jax.nn.one_hot(truth, candidates).mean(0).max()
+    return jax.nn.one_hot(jnp.asarray(truth), candidates).mean(0).max()
 
 
-def _both(scores: Any, truth: Any) -> None:
-    """Raise `ValueError` unless there is one score for each truth, and truths of both kinds."""
-    _check.shape(np.shape(truth), scores=scores)
+def _both(truth: Any) -> None:
+    """Raise `ValueError` unless there are truths of both kinds."""
+    _check.zeros_or_ones(truth=truth)
     kinds = np.unique(np.asarray(truth, bool))
     if len(kinds) < 2:
         raise ValueError(
@@ -74,14 +77,17 @@ class Ranking(NamedTuple):
     brier: float
 
 
-def ranking(scores: np.ndarray, truth: np.ndarray, threshold: float) -> Ranking:
+@checked
+def ranking(
+    scores: Num[np.ndarray, "clients"], truth: Num[np.ndarray, "clients"], threshold: float
+) -> Ranking:
     """How well scores tell the few positives of `truth` `[clients]` from the rest; NaN if a score
     is not finite.
 
     Raises:
       ValueError: if shapes differ, or all or none are positive.
     """
-    _both(scores, truth)
+    _both(truth)
     from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
     scores, truth = np.asarray(scores, float), np.asarray(truth, bool)
@@ -109,14 +115,17 @@ class Detection(NamedTuple):
     tpr: float
 
 
-def detection(scores: np.ndarray, truth: np.ndarray, fpr: float = 0.01) -> Detection:
+@checked
+def detection(
+    scores: Num[np.ndarray, "records"], truth: Num[np.ndarray, "records"], fpr: Probability = 0.01
+) -> Detection:
     """How well scores tell the positives of `truth` `[records]` from the rest; NaN if a score is
     not finite.
 
     Raises:
       ValueError: if shapes differ, or all or none are positive.
     """
-    _both(scores, truth)
+    _both(truth)
     from sklearn.metrics import roc_auc_score, roc_curve
 
     if not np.isfinite(scores).all():
@@ -125,8 +134,13 @@ def detection(scores: np.ndarray, truth: np.ndarray, fpr: float = 0.01) -> Detec
     return Detection(float(roc_auc_score(truth, scores)), float(true[false <= fpr].max()))
 
 
+@checked
 def explain(
-    apply: Callable[[Array], Array], x: Array, segments: Array, masks: Array, fill: Array
+    apply: Callable[[Array], Array],
+    x: Num[Array, "records ..."],
+    segments: Int[Array, "..."],
+    masks: Num[Array, "masks segments"],
+    fill: Num[Array, "..."],
 ) -> Array:
     """Linear explanations of a model around records (Jia et al. 2022, Zest, after LIME):
     least-squares weights, without intercept, of its outputs on which segments of a record are kept.
@@ -144,12 +158,21 @@ def explain(
 
     Raises:
       ValueError: if there are fewer than two masks for each segment: about as many fit any model
-        exactly, noise and all.
+        exactly, noise and all; or if shapes do not go together, or a record is not finite.
     """
+    for name, array in (("segments", segments), ("fill", fill)):
+        if np.shape(array) != np.shape(x)[1:]:
+            raise ValueError(
+                f"{name} has shape {np.shape(array)}; records of x have {np.shape(x)[1:]}"
+            )
+    _check.finite(x=x, fill=fill)
+    _check.zeros_or_ones(masks=masks)
+    _check.labels(segments, masks.shape[1], name="segments")
     if len(masks) < 2 * masks.shape[1]:
         raise ValueError(
             f"masks has {len(masks)} rows for {masks.shape[1]} segments; give at least two for each"
         )
+    x = jnp.asarray(x)
     masks = jnp.asarray(masks, x.dtype)
     inverse = jnp.linalg.pinv(masks)
     kept = masks[:, segments]
@@ -160,30 +183,46 @@ def explain(
     return jax.lax.map(one, x)
 
 
-def zest_masks(key: Array, segments: int, count: int = 1000) -> Array:
+@checked
+def zest_masks(key: Key, segments: Count, count: Count = 1000) -> Array:
     """Masks `[count, segments]` for `explain`: fair coins, the first keeping everything."""
     return jax.random.bernoulli(key, 0.5, (count, segments)).at[0].set(True)
 
 
-def zest_similarity(a: Array, b: Array) -> Array:
+@checked
+def zest_similarity(a: Num[Array, "..."], b: Num[Array, "..."]) -> Array:
     """Cosine of two models' explanations, all records, segments and outputs together; Driouich 2023
     prints 100 times that."""
+    if np.shape(a) != np.shape(b):
+        raise ValueError(f"a has shape {np.shape(a)} and b {np.shape(b)}; they must be alike")
     return (a * b).sum() / jnp.sqrt((a**2).sum() * (b**2).sum())
 
 
-def ssim(image: Array, references: Array) -> Array:
+@checked
+def ssim(
+    image: Num[Array, "... height width channels"],
+    references: Num[Array, "... height width channels"],
+) -> Array:
     """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1]
     `[height, width, channels]` to each of several `[n, height, width, channels]`, or of as many
     images to one each. Best under `jax.jit`: it is many operations."""
     import dm_pix
 
+    if np.shape(references)[1:] != np.shape(image)[-3:]:
+        raise ValueError(
+            f"references has shape {np.shape(references)}; it must be [n, height, width, channels] "
+            f"as image, of {np.shape(image)}"
+        )
     return dm_pix.ssim(jnp.broadcast_to(image, references.shape), references)
 
 
-def classifier_score(probabilities: Array) -> Array:
+@checked
+def classifier_score(probabilities: Num[Array, "images classes"]) -> Array:
     """`exp E KL(p(class | image) || p(class))` of a classifier's probabilities for images `[images,
     classes]` (the inception score, Salimans et al. 2016, with a classifier of one's own): from 1,
     all alike or unclear, to the number of classes. A scalar."""
+    finite = np.isfinite(probabilities).all(-1) if not _check.is_traced(probabilities) else None
+    _check.probabilities(probabilities, finite, name="probabilities")
     tiny = jnp.finfo(probabilities.dtype).tiny
     entropy = -(probabilities * jnp.log(jnp.maximum(probabilities, tiny))).sum(-1).mean()
     mean = probabilities.mean(0)

@@ -37,7 +37,8 @@ from attacks import (
     cos_matching,
     gls,
 )
-from jaxfl import Federated, LocalTraining, Record, _check, mlp, simulate, stack_clients
+from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
+from jaxfl.domains import Count, check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +289,8 @@ def main() -> int:
     ):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     try:
-        _check.positive_integer(**_sizes(arguments))
+        for name, size in _sizes(arguments).items():
+            check(name, size, Count)
         for records in arguments.records:
             for line in lines(arguments, records):
                 table.add_row(*line)

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from jaxfl import _check
+from jaxfl.domains import Count, Fraction, Positive, checked
 
 ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024)
 """Renyi orders. Below 2 the sum for sampled batches does not converge."""
@@ -14,13 +14,14 @@ MIXED = 3
 its two neighbours vanish, and one average of these two neighbours appears."""
 
 
+@checked
 def epsilon(
-    noise_multiplier: float,
+    noise_multiplier: Positive,
     *,
-    records: int,
-    batch_size: int | None,
-    steps: int,
-    delta: float,
+    records: Count,
+    batch_size: Count | None,
+    steps: Count,
+    delta: Fraction,
     mixup: bool = False,
 ) -> float:
     """Epsilon at `delta` of one client's whole training, for adding or removing one record. The
@@ -41,34 +42,27 @@ def epsilon(
     Raises:
       ValueError: if a number is out of range.
     """
-    _check.positive_integer(records=records, steps=steps)
-    _check_batch_size(batch_size)
-    _check.positive(noise_multiplier=noise_multiplier)  # without noise there is no guarantee
-    _check.fraction(delta=delta)
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(ORDERS)
     accountant.compose(
-        _event(noise_multiplier / (MIXED if mixup else 1), _rate(records, batch_size)), steps
+        _event(float(noise_multiplier) / (MIXED if mixup else 1), _rate(records, batch_size)), steps
     )
     return float(accountant.get_epsilon(delta))
 
 
+@checked
 def noise_multiplier(
-    epsilon: float,
+    epsilon: Positive,
     *,
-    records: int,
-    batch_size: int | None,
-    steps: int,
-    delta: float,
+    records: Count,
+    batch_size: Count | None,
+    steps: Count,
+    delta: Fraction,
     mixup: bool = False,
 ) -> float:
     """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those
     of `epsilon`."""
-    _check.positive_integer(records=records, steps=steps)
-    _check_batch_size(batch_size)
-    _check.positive(epsilon=epsilon)
-    _check.fraction(delta=delta)
     import dp_accounting
 
     def event(multiplier: float) -> Any:
@@ -80,11 +74,6 @@ def noise_multiplier(
         lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, delta
     )
     return float(noise) * (MIXED if mixup else 1)
-
-
-def _check_batch_size(batch_size: int | None) -> None:
-    if batch_size is not None:
-        _check.positive_integer(batch_size=batch_size)
 
 
 def _rate(records: int, batch_size: int | None) -> float:

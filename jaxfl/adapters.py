@@ -9,18 +9,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxfl import _check
+from jaxfl.domains import Count, Shape, checked
 from jaxfl.models import DenseLayers, Model
 from jaxfl.probe import layers_hold
 
 Array = jax.Array
 
 
+@checked
 def from_flax(
     module: nn.Module,
-    record_shape: tuple[int, ...],
+    record_shape: Shape,
     loss: Callable[[Array, Array], Array],
-    classes: int | None = None,
+    classes: Count | None = None,
 ) -> Model:
     """Wrap a Flax linen module. Equal arguments give the same `Model`, and compile nothing anew.
 
@@ -38,7 +39,6 @@ def from_flax(
       ValueError: if the module is no Flax module, or reads running averages in evaluation, which
         nobody keeps.
     """
-    _check.instance(nn.Module, module=module)
     given = module, tuple(record_shape), loss, classes
     try:
         hash(given)

@@ -13,9 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxfl import _check
 from jaxfl.adapters import from_flax
 from jaxfl.convolutions import convolve
+from jaxfl.domains import Count, Shape, checked
 from jaxfl.models import Model, Trunk, binary_cross_entropy, cross_entropy, squared_error
 
 Array = jax.Array
@@ -133,26 +133,27 @@ class _TrunkCNN(nn.Module):
         return self.head(self.features(x).reshape(x.shape[0], -1))
 
 
+@checked
 @functools.cache
-def linear(features: int) -> Model:
+def linear(features: Count) -> Model:
     """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (Driouich
     2022)."""
-    _check.positive_integer(features=features)
     return from_flax(_MLP((1,), batch_norm=False), (features,), squared_error)
 
 
+@checked
 @functools.cache
-def logistic(features: int) -> Model:
+def logistic(features: Count) -> Model:
     """Binary logistic regression: `[batch, features] -> [batch, 1]` logit, labels 0 or 1."""
-    _check.positive_integer(features=features)
     return from_flax(_MLP((1,), batch_norm=False), (features,), binary_cross_entropy, 2)
 
 
+@checked
 @functools.cache
 def mlp(
-    features: int,
-    hidden: tuple[int, ...],
-    outputs: int,
+    features: Count,
+    hidden: Shape,
+    outputs: Count,
     *,
     task: Literal["classification", "regression"] = "classification",
     batch_norm: bool = False,
@@ -168,16 +169,13 @@ def mlp(
       batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the
         client; scale and offset are parameters and are shared (Driouich 2023).
     """
-    _check.one_of(("classification", "regression"), task=task)
-    _check.instance(tuple, hidden=hidden)
-    widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
-    _check.positive_integer(features=features, outputs=outputs, **widths)
     module = _MLP((*hidden, outputs), batch_norm)
     if task == "regression":
         return from_flax(module, (features,), squared_error)
     return from_flax(module, (features,), cross_entropy, outputs)
 
 
+@checked
 @functools.cache
 def lenet(dataset: Literal["mnist", "cifar10"]) -> Model:
     """PROLIN's convolutional networks (Kerkouche 2023): 21,840 parameters for `[batch, 28, 28, 1]`
@@ -189,10 +187,11 @@ def lenet(dataset: Literal["mnist", "cifar10"]) -> Model:
     raise ValueError(f"dataset={dataset!r} has no LeNet; choose 'mnist' or 'cifar10'")
 
 
+@checked
 @functools.cache
 def trunk_cnn(
     record_shape: tuple[int, int, int],
-    classes: int,
+    classes: Count,
     *,
     widths: tuple[int, ...] = (32, 64, 128, 256),
     strides: tuple[int, ...] = (2, 1, 2, 1),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxfl import _check
+from jaxfl.domains import EachNumber
 from jaxfl.plugins import PerClient, Plugin
 from jaxfl.training import LocalTraining
 
@@ -27,8 +27,8 @@ class Behavior(Plugin):
         hides that nothing was done (a free-rider).
     """
 
-    gradient: float | Array = 1.0
-    update: float | Array = 1.0
+    gradient: EachNumber = 1.0
+    update: EachNumber = 1.0
 
     def recipe(self, training: LocalTraining) -> LocalTraining:
         """The recipe with its learning rate times `gradient`."""
@@ -37,11 +37,6 @@ class Behavior(Plugin):
     def send(self, update: Any, key: Array) -> Any:
         """`update` times the update."""
         return jax.tree.map(lambda u: jnp.asarray(self.update, u.dtype) * u, update)
-
-    def check(self) -> None:
-        """Raise `ValueError` unless both fields are finite."""
-        for name in ("gradient", "update"):
-            _check.finite(**{f"Behavior.{name}": getattr(self, name)})
 
     def among(self, misbehaving: Any) -> "Behavior":
         """This behaviour where `misbehaving`, a boolean or booleans `[clients]`, is True; else

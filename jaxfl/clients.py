@@ -2,7 +2,7 @@
 program."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ import numpy as np
 from flax import struct
 
 from jaxfl import _check
-from jaxfl.models import Model, check_records
+from jaxfl.domains import Domain, Index, checked
+from jaxfl.models import Model, check_parameters, check_records
 
 Array = jax.Array
 MOST_ID = 2**31
@@ -34,6 +35,11 @@ class ClientData:
     mask: Array
     id: Array
 
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`. With client axis or without."""
+        _check_lengths(name, self)
+        _check.shape(np.shape(self.mask)[:-1], **{f"{name}.id": self.id})
+
     @property
     def sizes(self) -> Array:
         """Number of records per client `[clients]` (padding not counted)."""
@@ -48,7 +54,8 @@ class ClientData:
         return jax.tree.map(lambda a: a[indices], self)
 
 
-def one_client(x: Any, y: Any, id: int = 0) -> ClientData:
+@checked
+def one_client(x: Any, y: Any, id: Index = 0) -> ClientData:
     """`ClientData` without client axis from arrays `x [records, ...]` and `y [records, ...]`.
 
     Raises:
@@ -59,6 +66,7 @@ def one_client(x: Any, y: Any, id: int = 0) -> ClientData:
     return ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(id))
 
 
+@checked
 def stack_clients(
     records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None = None
 ) -> ClientData:
@@ -195,22 +203,28 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
     _check_values("clients", model, clients)
 
 
-def check_test(model: Model, params: Any, test: ClientData) -> None:
-    """Raise `ValueError` on records without client axis on which the model cannot be evaluated.
-    Traced values pass unseen."""
-    if np.ndim(test.mask) != 1:
-        raise ValueError(
-            f"test.mask has shape {np.shape(test.mask)}; it must be [records] (see one_client)"
-        )
-    _check_lengths("test", test)
-    check_records(
-        model, params, jnp.asarray(test.x), jnp.asarray(test.y), x_name="test.x", y_name="test.y"
-    )
-    _check_values("test", model, test)
+def check_records_of_one(model: Model, params: Any, data: ClientData, name: str) -> None:
+    """Raise `ValueError` unless parameters are a model's and it takes the records, which have no
+    client axis. Traced values pass unseen."""
+    check_parameters(model, params)
+    names = {"x_name": f"{name}.x", "y_name": f"{name}.y"}
+    check_records(model, params, jnp.asarray(data.x), jnp.asarray(data.y), **names)
+    _check_values(name, model, data)
+
+
+OneClient = Annotated[
+    ClientData,
+    Domain(
+        "one client's records, without client axis (see one_client)",
+        lambda data: isinstance(data, ClientData) and np.ndim(data.mask) == 1,
+    ),
+]
 
 
 def _check_lengths(name: str, data: ClientData) -> None:
     count = np.shape(data.mask)
+    if not count or not count[-1]:
+        raise ValueError(f"{name}.mask has shape {count}; it needs at least one record")
     for field in ("x", "y"):
         shape = np.shape(getattr(data, field))
         if shape[: len(count)] != count:

@@ -2,14 +2,15 @@
 training."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
-from jaxfl import _check
+from jaxfl.domains import Domain, EachNotNegative, EachPositive, numbers_where
 from jaxfl.models import Model, inputs_and_errors, mean_loss, zero_rows
 from jaxfl.plugins import Plugin
 
@@ -17,6 +18,11 @@ Array = jax.Array
 
 MOST_BITS = 16
 """Beyond, steps are too fine for float32 to round at random."""
+_CLIP = Domain("positive, infinity for none", numbers_where(lambda v: v > 0))
+_BITS = Domain(
+    f"an integer from 0 (off) to {MOST_BITS}",
+    numbers_where(lambda v: (v == np.round(v)) & (v >= 0) & (v <= MOST_BITS)),
+)
 
 
 @struct.dataclass
@@ -34,9 +40,9 @@ class Upload(Plugin):
         numbers as they are.
     """
 
-    clip: float | Array = float("inf")
-    noise_multiplier: float | Array = 0.0
-    bits: int | Array = 0
+    clip: Annotated[float | Array, _CLIP] = float("inf")
+    noise_multiplier: EachNotNegative = 0.0
+    bits: Annotated[int | Array, _BITS] = 0
 
     def send(self, update: Any, key: Array) -> Any:
         """An update as it is sent: a pytree of floating-point arrays; the key draws noise and
@@ -57,15 +63,6 @@ class Upload(Plugin):
             )
             sent.append(jnp.where(self.bits > 0, _rounded(noised, rounding_key, self.bits), noised))
         return jax.tree.unflatten(structure, sent)
-
-    def check(self) -> None:
-        """Raise `ValueError` on numbers out of range."""
-        clip, bits = self.clip, self.bits
-        if _check.is_traced(clip) or clip != float("inf"):  # infinity for none
-            _check.positive(clip=clip)
-        _check.not_negative(noise_multiplier=self.noise_multiplier)
-        if not _check.is_traced(bits) and float(bits) not in range(MOST_BITS + 1):
-            raise ValueError(f"bits={bits!r} must be an integer from 0 (off) to {MOST_BITS}")
 
 
 def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
@@ -93,19 +90,14 @@ class DPSGD(Plugin):
         in units of `clip`.
     """
 
-    clip: float | Array = 1.0
-    noise_multiplier: float | Array = 1.0
+    clip: EachPositive = 1.0
+    noise_multiplier: EachNotNegative = 1.0
 
     def step_gradient(
         self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
     ) -> Any:
         """See `private_gradient`."""
         return private_gradient(model, params, x, y, mask, key, self)
-
-    def check(self) -> None:
-        """Raise `ValueError` on numbers out of range."""
-        _check.positive(clip=self.clip)
-        _check.not_negative(noise_multiplier=self.noise_multiplier)
 
 
 def private_gradient(

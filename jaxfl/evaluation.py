@@ -1,13 +1,11 @@
 """Loss and accuracy of a model on a set of records."""
 
-from typing import Any
-
-import chex
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxfl.clients import ClientData
+from jaxfl.clients import OneClient, check_records_of_one
+from jaxfl.domains import Params, checked
 from jaxfl.models import Model, zero_rows
 
 Array = jax.Array
@@ -27,7 +25,8 @@ class Evaluation:
     accuracy: Array
 
 
-def evaluate(model: Model, params: Any, data: ClientData) -> Evaluation:
+@checked
+def evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
     """Loss and accuracy of one model on one client's (or any) records; `vmap` it over models or
     clients.
 
@@ -35,8 +34,11 @@ def evaluate(model: Model, params: Any, data: ClientData) -> Evaluation:
       model: the model (static).
       params: its parameters.
       data: `x [records, ...]`, `y [records]`, `mask [records]`.
+
+    Raises:
+      ValueError: on parameters that are not the model's, or records that it does not take.
     """
-    chex.assert_rank(data.mask, 1)
+    check_records_of_one(model, params, data, "data")
     count = jnp.maximum(data.mask.sum(), 1)
     x, y = zero_rows(data.x, data.mask), zero_rows(data.y, data.mask)
     outputs = model.apply(params, x, mask=data.mask)

@@ -12,10 +12,11 @@ import numpy as np
 from flax import struct
 
 from jaxfl import _check
-from jaxfl.clients import ClientData, check_clients, check_test
+from jaxfl.clients import ClientData, OneClient, check_clients, check_records_of_one
 from jaxfl.defenses import DPSGD
+from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.evaluation import evaluate
-from jaxfl.models import Model
+from jaxfl.models import Model, check_parameters
 from jaxfl.plugins import HoldsPlugins, PerClient, Plugin, check_plugins
 from jaxfl.probe import mixes_records
 from jaxfl.servers import Server, ServerState, honest_server
@@ -23,7 +24,7 @@ from jaxfl.training import SENDING, LocalTraining, client_round
 from jaxfl.transcript import Transcript
 
 Array = jax.Array
-Strategy = Literal["vmap", "map"] | int
+Strategy = Literal["vmap", "map"] | Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,32 +68,25 @@ class Federated(HoldsPlugins):
       record: what the transcript keeps (static).
     """
 
-    rounds: int = struct.field(pytree_node=False, default=1)
+    rounds: Count = struct.field(pytree_node=False, default=1)
     training: LocalTraining = LocalTraining()
     plugins: tuple[Plugin, ...] = ()
-    clients_per_round: int | None = struct.field(pytree_node=False, default=None)
+    clients_per_round: Count | None = struct.field(pytree_node=False, default=None)
     strategy: Strategy | None = struct.field(pytree_node=False, default=None)
     record: Record = struct.field(pytree_node=False, default=Record())
 
     def check(self, clients: ClientData) -> None:
         """Raise `ValueError` on settings that these clients cannot run."""
-        _check.positive_integer(rounds=self.rounds)
-        _check.instance(LocalTraining, training=self.training)
-        _check.instance(Record, record=self.record)
         self.training.check()
         count = len(clients.mask)
         check_plugins(self.plugins, count)
         check_plugins((*self.training.plugins, *self.plugins), count)
-        if self.clients_per_round is not None:
-            _check.positive_integer(clients_per_round=self.clients_per_round)
-            if self.clients_per_round > count:
-                raise ValueError(
-                    f"clients_per_round={self.clients_per_round} exceeds the {count} clients"
-                )
-        if self.strategy not in (None, "vmap", "map") and not isinstance(self.strategy, int):
-            raise ValueError(f"strategy={self.strategy!r} must be 'vmap', 'map' or an integer")
-        if isinstance(self.strategy, int):
-            _check.positive_integer(strategy=self.strategy)
+        if self.clients_per_round is not None and self.clients_per_round > count:
+            raise ValueError(
+                f"clients_per_round={self.clients_per_round} exceeds the {count} clients"
+            )
+        if self.record.rounds == ():
+            raise ValueError("record.rounds=() is empty; None keeps all")
         outside = [t for t in self.record.rounds or () if not 0 <= t < self.rounds]
         if outside:
             raise ValueError(
@@ -112,15 +106,16 @@ class Federated(HoldsPlugins):
                 )
 
 
+@checked
 def simulate(
     model: Model,
-    params: Any,
+    params: Params,
     clients: ClientData,
-    key: Array,
+    key: Key,
     federated: Federated,
     *,
     server: Server | None = None,
-    test: ClientData | None = None,
+    test: OneClient | None = None,
 ) -> Transcript:
     """Run federated training.
 
@@ -144,19 +139,13 @@ def simulate(
       ValueError: on bad shapes, values or settings, naming the argument. Values of traced arrays
         are not looked at.
     """
-    _check.instance(Model, model=model)
-    _check.instance(ClientData, clients=clients)
-    _check.instance(Federated, federated=federated)
     server = honest_server() if server is None else server
-    _check.instance(Server, server=server)
-    _check.key(key=key)
-    _check.floating(params=params)
+    check_parameters(model, params)
     federated.check(clients)
     check_clients(model, params, clients, federated.training.batch_size)
     _check_private(model, params, clients, (*federated.training.plugins, *federated.plugins))
     if test is not None:
-        _check.instance(ClientData, test=test)
-        check_test(model, params, test)
+        check_records_of_one(model, params, test, "test")
     if (
         server.named
         and not _check.is_traced(clients.id)

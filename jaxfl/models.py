@@ -13,8 +13,13 @@ from typing import Any
 import flax.errors
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Num
+
+from jaxfl import _check
+from jaxfl.domains import Key, Params, checked
 
 Array = jax.Array
 
@@ -87,14 +92,15 @@ class Model:
     trunk: Trunk | None = None
 
 
+@checked
 def mean_loss(
     model: Model,
-    params: Any,
-    x: Array,
-    y: Array,
+    params: Params,
+    x: Num[Array, "records ..."],
+    y: Num[Array, "records ..."],
     *,
-    key: Array | None = None,
-    mask: Array | None = None,
+    key: Key | None = None,
+    mask: Num[Array, "records"] | None = None,
 ) -> Array:
     """Mean of the per-record loss over the rows where `mask` is True (all rows if None).
 
@@ -109,6 +115,10 @@ def mean_loss(
     Returns:
       A scalar; 0 if no row is selected.
     """
+    check_parameters(model, params)
+    check_records(model, params, jnp.asarray(x), jnp.asarray(y))
+    if model.classes is not None and mask is None and jnp.ndim(y) == 1:
+        _check.labels(y, model.classes)
     if mask is None:
         return model.loss(model.apply(params, x, key=key), y).mean()
     # Zeroing the inputs, and not only the loss, keeps NaN out of the gradient (0 * NaN is NaN).
@@ -161,10 +171,23 @@ def check_records(
         raise ValueError(error)
 
 
-def check_parameters(model: Model, params: Any, name: str = "params") -> None:
+def check_labelled(
+    model: Model, params: Any, x: Any, y: Any, *, x_name: str = "x", y_name: str = "y"
+) -> None:
+    """Raise `ValueError` unless records are finite and a model takes them with their labels, which
+    are among its classes if there is one for each record. Shapes alone of what is traced."""
+    check_records(model, params, x, y, x_name=x_name, y_name=y_name)
+    _check.finite(**{x_name: x, y_name: y})
+    if model.classes is not None and np.ndim(y) == 1:
+        _check.labels(y, model.classes, name=y_name)
+
+
+def check_parameters(model: Model, params: Any, name: str = "params", axes: int = 0) -> None:
     """Raise `ValueError` unless parameters, or their shapes, are those that `model.init` makes: in
-    names, number and shapes."""
-    wanted, given = _initial_shapes(model), _leaf_shapes(params)
+    names, number and shapes, after so many leading axes, which are the same of all."""
+    if len({np.shape(leaf)[:axes] for leaf in jax.tree.leaves(params)}) > 1:
+        raise ValueError(f"{name} has leaves whose first {axes} axes differ in length")
+    wanted, given = _initial_shapes(model), _leaf_shapes(params, axes)
     if wanted == given:
         return
     told = [f"{place} is missing" for place in wanted if place not in given]
@@ -182,9 +205,9 @@ def _initial_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return _leaf_shapes(jax.eval_shape(model.init, jax.random.key(0)))
 
 
-def _leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def _leaf_shapes(tree: Any, axes: int = 0) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): tuple(np.shape(leaf)[axes:]) for path, leaf in leaves}
 
 
 def check_record_shape(model: Model, params: Any, **named: tuple[int, ...]) -> None:
@@ -204,7 +227,8 @@ def _shape_error(
 ) -> str:
     params, x, y = structure.unflatten(leaves)
     try:
-        outputs = jax.eval_shape(model.apply, params, x)
+        apply = functools.partial(model.apply, key=jax.random.key(0))
+        outputs = jax.eval_shape(apply, params, x)
     except (TypeError, ValueError, flax.errors.FlaxError) as error:
         reason = str(error).splitlines()[0]
         return (
@@ -235,17 +259,21 @@ def zero_rows(array: Array, mask: Array) -> Array:
 def _soft_labels(y: Array, classes: int) -> None:
     if y.shape[-1] != classes:
         raise ValueError(
-            f"labels of shape {y.shape} are taken for probabilities of {classes} classes; class "
-            "numbers must have shape (records,)"
+            f"y has shape {y.shape}, taken for probabilities of {classes} classes of outputs; "
+            "class numbers must have shape (records,)"
         )
 
 
 def _hard_labels(y: Array, outputs: Array) -> None:
     if y.shape != outputs.shape[:-1]:
-        raise ValueError(f"labels must have shape {outputs.shape[:-1]}, one for each record")
+        raise ValueError(
+            f"y has shape {y.shape}; labels must have shape {outputs.shape[:-1]}, one for each "
+            "record of outputs"
+        )
 
 
-def cross_entropy(outputs: Array, y: Array) -> Array:
+@checked
+def cross_entropy(outputs: Num[Array, "... classes"], y: Array) -> Array:
     """Softmax cross-entropy `[batch]` of logits `[batch, classes]`; `y` holds integer labels
     `[batch]` or class probabilities `[batch, classes]` (soft labels, as needed where an adversary
     does not know them).
@@ -257,10 +285,12 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
         _soft_labels(y, outputs.shape[-1])
         return optax.softmax_cross_entropy(outputs, y)
     _hard_labels(y, outputs)
+    _check.labels(y, outputs.shape[-1])
     return optax.softmax_cross_entropy_with_integer_labels(outputs, y.astype(jnp.int32))
 
 
-def binary_cross_entropy(outputs: Array, y: Array) -> Array:
+@checked
+def binary_cross_entropy(outputs: Num[Array, "... 1"], y: Array) -> Array:
     """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1], or is
     two class probabilities `[batch, 2]`.
 
@@ -271,6 +301,7 @@ def binary_cross_entropy(outputs: Array, y: Array) -> Array:
         _soft_labels(y, 2)
     else:
         _hard_labels(y, outputs)
+        _check.within(0, 1, y=y)
     return optax.sigmoid_binary_cross_entropy(
         outputs[..., 0], y[..., 1] if y.ndim == outputs.ndim else y
     )
@@ -284,7 +315,8 @@ def log_probabilities(outputs: Array) -> Array:
     return jnp.concatenate([jax.nn.log_sigmoid(-outputs), jax.nn.log_sigmoid(outputs)], -1)
 
 
-def squared_error(outputs: Array, y: Array) -> Array:
+@checked
+def squared_error(outputs: Num[Array, "... 1"], y: Array) -> Array:
     """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor
     1/2 (Driouich 2022, 2023).
 

@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 
 from jaxfl import _check
+from jaxfl.domains import check
 from jaxfl.models import Model
 
 Array = jax.Array
@@ -63,9 +64,6 @@ class Plugin:
         """Another update to be sent, for `update`, received minus returned."""
         return update
 
-    def check(self) -> None:
-        """Raise `ValueError` on numbers out of range. Traced ones are not looked at."""
-
 
 @struct.dataclass
 class PerClient(Plugin):
@@ -77,10 +75,6 @@ class PerClient(Plugin):
     """
 
     plugin: Plugin
-
-    def check(self) -> None:
-        """As the plug-in's own."""
-        self.plugin.check()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -129,7 +123,9 @@ def check_plugins(plugins: Any, clients: int | None = None) -> None:
         _check_kind(plugin)
         if isinstance(given, PerClient):
             _check_per_client(plugin, clients)
-        plugin.check()
+        else:
+            _check_everyones(plugin)
+        check(type(plugin).__name__, plugin, type(plugin))
     if len(overriding("step_gradient", every)) > 1:
         raise ValueError(f"plugins={plugins} make gradients more than once; choose one")
 
@@ -142,6 +138,15 @@ def _check_kind(plugin: Any) -> None:
         raise ValueError(f"plugins holds a {name}, which is no pytree; see `jaxfl.plugins`")
     if not any(overriding(hook, (plugin,)) for hook in HOOKS):
         raise ValueError(f"plugins holds a {name}, which overrides none of {', '.join(HOOKS)}")
+
+
+def _check_everyones(plugin: Plugin) -> None:
+    for path, value in jax.tree_util.tree_leaves_with_path(plugin):
+        if np.ndim(value) == 1:
+            raise ValueError(
+                f"{type(plugin).__name__}{jax.tree_util.keystr(path)} has {len(value)} numbers; "
+                "one for each client belongs into a jaxfl.PerClient"
+            )
 
 
 def _check_per_client(plugin: Plugin, clients: int | None) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import _check
+from jaxfl.domains import Index, Number, check, checked
 
 Array = jax.Array
 
@@ -49,6 +49,7 @@ class Server:
     named: tuple[int, ...] = ()
 
 
+@checked
 @functools.cache
 def honest_server(
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
@@ -64,9 +65,7 @@ def honest_server(
       learning_rate: the server's step size (static, a Python number: another one compiles again).
       by_size: weight clients by their number of records; otherwise equally.
     """
-    _check.number(learning_rate=learning_rate)
-    if not callable(optimizer):
-        raise ValueError(f"optimizer={optimizer!r} must be a function of the learning rate")
+    check("learning_rate", learning_rate, Number)
     transformation = optimizer(learning_rate)
 
     def init(params: Any) -> ServerState:
@@ -97,8 +96,9 @@ def honest_server(
     return Server(init, send, receive)
 
 
+@checked
 @functools.cache
-def isolating_server(victim: int, server: Server | None = None) -> Server:
+def isolating_server(victim: Index, server: Server | None = None) -> Server:
     """An active adversary that trains the victim apart: it gets its own model back in every round,
     the others run FedAvg among themselves (Lyu 2021, section 3.1, "isolate").
 

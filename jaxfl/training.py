@@ -6,15 +6,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
 from jaxfl import _check
-from jaxfl.clients import ClientData
+from jaxfl.clients import OneClient, check_records_of_one
 from jaxfl.defenses import DPSGD, Mixup
+from jaxfl.domains import Count, Key, Number, Params, Positive, check, checked
 from jaxfl.models import Model, mean_loss
 from jaxfl.plugins import HoldsPlugins, Plugin, check_plugins, overriding
 
@@ -41,9 +41,9 @@ class LocalTraining(HoldsPlugins):
         (static).
     """
 
-    learning_rate: float | Array = 0.1
-    epochs: int = struct.field(pytree_node=False, default=1)
-    batch_size: int | None = struct.field(pytree_node=False, default=None)
+    learning_rate: Number = 0.1
+    epochs: Count = struct.field(pytree_node=False, default=1)
+    batch_size: Count | None = struct.field(pytree_node=False, default=None)
     optimizer: Callable[..., optax.GradientTransformation] = struct.field(
         pytree_node=False, default=optax.sgd
     )
@@ -77,22 +77,14 @@ class LocalTraining(HoldsPlugins):
 
     def check(self) -> None:
         """Raise `ValueError` on settings that make no sense."""
-        _check.positive_integer(epochs=self.epochs)
-        if self.batch_size is not None:
-            _check.positive_integer(batch_size=self.batch_size)
-        _check.instance(bool, drop_last=self.drop_last)
-        _check.number(learning_rate=self.learning_rate)
-        if not callable(self.optimizer):
-            raise ValueError(
-                f"optimizer={self.optimizer!r} must be a function of the learning rate"
-            )
         check_plugins(self.plugins)
 
 
+@checked
 @functools.cache
 def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
     """An optimiser for `LocalTraining`: SGD on gradients whose norm is at most `norm`."""
-    _check.positive(norm=norm)
+    check("norm", norm, Positive)
 
     def clipped(learning_rate: float | Array) -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(norm), optax.sgd(learning_rate))
@@ -101,8 +93,9 @@ def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
     return clipped
 
 
+@checked
 def local_update(
-    model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining
+    model: Model, params: Params, data: OneClient, key: Key, training: LocalTraining
 ) -> Any:
     """Train on one client's records and return its model. Plug-ins change batches and gradients
     here; what they make of recipe and update is `client_round`'s.
@@ -122,11 +115,12 @@ def local_update(
       The returned model, a pytree like `params`. A client without records returns what it received.
 
     Raises:
-      AssertionError: at trace time, if `data` has a client axis or its fields differ in length.
-      ValueError: on settings that make no sense, or labels outside the classes; traced ones are not
-        looked at.
+      ValueError: if `data` has a client axis or fields of different lengths, and on settings that
+        make no sense or labels outside the classes; traced ones are not looked at.
     """
-    _check_call(model, data, training)
+    training.check()
+    check_records_of_one(model, params, data, "data")
+    data = jax.tree.map(jnp.asarray, data)
     optimizer = training.optimizer(training.learning_rate)
     records = data.mask.shape[0]
     batch_size = records if training.batch_size is None else min(training.batch_size, records)
@@ -169,15 +163,6 @@ def local_update(
     return params
 
 
-def _check_call(model: Model, data: ClientData, training: LocalTraining) -> None:
-    _check.instance(LocalTraining, training=training)
-    training.check()
-    chex.assert_rank(data.mask, 1)
-    chex.assert_equal_shape_prefix((data.x, data.y, data.mask), 1)
-    if model.classes is not None and jnp.ndim(data.y) == 1:
-        _check.labels(data.y, model.classes, where=data.mask, name="data.y")
-
-
 def batch_gradient(
     model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array, training: LocalTraining
 ) -> Any:
@@ -195,14 +180,15 @@ def batch_gradient(
     return jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
 
 
+@checked
 def client_round(
     model: Model,
-    params: Any,
-    data: ClientData,
-    key: Array,
+    params: Params,
+    data: OneClient,
+    key: Key,
     training: LocalTraining,
     plugins: tuple[Plugin, ...] = (),
-    send_key: Array | None = None,
+    send_key: Key | None = None,
 ) -> Any:
     """What a client returns in a round: `local_update`, and what plug-ins make of it.
 
@@ -219,7 +205,7 @@ def client_round(
     every = (*training.plugins, *plugins)
     for plugin in overriding("recipe", every):
         training = plugin.recipe(training)
-        _check.instance(LocalTraining, **{f"{type(plugin).__name__}.recipe": training})
+        check(f"{type(plugin).__name__}.recipe", training, LocalTraining)
         training.check()
     training = dataclasses.replace(training, plugins=every)  # `local_update` runs hooks of steps
     returned = local_update(model, params, data, key, training)

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from flax.traverse_util import unflatten_dict
+from jaxtyping import Int, Num
 
 from jaxfl import _check
+from jaxfl.domains import Count, Params, check
 from jaxfl.evaluation import Evaluation
 
 Array = jax.Array
@@ -33,7 +35,7 @@ class Messages:
 
     received: Any
     returned: Any
-    rounds: Array
+    rounds: Int[Array, "rounds"]
 
     @property
     def pseudo_gradient(self) -> Any:
@@ -78,25 +80,7 @@ class Messages:
             not distinct integers of at least 0.
         """
         received, returned = jax.tree.map(_as_float, (received, returned))
-        if repr(jax.tree.structure(received)) != repr(jax.tree.structure(returned)):
-            raise ValueError(
-                "received and returned have different tree structures; record both from the "
-                "same model"
-            )
-        leaves = list(
-            zip(jax.tree.leaves_with_path(received), jax.tree.leaves(returned), strict=True)
-        )
-        if not leaves:
-            raise ValueError(
-                "received has no arrays; give the model's parameters, one leading entry per round"
-            )
-        count = len(jnp.atleast_1d(leaves[0][1]))
-        for (path, sent), back in leaves:
-            name = jax.tree_util.keystr(path)
-            _check.shape(
-                (count, *sent.shape[1:]), **{f"returned{name}": back, f"received{name}": sent}
-            )
-            _check.finite(**{f"received{name}": sent, f"returned{name}": back})
+        count = len(jnp.atleast_1d((*jax.tree.leaves(received), 0)[0]))
         numbers = np.arange(count) if rounds is None else np.asarray(rounds)
         _check.shape((count,), rounds=numbers)
         whole = np.issubdtype(numbers.dtype, np.integer)
@@ -105,7 +89,15 @@ class Messages:
                 f"rounds={numbers.tolist()} must be distinct integers of at least 0, one for each "
                 f"of the {count} rounds"
             )
+        _check_rounds("", numbers, received=received, returned=returned)
+        for name, tree in (("received", received), ("returned", returned)):
+            for path, leaf in jax.tree.leaves_with_path(tree):
+                _check.finite(**{f"{name}{jax.tree_util.keystr(path)}": leaf})
         return Messages(received, returned, jnp.asarray(numbers))
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`. Values may be NaN: a client may diverge."""
+        _check_rounds(f"{name}.", self.rounds, received=self.received, returned=self.returned)
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, named by its path
@@ -137,7 +129,12 @@ class AnonymousMessages:
 
     received: Any
     returned: Any
-    rounds: Array
+    rounds: Int[Array, "rounds"]
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        one_sender = jax.tree.map(lambda a: a[:, 0], self.returned)
+        _check_rounds(f"{name}.", self.rounds, received=self.received, returned=one_sender)
 
     @property
     def pseudo_gradient(self) -> Any:
@@ -161,9 +158,38 @@ class Aggregates:
 
     received: Any
     pseudo_gradient: Any
-    participation: Array
-    rounds: Array
-    cohort: int | None = struct.field(pytree_node=False, default=None)
+    participation: Num[Array, "rounds clients"]
+    rounds: Int[Array, "rounds"]
+    cohort: Count | None = struct.field(pytree_node=False, default=None)
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        sums = {"received": self.received, "pseudo_gradient": self.pseudo_gradient}
+        _check_rounds(f"{name}.", self.rounds, **sums)
+
+
+def _check_rounds(prefix: str, rounds: Any, **models: Any) -> None:
+    """Raise `ValueError` unless pytrees are of one structure, with floating-point leaves `[rounds,
+    ...]` of the same shapes, and round numbers are at least 0."""
+    (first, tree), *others = models.items()
+    leaves = jax.tree.leaves_with_path(tree)
+    if not leaves:
+        raise ValueError(
+            f"{prefix}{first} has no arrays; give the model's parameters, one leading entry per "
+            "round"
+        )
+    for name, other in others:
+        if repr(jax.tree.structure(tree)) != repr(jax.tree.structure(other)):
+            raise ValueError(
+                f"{prefix}{first} and {name} have different tree structures; record both from the "
+                "same model"
+            )
+    for name, model in models.items():
+        for (path, leaf), (_, like) in zip(jax.tree.leaves_with_path(model), leaves, strict=True):
+            place = f"{prefix}{name}{jax.tree_util.keystr(path)}"
+            _check.shape((len(rounds), *np.shape(like)[1:]), **{place: leaf})
+            check(place, leaf, Params)
+    _check.at_least(0, **{f"{prefix}rounds": rounds})
 
 
 @struct.dataclass

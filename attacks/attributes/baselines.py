@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.candidate_decoding.explanation import JUDGED, judge
@@ -31,37 +32,41 @@ from attacks.attributes.knowledge import (
 )
 from attacks.matching import (
     Virtual,
-    check_virtual,
     matching_objective,
     minimize_lbfgs,
     squared_distance,
 )
 from attacks.precision import arithmetic
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp, one_client
+from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
 
 
-def random_guess(key: Array, records: int, candidates: int) -> Array:
+@checked
+def random_guess(key: Key, records: Count, candidates: Count) -> Array:
     """`random`: a uniform guess for each record `[records]`; right with probability 1/K."""
     return jax.random.randint(key, (records,), 0, candidates)
 
 
-def majority_guess(prior: Array, records: int) -> Array:
+@checked
+def majority_guess(prior: Num[Array, "candidates"], records: Count) -> Array:
     """`majority`: the value most frequent in the known prior `[K]`, for every
     record `[records]`."""
-    return jnp.full(records, jnp.argmax(prior))
+    _check.distribution(len(prior), prior=prior)
+    return jnp.full(records, jnp.argmax(jnp.asarray(prior)))
 
 
+@checked
 def public_model(
-    x_public: Array,
-    values_public: Array,
-    x: Array,
-    positions: Array,
-    candidates: int,
-    key: Array,
+    x_public: Num[Array, "public features"],
+    values_public: Num[Array, "public"],
+    x: Num[Array, "records features"],
+    positions: Int[Array, "positions"],
+    candidates: Count,
+    key: Key,
     *,
-    epochs: int = 200,
+    epochs: Count = 200,
 ) -> Array:
     """`public100`, `public1000`: an MLP from the other columns to the attribute, trained on public
     records.
@@ -82,7 +87,10 @@ def public_model(
       Index of the inferred value for each of the victim's records `[records]`; -1 if training
       diverged.
     """
-    _check.shape((None, np.shape(x_public)[1]), x=x)
+    if np.shape(x)[1] != np.shape(x_public)[1]:
+        raise ValueError(
+            f"x has {np.shape(x)[1]} features; x_public has {np.shape(x_public)[1]}, not as many"
+        )
     return name_by_public_model(
         fit_public_model(x_public, values_public, positions, candidates, key, epochs=epochs),
         x,
@@ -90,21 +98,21 @@ def public_model(
     )
 
 
+@checked
 def fit_public_model(
-    x_public: Array,
-    values_public: Array,
-    positions: Array,
-    candidates: int,
-    key: Array,
+    x_public: Num[Array, "records features"],
+    values_public: Num[Array, "records"],
+    positions: Int[Array, "positions"],
+    candidates: Count,
+    key: Key,
     *,
-    epochs: int = 200,
+    epochs: Count = 200,
 ) -> Any:
     """The parameters of `public_model`, which know nothing of a victim. Arguments as there."""
-    _check.shape((len(x_public),), values_public=values_public)
     _check.labels(values_public, candidates, name="values_public")
-    _check.positive_integer(candidates=candidates, epochs=epochs)
     positions = check_positions("positions", positions, np.shape(x_public)[1])
     hidden = jnp.asarray(x_public).at[:, positions].set(0)
+    _check.finite(x_public=hidden)
     return _fit_public_model(hidden, jnp.asarray(values_public), candidates, key, epochs)
 
 
@@ -122,7 +130,10 @@ def _fit_public_model(
     )
 
 
-def name_by_public_model(params: Any, x: Array, positions: Array) -> Array:
+@checked
+def name_by_public_model(
+    params: Any, x: Num[Array, "records features"], positions: Int[Array, "positions"]
+) -> Array:
     """What `public_model` returns, from its parameters."""
     candidates = jax.tree.leaves(params)[-1].shape[-1]
     positions = check_positions("positions", positions, np.shape(x)[1])
@@ -145,15 +156,16 @@ class L2Matching:
       virtual: how a guess becomes an update; its learning rate sets the scale, which L2 needs.
     """
 
-    evaluations: int = struct.field(pytree_node=False, default=200)
+    evaluations: Count = struct.field(pytree_node=False, default=200)
     virtual: Virtual = Virtual()
 
 
+@checked
 def l2_lbfgs(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
-    key: Array,
+    key: Key,
     *,
     settings: L2Matching | None = None,
 ) -> Reconstruction:
@@ -169,9 +181,8 @@ def l2_lbfgs(
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None:
         raise ValueError("y=None: l2_lbfgs needs known labels; cos_matching reconstructs them")
-    settings = _check.settings(L2Matching, settings)
-    _check.positive_integer(evaluations=settings.evaluations)
-    check_virtual(settings.virtual, len(knowledge.x))
+    settings = settings or L2Matching()
+    settings.virtual.check(len(knowledge.x))
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     with arithmetic(knowledge.x.dtype, messages, knowledge, key, settings):
         answer = _l2_lbfgs(model, messages, knowledge, key, settings)
@@ -225,6 +236,7 @@ HEURISTICS = (
 """The seven statistics of Lyu 2021, section 4.3, in its order."""
 
 
+@checked
 def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
     """`stats`: judge every candidate by the victim's returned models, without optimisation (Lyu
     2021, section 4.3).

@@ -29,13 +29,13 @@ from attacks.column_matching import column_objective
 from attacks.matching import (
     Minimum,
     Virtual,
-    check_virtual,
     cosine_distance,
     matching_objective,
     minimize_adam,
 )
 from attacks.precision import arithmetic, cast
-from jaxfl import Messages, Model, _check
+from jaxfl import Messages, Model
+from jaxfl.domains import Count, Key, Number, Positive, checked
 
 Array = jax.Array
 
@@ -54,20 +54,21 @@ class CosMatching:
       distance: `distance(virtual update, observed update)`, the objective (static).
     """
 
-    gamma: float | Array = 1.0
-    learning_rate: float | Array = 0.1
-    steps: int = struct.field(pytree_node=False, default=500)
+    gamma: Positive = 1.0
+    learning_rate: Number = 0.1
+    steps: Count = struct.field(pytree_node=False, default=500)
     noise: bool = struct.field(pytree_node=False, default=False)
     hard: bool = struct.field(pytree_node=False, default=False)
     virtual: Virtual = Virtual()
     distance: Callable[[Any, Any], Array] = struct.field(pytree_node=False, default=cosine_distance)
 
 
+@checked
 def cos_matching(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
-    key: Array,
+    key: Key,
     *,
     settings: CosMatching | Sequence[CosMatching] | None = None,
 ) -> Reconstruction:
@@ -107,11 +108,8 @@ def cos_matching(
         return best_of(
             [cos_matching(model, messages, knowledge, key, settings=s) for s in settings]
         )
-    settings = _check.settings(CosMatching, settings)
-    _check.positive_integer(steps=settings.steps)
-    _check.number(learning_rate=settings.learning_rate)
-    _check.positive(gamma=settings.gamma)
-    check_virtual(settings.virtual, len(knowledge.x))
+    settings = settings or CosMatching()
+    settings.virtual.check(len(knowledge.x))
     recipe, seen = settings.virtual.training, messages
     messages = cast(messages, knowledge.x.dtype)
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)

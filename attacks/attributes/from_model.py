@@ -14,11 +14,14 @@ import jax.numpy as jnp
 
 from attacks.attributes.knowledge import Knowledge, check_one_column, check_records_known, erase
 from jaxfl import Model
+from jaxfl.domains import Params, checked
+from jaxfl.models import check_parameters
 
 Array = jax.Array
 
 
-def infer_from_model(model: Model, params: Any, knowledge: Knowledge) -> Array:
+@checked
+def infer_from_model(model: Model, params: Params, knowledge: Knowledge) -> Array:
     """`argmin_v |F(theta; x, v) - y|^2` for every record, over the candidates of the unknown
     column.
 
@@ -40,6 +43,7 @@ def infer_from_model(model: Model, params: Any, knowledge: Knowledge) -> Array:
       ValueError: if targets are unknown, columns are several, or records, targets, positions,
         candidates or prior do not fit.
     """
+    check_parameters(model, params)
     check_one_column("infer_from_model", knowledge)
     return _infer(model, params, check_records_known(model, params, knowledge))
 

@@ -10,11 +10,13 @@ import numpy as np
 
 from attacks.attributes.knowledge import Knowledge, UnknownColumn
 from jaxfl import _check
+from jaxfl.domains import checked
 
 FOLDS = 3
 """Of the cross-validation by which a classifier is chosen."""
 
 
+@checked
 def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[np.ndarray, ...]:
     """`imputation`: unknown columns from what is known of the same record (on the host).
 
@@ -33,9 +35,11 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
     Raises:
       ValueError: if public records are not finite, differ in features, or lack labels.
     """
-    _check.instance(Knowledge, knowledge=knowledge)
     known, public = np.array(knowledge.x, np.float64), np.array(x_public, np.float64)
-    _check.shape((None, known.shape[1]), x_public=public)
+    if public.ndim != 2 or public.shape[1] != known.shape[1]:
+        raise ValueError(
+            f"x_public has shape {public.shape}; knowledge.x has {known.shape[1]} features"
+        )
     _check.finite(x_public=public)
     truths = [_values(public, column) for column in knowledge.columns]
     for x in (known, public):

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jaxtyping import Int, Num
 
 from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_misfit
 from jaxfl import Messages, Model, _check
+from jaxfl.domains import Index, Probability, checked
 from jaxfl.models import check_parameters, check_records
 from jaxfl.probe import mixes_records
 
@@ -34,9 +36,20 @@ class UnknownColumn:
       prior: `[K]`, its known distribution, or None if unknown.
     """
 
-    positions: Array
-    candidates: Array
-    prior: Array | None = None
+    positions: Int[Array, "positions"]
+    candidates: Num[Array, "candidates positions"]
+    prior: Num[Array, "candidates"] | None = None
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        if len(self.candidates) < 2:
+            raise ValueError(
+                f"{name}.candidates has {len(self.candidates)} values; an unknown column needs at "
+                "least 2"
+            )
+        _check.finite(**{f"{name}.candidates": self.candidates})
+        if self.prior is not None:
+            _check.distribution(len(self.candidates), **{f"{name}.prior": self.prior})
 
 
 @struct.dataclass
@@ -51,10 +64,33 @@ class Knowledge:
       label_prior: `[classes]`, known distribution of unknown labels, or None.
     """
 
-    x: Array
-    y: Array | None
+    x: Num[Array, "records features"]
+    y: Num[Array, "records"] | None
     columns: tuple[UnknownColumn, ...]
-    label_prior: Array | None = None
+    label_prior: Num[Array, "classes"] | None = None
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`. Traced values pass unseen."""
+        if len(self.x) == 0:
+            raise ValueError(f"{name}.x has no records")
+        if not self.columns:
+            raise ValueError(f"{name}.columns=() names no unknown column; give at least one")
+        taken: list[int] = []
+        for j, column in enumerate(self.columns):
+            place = f"{name}.columns[{j}].positions"
+            check_positions(place, column.positions, np.shape(self.x)[1])
+            taken += (
+                [] if _check.is_traced(column.positions) else np.ravel(column.positions).tolist()
+            )
+        if len(set(taken)) < len(taken):
+            raise ValueError(
+                f"{name}.columns name positions {taken}, some of them twice; every feature belongs "
+                "to one column"
+            )
+        if not _check.is_traced(self.x):
+            left = np.array(self.x)
+            left[:, taken] = 0
+            _check.finite(**{f"{name}.x": left})
 
 
 @struct.dataclass
@@ -126,10 +162,11 @@ def answered(  # noqa: PLR0913 - the fields of its result
 def explained(attack: str, answer: Reconstruction, fit: Fit) -> Reconstruction:
     """An answer with its fit, and a warning where that is a misfit."""
     status = status_of(answer.status == Status.FAILED, fit)
-    warn_of_misfit(attack, status, fit, stacklevel=4)
+    warn_of_misfit(attack, status, fit, stacklevel=5)
     return dataclasses.replace(answer, status=status, fit=fit)
 
 
+@checked
 def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
     """The answer with the least objective: a choice the adversary can make. Safe under `jit`.
 
@@ -150,12 +187,9 @@ def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
     return jax.tree.map(lambda a: a[stacked.objective.argmin()], stacked)
 
 
-def binary_column(position: int, prior: float | None = None) -> UnknownColumn:
+@checked
+def binary_column(position: Index, prior: Probability | None = None) -> UnknownColumn:
     """An unknown column of zeros and ones; `prior` is the known fraction of ones, or None."""
-    if isinstance(position, bool) or not isinstance(position, int | np.integer):
-        raise ValueError(f"position={position!r} must be an integer")
-    if prior is not None and not _check.is_traced(prior) and not 0 <= prior <= 1:
-        raise ValueError(f"prior={prior!r} must lie between 0 and 1")
     distribution = None if prior is None else jnp.asarray([1 - prior, prior])
     return UnknownColumn(jnp.asarray([position]), jnp.asarray([[0.0], [1.0]]), distribution)
 
@@ -163,7 +197,7 @@ def binary_column(position: int, prior: float | None = None) -> UnknownColumn:
 def erase(knowledge: Knowledge) -> Array:
     """Records with zeros in the unknown columns, so that no truth left there can reach
     an attack."""
-    x = knowledge.x
+    x = jnp.asarray(knowledge.x)
     for column in knowledge.columns:
         x = x.at[:, column.positions].set(0)
     return x
@@ -172,7 +206,6 @@ def erase(knowledge: Knowledge) -> Array:
 def check_knowledge(model: Model, messages: Messages, knowledge: Knowledge) -> Knowledge:
     """Knowledge as arrays. Raises `ValueError` on what an attack cannot use, naming
     the argument."""
-    _check.instance(Messages, messages=messages)
     if len(messages) == 0:
         raise ValueError("messages holds no rounds; give at least one")
     check_parameters(model, messages.model_shapes, "messages")
@@ -209,30 +242,15 @@ def float_type(params: Any) -> Any:
 
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
     """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
-    _check.instance(Knowledge, knowledge=knowledge)
-    _check.instance(tuple, columns=knowledge.columns)
-    for j, column in enumerate(knowledge.columns):
-        _check.instance(UnknownColumn, **{f"columns[{j}]": column})
     dtype = float_type(params)
-    x = jnp.asarray(knowledge.x, dtype)
-    _check.shape((None, None), x=x)
-    if len(x) == 0:
-        raise ValueError("x has no records")
-    if not knowledge.columns:
-        raise ValueError("columns=() names no unknown column; give at least one")
     columns = tuple(
-        _check_column(f"columns[{j}]", column, x.shape[1], dtype)
-        for j, column in enumerate(knowledge.columns)
-    )
-    known = [c.positions for c in knowledge.columns if not _check.is_traced(c.positions)]
-    taken = [p for positions in known for p in np.asarray(positions).tolist()]
-    if len(set(taken)) < len(taken):
-        raise ValueError(
-            f"columns name positions {taken}, some of them twice; every feature belongs to one "
-            "column"
+        jax.tree.map(lambda a: jnp.asarray(a, dtype), column).replace(
+            positions=jnp.asarray(column.positions, jnp.int32)
         )
+        for column in knowledge.columns
+    )
+    x = jnp.asarray(knowledge.x, dtype)
     knowledge = dataclasses.replace(knowledge, x=x, columns=columns)
-    _check.finite(x=erase(knowledge))
     return _check_labels(model, params, knowledge)
 
 
@@ -259,7 +277,6 @@ def _check_labels(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
         return knowledge
     y = jnp.asarray(knowledge.y)
     y = y.astype(dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y
-    _check.shape((len(x),), y=y)
     check_records(model, params, x, y)
     if model.classes is None:
         _check.finite(y=y)
@@ -286,18 +303,3 @@ def check_positions(name: str, positions: Any, features: int) -> Array:
             f"{features - 1}"
         )
     return jnp.asarray(places, jnp.int32)
-
-
-def _check_column(name: str, column: UnknownColumn, features: int, dtype: Any) -> UnknownColumn:
-    positions = check_positions(f"{name}.positions", column.positions, features)
-    candidates = jnp.asarray(column.candidates, dtype)
-    _check.shape((None, len(positions)), **{f"{name}.candidates": candidates})
-    if len(candidates) < 2:
-        raise ValueError(
-            f"{name}.candidates has {len(candidates)} values; an unknown column needs at least 2"
-        )
-    _check.finite(**{f"{name}.candidates": candidates})
-    if column.prior is not None:
-        _check.distribution(len(candidates), **{f"{name}.prior": column.prior})
-    prior = None if column.prior is None else jnp.asarray(column.prior, dtype)
-    return UnknownColumn(positions, candidates, prior)

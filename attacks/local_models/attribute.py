@@ -8,11 +8,13 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Num
 from scipy.optimize import minimize
 from scipy.special import expit
 
 from attacks.local_models.moments import ROUNDED, Moments, public_part
 from jaxfl import _check
+from jaxfl.domains import Index, checked
 
 ERROR = 1e-12
 """Rounding error of a decoded mean squared error, relative to the targets' mean square."""
@@ -40,10 +42,11 @@ class InferredAttribute:
     bound: float
 
 
+@checked
 def infer_binary_attribute(
-    x: np.ndarray,
-    y: np.ndarray,
-    attribute: int,
+    x: Num[np.ndarray, "records features"],
+    y: Num[np.ndarray, "records"],
+    attribute: Index,
     moments: Moments,
     *,
     params: np.ndarray | None = None,
@@ -71,7 +74,6 @@ def infer_binary_attribute(
       ValueError: if shapes do not fit, the attribute does not exist, or moments or params are not
         finite.
     """
-    _check.one_of(("rank", "threshold"), rule=rule)
     _check_moments(moments)
     x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
     theta = moments.optimum if params is None else np.asarray(params, np.float64)
@@ -103,8 +105,12 @@ def infer_binary_attribute(
     )
 
 
+@checked
 def infer_by_logistic(
-    x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments
+    x: Num[np.ndarray, "records features"],
+    y: Num[np.ndarray, "records"],
+    attribute: Index,
+    moments: Moments,
 ) -> InferredAttribute:
     """The victim's own logistic regression of the attribute on everything else, fitted without
     seeing the attribute.
@@ -142,8 +148,12 @@ def infer_by_logistic(
     )
 
 
+@checked
 def infer_in_box(
-    x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments
+    x: Num[np.ndarray, "records features"],
+    y: Num[np.ndarray, "records"],
+    attribute: Index,
+    moments: Moments,
 ) -> InferredAttribute:
     """Weights in [0, 1] that reproduce the decoded moments, nearest to their prior; rounded at 1/2.
 

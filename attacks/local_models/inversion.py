@@ -10,16 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Num
 
 from attacks.matching import (
     Virtual,
-    check_virtual,
     cosine_distance,
     matching_objective,
     minimize_adam,
 )
 from jaxfl import Messages, Model, _check
-from jaxfl.models import check_record_shape, log_probabilities
+from jaxfl.domains import Count, Key, NotNegative, Number, Params, Positive, Shape, checked
+from jaxfl.models import check_parameters, check_record_shape, log_probabilities
 
 Array = jax.Array
 
@@ -37,19 +38,20 @@ class Inversion:
       low, high: the range of pixels.
     """
 
-    steps: int = struct.field(pytree_node=False, default=5000)
-    learning_rate: float | Array = 1e-3
-    start: float | Array = 0.5
-    spread: float | Array = 0.01
-    low: float | Array = 0.0
-    high: float | Array = 1.0
+    steps: Count = struct.field(pytree_node=False, default=5000)
+    learning_rate: Positive = 1e-3
+    start: Number = 0.5
+    spread: NotNegative = 0.01
+    low: Number = 0.0
+    high: Number = 1.0
 
 
+@checked
 def invert_model(
     model: Model,
-    params: Any,
-    shape: tuple[int, ...],
-    key: Array | None = None,
+    params: Params,
+    shape: Shape,
+    key: Key | None = None,
     *,
     settings: Inversion | None = None,
 ) -> tuple[Array, Array]:
@@ -72,11 +74,10 @@ def invert_model(
       ValueError: if the model has no classes, takes no images of that shape, or a step size or
         number of steps is not positive.
     """
-    settings = _check.settings(Inversion, settings)
+    settings = settings or Inversion()
     if model.classes is None:
         raise ValueError("invert_model needs a classifier; this model has classes=None")
-    _check.positive_integer(steps=settings.steps)
-    _check.positive(learning_rate=settings.learning_rate)
+    check_parameters(model, params)
     check_record_shape(model, params, shape=shape)
     return _invert_model(model, params, tuple(shape), key, settings)
 
@@ -123,20 +124,21 @@ class GradientInversion:
       virtual: how a guess becomes an update.
     """
 
-    alpha: float | Array = 0.01
-    learning_rate: float | Array = 0.05
-    steps: int = struct.field(pytree_node=False, default=2000)
+    alpha: NotNegative = 0.01
+    learning_rate: Positive = 0.05
+    steps: Count = struct.field(pytree_node=False, default=2000)
     virtual: Virtual = Virtual()
 
 
+@checked
 def invert_gradient(
     model: Model,
     messages: Messages,
-    shape: tuple[int, ...],
-    batch: int,
-    key: Array,
+    shape: Shape,
+    batch: Count,
+    key: Key,
     *,
-    y: Array | None = None,
+    y: Num[Array, "images"] | None = None,
     settings: GradientInversion | None = None,
 ) -> tuple[Array, Array]:
     """Images whose gradient points where the update did (Driouich 2023, Eq. 4; Geiping et al.
@@ -159,13 +161,10 @@ def invert_gradient(
       ValueError: if the model has no classes, images of that shape or labels do not fit, or a
         setting is out of range.
     """
-    settings = _check.settings(GradientInversion, settings)
+    settings = settings or GradientInversion()
     if model.classes is None:
         raise ValueError("invert_gradient needs a classifier; this model has classes=None")
-    _check.positive_integer(batch=batch, steps=settings.steps)
-    _check.positive(learning_rate=settings.learning_rate)
-    _check.not_negative(alpha=settings.alpha)
-    check_virtual(settings.virtual, batch)
+    settings.virtual.check(batch)
     if len(shape) != 3:
         raise ValueError(
             f"shape={tuple(shape)} must be of height, width and channels: the total variation "

@@ -7,10 +7,12 @@ Threat model: as in `attacks.local_models.optimum`.
 import dataclasses
 
 import numpy as np
+from jaxtyping import Num
 
 from attacks.local_models.optimum import LocalOptimum, linear_parameters
 from attacks.path import path_centre
 from jaxfl import Messages, _check
+from jaxfl.domains import Count, Index, Positive, checked
 
 ROUNDED = 1e-3
 """By how much decoded moments may lie outside what is possible."""
@@ -28,8 +30,8 @@ class Moments:
       exact: False if they are right to first order only, and bound nothing.
     """
 
-    second: np.ndarray
-    cross: np.ndarray
+    second: Num[np.ndarray, "parameters parameters"]
+    cross: Num[np.ndarray, "parameters"]
     learning_rate: float
     exact: bool = True
 
@@ -39,7 +41,8 @@ class Moments:
         return np.linalg.lstsq(self.second, self.cross, rcond=None)[0]
 
 
-def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
+@checked
+def local_moments(optimum: LocalOptimum, *, epochs: Count = 1) -> Moments:
     """Decode X'X / m and X'y / m: `2 eta X'X / m = I - (I - W)^(1 / E)`, and eta by the intercept's
     own entry, which is 1.
 
@@ -52,7 +55,6 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
       ValueError: if the optimum is not identified, the root does not exist, or what is found are no
         second moments.
     """
-    _check.positive_integer(epochs=epochs)
     if not optimum.identifiable:
         raise ValueError(
             f"optimum is not identified ({optimum.reason}); its moments are not determined"
@@ -74,14 +76,15 @@ def local_moments(optimum: LocalOptimum, *, epochs: int = 1) -> Moments:
     return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))
 
 
+@checked
 def structured_moments(
     messages: Messages,
-    x: np.ndarray,
-    y: np.ndarray,
-    attribute: int,
-    learning_rate: float,
+    x: Num[np.ndarray, "records features"],
+    y: Num[np.ndarray, "records"],
+    attribute: Index,
+    learning_rate: Positive,
     *,
-    steps: int = 1,
+    steps: Count = 1,
 ) -> Moments:
     """Decode the moments by what is known already: everything but one row of X'X / m and one number
     of X'y / m.
@@ -111,11 +114,9 @@ def structured_moments(
         weight.
     """
     received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
-    _check.positive_integer(steps=steps)
     _check.finite(received=received, returned=returned)
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     x, y, known = public_part(x, y, attribute, received.shape[1] - 1)
-    _check.positive(learning_rate=learning_rate)
     public, at = np.c_[x, np.ones(len(x))], np.append(known, received.shape[1] - 1)
     theta = path_centre(received, received - returned, steps)
     slopes = (received - returned) / (2 * learning_rate * steps)

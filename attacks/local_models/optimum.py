@@ -23,8 +23,10 @@ import warnings
 from typing import Any
 
 import numpy as np
+from jaxtyping import Num
 
 from jaxfl import Messages, _check
+from jaxfl.domains import Fraction, checked
 
 IDENTIFIABLE, UNEXPLAINED, LOST = 1e-5, 1e-3, 1e-4
 """`condition * eps`, `unexplained`, and the part of the updates' least direction that noise or
@@ -53,8 +55,8 @@ class LocalOptimum:
       reason: why not, in words, or "".
     """
 
-    params: np.ndarray
-    inverse: np.ndarray
+    params: Num[np.ndarray, "parameters"]
+    inverse: Num[np.ndarray, "parameters parameters"]
     condition: float
     rank: int
     unexplained: float
@@ -62,6 +64,7 @@ class LocalOptimum:
     reason: str
 
 
+@checked
 def linear_parameters(tree: Any) -> np.ndarray:
     """A one-layer model's kernel `[rounds, features, 1]` and bias, as rows `[rounds, features +
     1]`, the intercept last.
@@ -87,6 +90,7 @@ def linear_parameters(tree: Any) -> np.ndarray:
     return np.concatenate([kernel[:, :, 0], bias], 1)
 
 
+@checked
 def local_optimum(messages: Messages) -> LocalOptimum:
     """Decode the local optimum from a client's messages (Driouich 2022, Algorithm 3; Driouich 2023,
     Proposition 3).
@@ -116,7 +120,7 @@ def local_optimum(messages: Messages) -> LocalOptimum:
         warnings.warn(
             "messages are float32: the optimum is decoded to few digits; simulate with 64-bit "
             "types",
-            stacklevel=2,
+            stacklevel=3,
         )
     recorded = received.dtype
     eps = float(np.finfo(recorded).eps)
@@ -243,7 +247,8 @@ class NoisyOptimum:
     error: float
 
 
-def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOptimum:
+@checked
+def noisy_local_optimum(messages: Messages, *, delta: Fraction = 0.05) -> NoisyOptimum:
     """Decode the optimum from noisy updates by ordinary least squares of u_t on (theta_t, -1)
     (Driouich 2023, Proposition 3).
 
@@ -270,7 +275,6 @@ def noisy_local_optimum(messages: Messages, *, delta: float = 0.05) -> NoisyOpti
             f"messages holds {rounds} rounds; least squares for {size} parameters needs at "
             f"least {size + 2}"
         )
-    _check.fraction(delta=delta)
     inputs = np.c_[received, -np.ones(rounds)]
     solution, _, rank, singular = np.linalg.lstsq(inputs, received - returned, rcond=None)
     if rank <= size:

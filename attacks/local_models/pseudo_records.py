@@ -23,7 +23,8 @@ from attacks.matching import Virtual, matching_objective, minimize_adam, squared
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.clients import ClientData
-from jaxfl.models import check_record_shape
+from jaxfl.domains import Count, Fraction, Key, Positive, Shape, TracedCount, checked
+from jaxfl.models import check_parameters, check_record_shape
 from jaxfl.training import batch_gradient
 
 Array = jax.Array
@@ -50,21 +51,22 @@ class PseudoRecords:
     """
 
     training: LocalTraining = LocalTraining()
-    local_records: int = struct.field(pytree_node=False, default=1)
-    records: int = struct.field(pytree_node=False, default=128)
-    steps: int = struct.field(pytree_node=False, default=800)
-    learning_rate: float | Array = 0.05
-    messages_per_step: int = struct.field(pytree_node=False, default=4)
+    local_records: Count = struct.field(pytree_node=False, default=1)
+    records: Count = struct.field(pytree_node=False, default=128)
+    steps: Count = struct.field(pytree_node=False, default=800)
+    learning_rate: Positive = 0.05
+    messages_per_step: Count = struct.field(pytree_node=False, default=4)
     virtual: Literal["gradient", "unrolled"] = struct.field(pytree_node=False, default="gradient")
-    finish: int | Array = 4000
-    held_out: float = struct.field(pytree_node=False, default=0.1)
+    finish: TracedCount = 4000
+    held_out: Fraction = struct.field(pytree_node=False, default=0.1)
 
 
+@checked
 def pseudo_records(
     model: Model,
     messages: Messages,
-    key: Array,
-    record_shape: tuple[int, ...],
+    key: Key,
+    record_shape: Shape,
     *,
     settings: PseudoRecords | None = None,
 ) -> LocalModel:
@@ -88,21 +90,16 @@ def pseudo_records(
         such records, the client has fewer than its batch, or gradients stand for the updates of
         another optimiser than SGD.
     """
-    settings = _check.settings(PseudoRecords, settings)
+    settings = settings or PseudoRecords()
     if len(messages) < 10:
         raise ValueError(
             f"messages holds {len(messages)} rounds; fitting and checking records needs at least 10"
         )
-    for name in ("local_records", "records", "steps", "messages_per_step"):
-        _check.positive_integer(**{name: getattr(settings, name)})
-    if not _check.is_traced(settings.finish):
-        _check.positive_integer(finish=settings.finish)
-    _check.one_of(("gradient", "unrolled"), virtual=settings.virtual)
+    check_parameters(model, messages.model_shapes, "messages")
     check_record_shape(model, messages.model_shapes, record_shape=record_shape)
     settings.training.check()
     if settings.virtual == "gradient":
         _check.plain_sgd(settings.training.optimizer)
-    _check.positive(learning_rate=settings.learning_rate)
     _check_held_out(settings.held_out, len(messages))
     settings = dataclasses.replace(settings, training=settings.training.without())
     return _pseudo_records(model, messages, key, settings, tuple(record_shape))

@@ -25,17 +25,20 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from jaxfl import Messages, Model, _check, mlp
+from jaxfl import Messages, Model, mlp
+from jaxfl.domains import Count, Fraction, Key, NotNegative, Positive, Shape, checked
 
 Array = jax.Array
 
 
+@checked
 def last_returned(messages: Messages) -> Any:
     """The last model the client returned: what every reconstruction has to beat."""
     return jax.tree.map(lambda a: a[-1], messages.returned)
 
 
-def extrapolated(messages: Messages, *, factor: float = 10.0, rounds: int = 10) -> Any:
+@checked
+def extrapolated(messages: Messages, *, factor: Positive = 10.0, rounds: Count = 10) -> Any:
     """The last returned model, moved on by `factor` times the mean of the last updates. A control,
     not from the papers.
 
@@ -44,12 +47,12 @@ def extrapolated(messages: Messages, *, factor: float = 10.0, rounds: int = 10) 
       factor: how far to go.
       rounds: updates that are averaged; all if there are fewer.
     """
-    _check.positive_integer(rounds=rounds)
     pull = jax.tree.map(lambda u: u[-rounds:].mean(0), messages.pseudo_gradient)
     return jax.tree.map(lambda w, u: w - factor * u, last_returned(messages), pull)
 
 
-def affine_optimum(messages: Messages, *, ridge: float = 1e-2) -> Any:
+@checked
+def affine_optimum(messages: Messages, *, ridge: NotNegative = 1e-2) -> Any:
     """The zero of the least affine map from received models to updates: `sum_t a_t theta_t`, `sum_t
     a_t = 1`, whose update `sum_t a_t u_t` is shortest. For linear least squares, in float64 and
     with a ridge near 0, this is Proposition 1 of Driouich 2023, for any number of rounds.
@@ -63,7 +66,6 @@ def affine_optimum(messages: Messages, *, ridge: float = 1e-2) -> Any:
     """
     if len(messages) < 2:
         raise ValueError(f"messages holds {len(messages)} rounds; an affine map needs at least 2")
-    _check.not_negative(ridge=ridge)
     updates = jax.vmap(lambda u: ravel_pytree(u)[0])(messages.pseudo_gradient)
     with jax.default_matmul_precision("highest"):
         gram = updates @ updates.T
@@ -90,15 +92,15 @@ class Mapping:
       held_out: fraction of the messages by which the best iterate of Eq. 7 is chosen (static).
     """
 
-    hidden: tuple[int, ...] = struct.field(pytree_node=False, default=(32, 32))
-    fit_steps: int = struct.field(pytree_node=False, default=200)
-    fit_rate: float | Array = 1e-3
-    search_steps: int = struct.field(pytree_node=False, default=1000)
-    search_rate: float | Array = 1e-2
+    hidden: Shape = struct.field(pytree_node=False, default=(32, 32))
+    fit_steps: Count = struct.field(pytree_node=False, default=200)
+    fit_rate: Positive = 1e-3
+    search_steps: Count = struct.field(pytree_node=False, default=1000)
+    search_rate: Positive = 1e-2
     scaling: Literal["literal", "normalised"] = struct.field(
         pytree_node=False, default="normalised"
     )
-    held_out: float = struct.field(pytree_node=False, default=0.1)
+    held_out: Fraction = struct.field(pytree_node=False, default=0.1)
 
 
 @struct.dataclass
@@ -118,9 +120,8 @@ class LocalModel:
     kept_last: Array
 
 
-def mapping_network(
-    messages: Messages, key: Array, *, settings: Mapping | None = None
-) -> LocalModel:
+@checked
+def mapping_network(messages: Messages, key: Key, *, settings: Mapping | None = None) -> LocalModel:
     """Algorithm 2 of Driouich 2023: fit a network G to the updates (Eq. 7), then minimise |G|^2
     from the last model (Eq. 8).
 
@@ -132,15 +133,12 @@ def mapping_network(
     Raises:
       ValueError: if there are fewer than ten rounds, or a setting is out of range.
     """
-    settings = _check.settings(Mapping, settings)
+    settings = settings or Mapping()
     if len(messages) < 10:
         raise ValueError(
             f"messages holds {len(messages)} rounds; fitting and checking a network needs at "
             "least 10"
         )
-    _check.one_of(("literal", "normalised"), scaling=settings.scaling)
-    _check.positive_integer(fit_steps=settings.fit_steps, search_steps=settings.search_steps)
-    _check.positive(fit_rate=settings.fit_rate, search_rate=settings.search_rate)
     _check_held_out(settings.held_out, len(messages))
     return _mapping_network(messages, key, settings)
 
@@ -215,7 +213,6 @@ def _held_out(fraction: float, rounds: int) -> int:
 
 
 def _check_held_out(fraction: float, rounds: int) -> None:
-    _check.fraction(held_out=fraction)
     if _held_out(fraction, rounds) == rounds:
         raise ValueError(f"held_out={fraction!r} leaves none of {rounds} rounds to fit")
 

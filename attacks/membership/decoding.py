@@ -16,13 +16,15 @@ from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_c
 from attacks.fit import Status
 from attacks.membership.mixture import Membership
 from jaxfl import Messages, Model
+from jaxfl.domains import Count, checked
 
 
+@checked
 def decode_membership(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
-    members: int,
+    members: Count,
     *,
     settings: ClosedForm | None = None,
 ) -> tuple[Membership, Decoding]:
@@ -48,6 +50,7 @@ def decode_membership(
     return judge_presence(decoding.presence, decoding.reconstruction.status), decoding
 
 
+@checked
 def judge_presence(presence: Any, status: Any) -> Membership:
     """The decoder's part of `decode_membership`, on the presence of every record `[records]`."""
     scores = np.where(int(status) == Status.FAILED, np.nan, np.asarray(presence))

@@ -13,11 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
 from jaxfl import Messages, Model
-from jaxfl.models import inputs_and_errors
+from jaxfl.domains import Index, Params, checked
+from jaxfl.models import check_labelled, check_parameters, inputs_and_errors
 
 Array = jax.Array
 
@@ -41,8 +43,9 @@ class Membership:
     status: int = 0
 
 
+@checked
 def variance_mixture(
-    model: Model, messages: Messages, knowledge: Knowledge, *, seed: int = 0
+    model: Model, messages: Messages, knowledge: Knowledge, *, seed: Index = 0
 ) -> Membership:
     """Split candidates into members and others by a mixture of two Gaussians (Lyu 2021, section
     3.3).
@@ -70,7 +73,10 @@ def variance_mixture(
     return split_variances(np.asarray(variance), seed=seed)
 
 
-def split_variances(variance: np.ndarray, *, seed: int = 0) -> Membership:
+@checked
+def split_variances(
+    variance: Num[np.ndarray, "records candidates"], *, seed: Index = 0
+) -> Membership:
     """The mixture's part of `variance_mixture`, on variances `[records, K]`."""
     variance = np.asarray(variance)
     if not np.isfinite(variance).all():
@@ -93,8 +99,13 @@ def _lower_component(values: np.ndarray, seed: int) -> np.ndarray:
     return mixture.predict(values[:, None]) == mixture.means_[:, 0].argmin()
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def gradient_variance(model: Model, params: Any, x: Array, y: Array) -> Array:
+@checked
+def gradient_variance(
+    model: Model,
+    params: Params,
+    x: Num[Array, "records candidates features"],
+    y: Num[Array, "records candidates"],
+) -> Array:
     """Variance over the entries of each candidate's own gradient by the last layer's kernel
     `[records, K]`.
 
@@ -116,8 +127,16 @@ def gradient_variance(model: Model, params: Any, x: Array, y: Array) -> Array:
             "model.layers is None; the variance of the last layer's gradient needs a model "
             "that names its layers"
         )
+    check_parameters(model, params)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    check_labelled(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
+    return _gradient_variance(model, params, x, y)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _gradient_variance(model: Model, params: Any, x: Array, y: Array) -> Array:
     inputs, errors = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-    name = model.layers.names[-1]
+    name = model.layers.names[-1]  # type: ignore[union-attr]
     h, e = inputs[name], errors[name]
     entries = h.shape[1] * e.shape[1]
     mean = h.sum(1) * e.sum(1) / entries

@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_gradients
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model, _check
-from jaxfl.models import check_records
+from jaxfl.domains import Count, NotNegative, Params, checked
+from jaxfl.models import check_labelled, check_parameters
 
 Array = jax.Array
 
@@ -31,8 +33,10 @@ def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
     return model.loss(model.apply(params, x), y)
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
+@checked
+def least_loss(
+    model: Model, params: Params, x: Num[Array, "records ..."], y: Num[Array, "records ..."]
+) -> Array:
     """The client whose model has the least loss on a record (Hu et al. 2021).
 
     Args:
@@ -48,13 +52,22 @@ def least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
     Raises:
       ValueError: if the model does not take the records, or there is not one label per record.
     """
-    _check_labelled(model, jax.tree.map(lambda a: a[0], params), x, y)
+    _check_candidates(model, params, x, y, params=1)
+    return _least_loss(model, params, jnp.asarray(x), jnp.asarray(y))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
     return _least(jax.lax.map(lambda p: losses(model, p, x, y), params))
 
 
-def _check_labelled(model: Model, params: Any, x: Array, y: Array) -> None:
-    check_records(model, params, x, y)
-    _check.shape((len(x),), y=y)
+def _check_candidates(model: Model, models: Any, x: Any, y: Any, **axes: int) -> None:
+    """Raise `ValueError` unless these are models, called by a name and with so many leading axes,
+    and take the records."""
+    for name, count in axes.items():
+        check_parameters(model, models, name, count)
+        one = jax.tree.map(lambda a, n=count: jax.ShapeDtypeStruct(a.shape[n:], a.dtype), models)
+        check_labelled(model, one, jnp.asarray(x), jnp.asarray(y))
 
 
 def _least(scores: Array) -> Array:
@@ -76,8 +89,10 @@ class Vote:
     rounds: Array
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote:
+@checked
+def majority_of_rounds(
+    model: Model, returned: Params, x: Num[Array, "records ..."], y: Num[Array, "records ..."]
+) -> Vote:
     """`least_loss` in every observed round, and the majority.
 
     Args:
@@ -86,14 +101,22 @@ def majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote:
       x: records `[records, ...]`.
       y: their labels `[records]`.
     """
-    chosen = jax.lax.map(lambda params: least_loss(model, params, x, y), returned)
+    _check_candidates(model, returned, x, y, returned=2)
+    return _majority_of_rounds(model, returned, jnp.asarray(x), jnp.asarray(y))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote:
+    chosen = jax.lax.map(lambda params: _least_loss(model, params, x, y), returned)
     count = len(jax.tree.leaves(returned)[0][0])
     votes = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(0)
     return Vote(jnp.where(votes.any(1), votes.argmax(1), -1), chosen)
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
+@checked
+def largest_drop(
+    model: Model, returned: Params, x: Num[Array, "records ..."], y: Num[Array, "records ..."]
+) -> Array:
     """The client whose training lowered a record's loss most, above what it lowers on average: a
     loss rule calibrated for how far clients train. All clients received the same models, so that a
     record's loss before training names nobody.
@@ -110,14 +133,20 @@ def largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
     Raises:
       ValueError: as `least_loss`.
     """
-    _check_labelled(model, jax.tree.map(lambda a: a[0, 0], returned), x, y)
+    _check_candidates(model, returned, x, y, returned=2)
+    return _largest_drop(model, returned, jnp.asarray(x), jnp.asarray(y))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
     after = jax.lax.map(
         lambda models: jax.lax.map(lambda p: losses(model, p, x, y), models), returned
     ).mean(0)
     return _least(after - after.mean(1, keepdims=True))
 
 
-def by_discriminants(sources: Array, x: Array) -> np.ndarray:
+@checked
+def by_discriminants(sources: Int[Array, "records"], x: Num[Array, "records ..."]) -> np.ndarray:
     """Sources by linear discriminants learned from another attack's answers (self-training; beyond
     Driouich 2023).
 
@@ -170,15 +199,16 @@ class Sources:
     weights: Array
 
 
+@checked
 def decode_sources(
     model: Model,
     messages: Sequence[Messages],
-    sizes: Sequence[int],
-    x: Array,
-    y: Array,
+    sizes: Sequence[Count],
+    x: Num[Array, "records ..."],
+    y: Num[Array, "records ..."],
     *,
     training: LocalTraining,
-    ridge: float | Array = 1e-4,
+    ridge: NotNegative = 1e-4,
 ) -> Sources:
     """Weights of all records in all clients' updates, by ridge regression on the records'
     gradients.
@@ -214,16 +244,11 @@ def decode_sources(
             f"messages of {len(messages)} clients must be of the same rounds, and "
             f"sizes={list(sizes)} one each"
         )
-    _check.positive_integer(**{f"sizes[{c}]": size for c, size in enumerate(sizes)})
     _check.plain_sgd(training.optimizer)
     x, y = jnp.asarray(x), jnp.asarray(y)
-    first = jax.tree.map(lambda a: a[0], messages[0].received)
-    check_records(model, first, x, y)
-    _check.finite(x=x)
-    if model.classes is not None:
-        _check.labels(y, model.classes)
-    _check.positive(learning_rate=training.learning_rate)
-    _check.not_negative(ridge=ridge)
+    for c, of_client in enumerate(messages):
+        check_parameters(model, of_client.model_shapes, f"messages[{c}]")
+    check_labelled(model, messages[0].model_shapes, x, y)
     steps = [training.steps(size) for size in sizes]
     centres = [at_path_centres(m, k).received for m, k in zip(messages, steps, strict=True)]
     centre = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *centres)

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Int, Num
 
-from attacks.properties.observations import Observations
+from attacks.properties.observations import Observations, check_known_of_features
 from jaxfl import Aggregates, _check
+from jaxfl.domains import checked
 
 Array = jax.Array
 
@@ -39,15 +41,20 @@ class Detectors:
         of its calibration.
     """
 
-    direction: Array
-    offset: Array
-    mean: Array
-    variance: Array
-    correlation: Array
-    calibrated_on: Array
-    pool: Array
-    rate: Array
-    detector_number: Array
+    direction: Num[Array, "rounds parameters"]
+    offset: Num[Array, "rounds"]
+    mean: Num[Array, "rounds 2"]
+    variance: Num[Array, "rounds 2"]
+    correlation: Num[Array, "rounds"]
+    calibrated_on: Num[Array, ""]
+    pool: Num[Array, ""]
+    rate: Num[Array, ""]
+    detector_number: Int[Array, "rounds"]
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        check_known_of_features(name, self)
+        _check.finite(**{f"{name}.direction": self.direction})
 
 
 def repeat_correlation(features: Array) -> Array:
@@ -79,6 +86,7 @@ def overlap(mean: Array, variance: Array) -> np.ndarray:
     return np.asarray([without.overlap(with_) for without, with_ in classes])
 
 
+@checked
 def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
     """Features of the aggregates: of every round, the sum of its participants' (Kerkouche 2023, Eq.
     8).
@@ -86,8 +94,14 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
     Raises:
       ValueError: if rounds or parameters do not fit.
     """
+    for path, leaf in jax.tree.leaves_with_path(aggregates.pseudo_gradient):
+        _check.finite(**{f"aggregates.pseudo_gradient{jax.tree_util.keystr(path)}": leaf})
     sums = jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.pseudo_gradient)
-    _check.shape(sums.shape, **{"detectors.direction": detectors.direction})
+    if sums.shape != np.shape(detectors.direction):
+        raise ValueError(
+            f"detectors.direction has shape {np.shape(detectors.direction)}; the sums of "
+            f"aggregates have {sums.shape}"
+        )
     participation = jnp.asarray(aggregates.participation, sums.dtype)
     with jax.default_matmul_precision("highest"):
         features = (sums * detectors.direction).sum(1) + participation.sum(1) * detectors.offset

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import struct
 
-from jaxfl import _check
+from jaxfl.domains import Count, Fraction, Positive, TracedFraction
 
 Array = jax.Array
 
@@ -22,17 +22,10 @@ class FirstOrder:
         `discriminant`.
     """
 
-    gradients: int = struct.field(pytree_node=False, default=1000)
-    averaged: int = struct.field(pytree_node=False, default=1)
-    shrinkage: float | Array = 0.5
+    gradients: Count = struct.field(pytree_node=False, default=1000)
+    averaged: Count = struct.field(pytree_node=False, default=1)
+    shrinkage: TracedFraction = 0.5
     name: str = struct.field(pytree_node=False, default="first_order")
-
-    def check(self) -> None:
-        """Raise `ValueError` on settings that make no sense."""
-        _check.positive_integer(gradients=self.gradients, averaged=self.averaged)
-        _check.fraction(shrinkage=self.shrinkage)
-        if self.gradients < 2:
-            raise ValueError(f"gradients={self.gradients} must be at least 2: they are compared")
 
 
 @struct.dataclass
@@ -44,13 +37,9 @@ class Lda:
       shrinkage: of the covariance in closed form, as in `discriminant`.
     """
 
-    held_out: float = struct.field(pytree_node=False, default=0.2)
-    shrinkage: float | Array = 0.5
+    held_out: Fraction = struct.field(pytree_node=False, default=0.2)
+    shrinkage: TracedFraction = 0.5
     name: str = struct.field(pytree_node=False, default="lda")
-
-    def check(self) -> None:
-        """Raise `ValueError` on settings that make no sense."""
-        _check.fraction(held_out=self.held_out, shrinkage=self.shrinkage)
 
 
 @struct.dataclass
@@ -64,16 +53,11 @@ class Logistic:
       learning_rate: likewise.
     """
 
-    held_out: float = struct.field(pytree_node=False, default=0.2)
-    epochs: int = struct.field(pytree_node=False, default=50)
-    batch_size: int = struct.field(pytree_node=False, default=16)
-    learning_rate: float | Array = 0.01
+    held_out: Fraction = struct.field(pytree_node=False, default=0.2)
+    epochs: Count = struct.field(pytree_node=False, default=50)
+    batch_size: Count = struct.field(pytree_node=False, default=16)
+    learning_rate: Positive = 0.01
     name: str = struct.field(pytree_node=False, default="logistic")
-
-    def check(self) -> None:
-        """Raise `ValueError` on settings that make no sense."""
-        _check.fraction(held_out=self.held_out)
-        _check.positive_integer(epochs=self.epochs, batch_size=self.batch_size)
 
 
 @struct.dataclass
@@ -95,11 +79,11 @@ class DetectorTraining:
     """
 
     kind: FirstOrder | Lda | Logistic = FirstOrder()
-    pairs: int = struct.field(pytree_node=False, default=60)
-    masks: int = struct.field(pytree_node=False, default=64)
-    repeated: int = struct.field(pytree_node=False, default=20)
-    every: int = struct.field(pytree_node=False, default=1)
-    followed: int = struct.field(pytree_node=False, default=1000)
+    pairs: Count = struct.field(pytree_node=False, default=60)
+    masks: Count = struct.field(pytree_node=False, default=64)
+    repeated: Count = struct.field(pytree_node=False, default=20)
+    every: Count = struct.field(pytree_node=False, default=1)
+    followed: Count = struct.field(pytree_node=False, default=1000)
     strategy: Any = struct.field(pytree_node=False, default=None)
 
     def calibrating(self) -> int:
@@ -110,11 +94,10 @@ class DetectorTraining:
 
     def check(self) -> None:
         """Raise `ValueError` on settings that make no sense."""
-        if not isinstance(self.kind, FirstOrder | Lda | Logistic):
-            raise ValueError(f"kind={self.kind!r} must be a FirstOrder, Lda or Logistic")
-        self.kind.check()
-        counts = ("pairs", "masks", "repeated", "every", "followed")
-        _check.positive_integer(**{name: getattr(self, name) for name in counts})
+        if isinstance(self.kind, FirstOrder) and self.kind.gradients < 2:
+            raise ValueError(
+                f"gradients={self.kind.gradients} must be at least 2: they are compared"
+            )
         if self.pairs < 2:
             raise ValueError(f"pairs={self.pairs} must be at least 2: halves of them are compared")
         if isinstance(self.kind, FirstOrder):

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Num
 
 from attacks.properties.detector_laws import Detectors, repeat_correlation
 from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
@@ -41,24 +42,26 @@ from attacks.properties.shadows import (
     target_loss,
 )
 from jaxfl import Behavior, LocalTraining, Model, _check
+from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.federated import strategy_here
-from jaxfl.models import check_records
+from jaxfl.models import check_labelled, check_parameters, check_records
 
 Array = jax.Array
 LEAST_VARIANCE = 1e-6
 """Of a class's feature, relative to the other class's, so that it has a density."""
 
 
+@checked
 def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by item
     model: Model,
-    received: Any,
-    x: Array,
-    y: Array,
+    received: Params,
+    x: Num[Array, "records ..."],
+    y: Num[Array, "records ..."],
     prop: Property,
-    key: Array,
+    key: Key,
     *,
     training: LocalTraining,
-    records: int,
+    records: Count,
     settings: DetectorTraining | None = None,
 ) -> Detectors:
     """A detector for every observed round.
@@ -78,21 +81,18 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
       ValueError: if the records do not fit the model, half of them are fewer than a client has, the
         property is none, or a setting is out of range.
     """
-    settings = _check.settings(DetectorTraining, settings)
+    settings = settings or DetectorTraining()
     x, y = jnp.asarray(x), jnp.asarray(y)
-    _check.shape((len(x),), y=y)
-    check_records(model, jax.tree.map(lambda a: a[0], received), x, y)
-    _check.finite(x=x)
-    if model.classes is not None:
-        _check.labels(y, model.classes)
+    check_parameters(model, received, "received", 1)
+    for path, leaf in jax.tree.leaves_with_path(received):
+        _check.finite(**{f"received{jax.tree_util.keystr(path)}": leaf})
+    check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
     training.check()
     if prop.target is not None:
         _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
-    _check.fraction(rate=prop.rate)
     if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
         raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
     settings.check()
-    _check.positive_integer(records=records)
     if records > len(x) // 2:
         raise ValueError(
             f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at "

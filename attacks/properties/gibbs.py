@@ -25,10 +25,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Int
 
 from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
 from attacks.properties.observations import Observations, check_observed, until
-from jaxfl import _check
+from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
 PASSES = 3
@@ -130,7 +131,8 @@ def _white(covariance: Array, *arrays: Array) -> tuple[Array, ...]:
     return root, *(jax.scipy.linalg.solve_triangular(root, each, lower=True) for each in arrays)
 
 
-def box(observations: Observations, seen: Array, iterations: int = 500) -> Array:
+@checked
+def box(observations: Observations, seen: Int[Array, "prefixes"], iterations: Count = 500) -> Array:
     """Weighted least squares over p in [0, 1]: `[prefixes, clients]`; above 1/2 the property is
     more likely than not.
 
@@ -142,7 +144,6 @@ def box(observations: Observations, seen: Array, iterations: int = 500) -> Array
     Raises:
       ValueError: as `least_squares`; if iterations are no positive integer.
     """
-    _check.positive_integer(iterations=iterations)
     return _boxes(observations, check_observed(observations, seen), iterations)
 
 
@@ -182,12 +183,17 @@ class Gibbs:
       sweeps: over all clients (static), the first quarter of which is not counted.
     """
 
-    chains: int = struct.field(pytree_node=False, default=32)
-    sweeps: int = struct.field(pytree_node=False, default=400)
+    chains: Count = struct.field(pytree_node=False, default=32)
+    sweeps: Count = struct.field(pytree_node=False, default=400)
 
 
+@checked
 def gibbs(
-    observations: Observations, seen: Array, key: Array, *, settings: Gibbs | None = None
+    observations: Observations,
+    seen: Int[Array, "prefixes"],
+    key: Key,
+    *,
+    settings: Gibbs | None = None,
 ) -> Array:
     """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs
     sampling, given the estimated drift and the variances at the p of `box`. The prior is the rate
@@ -202,8 +208,7 @@ def gibbs(
     Raises:
       ValueError: as `least_squares`; if a setting is no positive integer.
     """
-    settings = _check.settings(Gibbs, settings)
-    _check.positive_integer(chains=settings.chains, sweeps=settings.sweeps)
+    settings = settings or Gibbs()
     return _gibbs(observations, check_observed(observations, seen), key, settings)
 
 

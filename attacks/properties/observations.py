@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jaxtyping import Int, Num
 
 from jaxfl import _check
+from jaxfl.domains import Count, Fraction, NotNegative, check, checked
 
 Array = jax.Array
 
@@ -47,45 +49,60 @@ class Observations:
       cohort: no round has more participants; None if that is not known (static).
     """
 
-    features: Array
-    participation: Array
-    mean: Array
-    variance: Array
-    correlation: Array
-    calibrated_on: Array
-    pool: Array
-    cross: Array
-    offset: Array
-    rate: Array
-    detector_number: Array
-    rounds: Array
-    cohort: int | None = struct.field(pytree_node=False, default=None)
+    features: Num[Array, "rounds"]
+    participation: Num[Array, "rounds clients"]
+    mean: Num[Array, "rounds 2"]
+    variance: Num[Array, "rounds 2"]
+    correlation: Num[Array, "rounds"]
+    calibrated_on: Num[Array, ""]
+    pool: Num[Array, ""]
+    cross: Num[Array, "rounds rounds"]
+    offset: Num[Array, "rounds"]
+    rate: Num[Array, ""]
+    detector_number: Int[Array, "rounds"]
+    rounds: Int[Array, "rounds"]
+    cohort: Count | None = struct.field(pytree_node=False, default=None)
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        check_known_of_features(name, self)
+        _check.finite(
+            **{f"{name}.{field}": getattr(self, field) for field in ("features", "cross")}
+        )
+        _check.at_least(0, **{f"{name}.rounds": self.rounds})
+        _check.zeros_or_ones(**{f"{name}.participation": self.participation})
+
+
+def check_known_of_features(name: str, known: Any) -> None:
+    """Raise `ValueError` unless means, variances, correlations, offsets and rates of features, of
+    `Observations` or detectors, are such."""
+    finite = ("mean", "variance", "correlation", "offset", "detector_number")
+    _check.finite(**{f"{name}.{field}": getattr(known, field) for field in finite})
+    check(f"{name}.rate", known.rate, Fraction)
+    check(f"{name}.calibrated_on", known.calibrated_on, Count)
+    for field, holds, must in (
+        ("variance", lambda v: v > 0, "positive"),
+        ("correlation", lambda v: np.abs(v) <= 1, "between -1 and 1"),
+        ("pool", lambda v: v > 0, "positive"),
+        ("detector_number", lambda v: v >= 0, "at least 0"),
+    ):
+        value = getattr(known, field)
+        if not _check.is_traced(value) and not holds(np.asarray(value)).all():
+            raise ValueError(f"{name}.{field}={np.asarray(value)!r:.60} must be {must}")
 
 
 def check_observed(observations: Observations, seen: Any) -> Array:
     """`seen` as an array. Raises `ValueError` unless it is numbers of observed rounds
-    `[prefixes]`, and the observations' fields are of as many."""
-    _check.instance(Observations, observations=observations)
-    _check.shape((None,), **{"observations.features": observations.features})
-    rounds = len(observations.features)
-    shapes: dict[str, tuple[int | None, ...]] = {"participation": (None,), "mean": (2,)}
-    shapes |= {"variance": (2,), "correlation": (), "cross": (rounds,), "offset": (), "rounds": ()}
-    for name, shape in (shapes | {"detector_number": ()}).items():
-        _check.shape((rounds, *shape), **{f"observations.{name}": getattr(observations, name)})
-    return check_seen(seen, rounds)
+    `[prefixes]`."""
+    return check_seen(seen, len(observations.features))
 
 
 def check_seen(seen: Any, rounds: int) -> Array:
     """`seen` as an array. Raises `ValueError` unless it is integers `[prefixes]` from 0 to so many
     rounds."""
-    _check.shape((None,), seen=seen)
     if not _check.is_traced(seen):
         values = np.asarray(seen)
-        if (
-            not np.issubdtype(values.dtype, np.integer)
-            or (values < 0).any()
-            or (values > rounds).any()
-        ):
+        if not values.size or (values < 0).any() or (values > rounds).any():
             raise ValueError(f"seen={values.tolist()} must be integers from 0 to {rounds} rounds")
     return jnp.asarray(seen)
 
@@ -132,7 +149,8 @@ def until(observations: Observations, seen: Array) -> Observations:
     )
 
 
-def least_squares(observations: Observations, seen: Array) -> Array:
+@checked
+def least_squares(observations: Observations, seen: Int[Array, "prefixes"]) -> Array:
     """OLS (Kerkouche 2023, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest
     of several solutions.
 
@@ -156,8 +174,12 @@ def _least_squares(observations: Observations, seen: Array) -> Array:
         return jax.vmap(one)(seen)
 
 
+@checked
 def ridge(
-    observations: Observations, seen: Array, weights: Array, penalty: float | Array = 5.0
+    observations: Observations,
+    seen: Int[Array, "prefixes"],
+    weights: Num[Array, "rounds"],
+    penalty: NotNegative = 5.0,
 ) -> Array:
     """REG (Kerkouche 2023, Eq. 10): weighted least squares with a penalty on the squares
     `[prefixes, clients]`.
@@ -173,7 +195,6 @@ def ridge(
     """
     seen = check_observed(observations, seen)
     check_weights(weights, len(observations.features))
-    _check.not_negative(penalty=penalty)
     return _ridge(observations, seen, jnp.asarray(weights), penalty)
 
 
@@ -191,7 +212,8 @@ def _ridge(
         return jax.vmap(one)(seen)
 
 
-def gradient_votes(observations: Observations, seen: Array) -> Array:
+@checked
+def gradient_votes(observations: Observations, seen: Int[Array, "prefixes"]) -> Array:
     """BASELINE (Lam et al. 2021; Kerkouche 2023, Eq. 6): clients' gradients by least squares, then
     for each client the fraction of the seen rounds' detectors that find the property in its
     gradient `[prefixes, clients]`.
@@ -238,8 +260,11 @@ class Identifiability(NamedTuple):
     variance: Array
 
 
+@checked
 def identifiability(
-    participation: Array, seen: Array, tolerance: float | Array = 1e-3
+    participation: Num[Array, "rounds clients"],
+    seen: Int[Array, "prefixes"],
+    tolerance: Fraction = 1e-3,
 ) -> Identifiability:
     """What the participation matrix `[rounds, clients]` lets anyone tell apart, whatever the
     method.
@@ -252,7 +277,6 @@ def identifiability(
     """
     _check.shape((None, None), participation=participation)
     _check.finite(participation=participation)
-    _check.fraction(tolerance=tolerance)
     seen = check_seen(seen, len(participation))
     return _identifiability(jnp.asarray(participation), seen, tolerance)
 

@@ -6,12 +6,13 @@ took part in, and p, the probability that he has the property. Features of those
 part appear in no loss.
 """
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jaxtyping import Int, Num
 
 from attacks.properties.observations import (
     Observations,
@@ -22,6 +23,7 @@ from attacks.properties.observations import (
     until,
 )
 from jaxfl import _check
+from jaxfl.domains import Count, Key, NotNegative, Positive, checked
 
 Array = jax.Array
 Objective = Literal["paper", "code"]
@@ -42,10 +44,10 @@ class Prolin:
     """
 
     objective: Objective = struct.field(pytree_node=False, default="code")
-    penalty: float | Array = 5.0
-    learning_rate: float | Array = 1e-3
-    iterations: int = struct.field(pytree_node=False, default=200_000)
-    patience: int = struct.field(pytree_node=False, default=100)
+    penalty: NotNegative = 5.0
+    learning_rate: Positive = 1e-3
+    iterations: Count = struct.field(pytree_node=False, default=200_000)
+    patience: Count = struct.field(pytree_node=False, default=100)
 
 
 class ProlinAnswer(NamedTuple):
@@ -63,11 +65,12 @@ class ProlinAnswer(NamedTuple):
     losses: Array
 
 
+@checked
 def prolin(
     observations: Observations,
-    seen: Array,
-    weights: Array,
-    key: Array,
+    seen: Int[Array, "prefixes"],
+    weights: Num[Array, "rounds"],
+    key: Key,
     *,
     settings: Prolin | None = None,
 ) -> ProlinAnswer:
@@ -90,10 +93,7 @@ def prolin(
         clients, or more clients than that took part in a round (where participation is traced, p is
         NaN instead).
     """
-    settings = _check.settings(Prolin, settings)
-    _check.one_of(get_args(Objective), objective=settings.objective)
-    _check.positive_integer(iterations=settings.iterations, patience=settings.patience)
-    _check.positive(learning_rate=settings.learning_rate)
+    settings = settings or Prolin()
     seen = check_observed(observations, seen)
     check_weights(weights, len(observations.features))
     _check_cohort(observations)
@@ -104,7 +104,6 @@ def _check_cohort(observations: Observations) -> None:
     cohort, clients = observations.cohort, observations.participation.shape[1]
     if cohort is None:
         return
-    _check.positive_integer(cohort=cohort)
     least = (
         1
         if _check.is_traced(observations.participation)
@@ -112,8 +111,8 @@ def _check_cohort(observations: Observations) -> None:
     )
     if not least <= cohort <= clients:
         raise ValueError(
-            f"cohort={cohort} must lie between the {least} who took part in one round and the "
-            f"{clients} clients"
+            f"observations.cohort={cohort} must lie between the {least} who took part in one "
+            f"round and the {clients} clients of observations.participation"
         )
 
 

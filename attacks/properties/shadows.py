@@ -12,6 +12,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jaxfl import Behavior, ClientData, LocalTraining, Model, client_round, mean_loss
+from jaxfl.domains import TracedFraction
 from jaxfl.federated import map_clients
 
 Array = jax.Array
@@ -31,7 +32,7 @@ class Property:
 
     behavior: Behavior = Behavior()
     target: tuple[Array, Array] | None = None
-    rate: float | Array = 0.1
+    rate: TracedFraction = 0.1
 
 
 def shadow_updates(  # noqa: PLR0913 - a shadow client is all that a real one is

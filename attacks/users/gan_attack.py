@@ -22,11 +22,12 @@ from jaxfl import (
     Model,
     Server,
     ServerState,
-    _check,
     honest_server,
     local_update,
     mean_loss,
 )
+from jaxfl.clients import OneClient
+from jaxfl.domains import Index, Key, checked
 
 Array = jax.Array
 
@@ -47,13 +48,14 @@ class Attacker(NamedTuple):
     t: Array
 
 
+@checked
 def gan_attack(
     model: Model,
-    attacker: int,
-    target: int,
-    data: ClientData,
+    attacker: Index,
+    target: Index,
+    data: OneClient,
     training: LocalTraining,
-    key: Array,
+    key: Key,
     *,
     settings: Adversarial | None = None,
 ) -> Server:
@@ -75,7 +77,7 @@ def gan_attack(
     Raises:
       ValueError: if the target is none of the classes, or a setting is out of range.
     """
-    settings = _check.settings(Adversarial, settings)
+    settings = settings or Adversarial()
     settings.check(None)
     check_images(data, (model.classes or 0) - 1, "data")
     fake_class = (model.classes or 0) - 1

@@ -23,7 +23,8 @@ import optax
 from flax import struct
 
 from attacks.users.generators import NOISE, Generator, generate
-from jaxfl import Model, _check
+from jaxfl import Model
+from jaxfl.domains import Count, NotNegative, Positive, TracedCount
 from jaxfl.models import Trunk
 
 Array = jax.Array
@@ -49,23 +50,17 @@ class Adversarial:
         identity. The paper has none (0).
     """
 
-    width: int = struct.field(pytree_node=False, default=384)
-    batch_size: int = struct.field(pytree_node=False, default=100)
-    learning_rate: float | Array = 2e-4
-    growth: int | Array = 10
-    most_epochs: int | Array = 10
-    category_weight: float | Array = 0.0
-    adversarial_identity_weight: float | Array = 0.0
+    width: Count = struct.field(pytree_node=False, default=384)
+    batch_size: Count = struct.field(pytree_node=False, default=100)
+    learning_rate: Positive = 2e-4
+    growth: TracedCount = 10
+    most_epochs: TracedCount = 10
+    category_weight: NotNegative = 0.0
+    adversarial_identity_weight: NotNegative = 0.0
 
     def check(self, auxiliary: int | None) -> None:
         """Raise `ValueError` on settings that do not go with so many records; None if there are
         none."""
-        _check.positive_integer(width=self.width, batch_size=self.batch_size)
-        _check.finite(learning_rate=self.learning_rate, category_weight=self.category_weight)
-        _check.finite(adversarial_identity_weight=self.adversarial_identity_weight)
-        for name in ("growth", "most_epochs"):
-            if not _check.is_traced(getattr(self, name)):
-                _check.positive_integer(**{name: getattr(self, name)})
         if self.width % 8 or self.batch_size % 2:
             raise ValueError(
                 f"width={self.width} must be a multiple of 8, batch_size={self.batch_size} "

@@ -6,8 +6,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Int, Num
 
+from jaxfl import _check
 from jaxfl.convolutions import convolve_transposed
+from jaxfl.domains import Count, Key, Shape, checked
 
 Array = jax.Array
 NOISE = 100
@@ -68,8 +71,9 @@ class Generator(nn.Module):
         return jnp.tanh(_Deconvolution(self.shape[-1], valid=False)(x))
 
 
+@checked
 @functools.cache
-def generator(shape: tuple[int, ...], classes: int, width: int) -> Generator:
+def generator(shape: Shape, classes: Count, width: Count) -> Generator:
     """A `Generator`. Raises `ValueError` on shapes that its steps do not reach."""
     if len(shape) != 3 or shape[0] != shape[1] or (shape[0] != 28 and shape[0] % 16):
         raise ValueError(
@@ -79,8 +83,14 @@ def generator(shape: tuple[int, ...], classes: int, width: int) -> Generator:
     return Generator(tuple(shape), classes, width)
 
 
-@functools.partial(jax.jit, static_argnames="make")
-def generate(make: Generator, params: Any, labels: Array, identity: Array, key: Array) -> Array:
+@checked
+def generate(
+    make: Generator,
+    params: Any,
+    labels: Int[Array, "images"],
+    identity: Num[Array, "images"],
+    key: Key,
+) -> Array:
     """Images `[images, ...]` in [-1, 1].
 
     Args:
@@ -91,6 +101,13 @@ def generate(make: Generator, params: Any, labels: Array, identity: Array, key: 
         comes: mix both, as in training.
       key: draws the noise.
     """
+    _check.labels(labels, make.classes, name="labels")
+    _check.zeros_or_ones(identity=identity)
+    return _generate(make, params, jnp.asarray(labels), jnp.asarray(identity), key)
+
+
+@functools.partial(jax.jit, static_argnames="make")
+def _generate(make: Generator, params: Any, labels: Array, identity: Array, key: Array) -> Array:
     noise = jax.random.uniform(key, (len(labels), NOISE), minval=-1.0, maxval=1.0)
     images, _ = make.apply({"params": params}, noise, labels, identity, mutable=["batch_stats"])
     return jnp.asarray(images)

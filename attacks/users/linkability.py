@@ -15,22 +15,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from jaxtyping import Bool, Int, Num
 
 from attacks.users.siamese import partners
 from jaxfl import Model, _check
+from jaxfl.domains import Count, Key, NotNegative, Params, checked
+from jaxfl.models import check_parameters
 
 Array = jax.Array
 
 
-def updates_as_vectors(pseudo_gradient: Any) -> Array:
+@checked
+def updates_as_vectors(pseudo_gradient: Params) -> Array:
     """Whole updates `[..., parameters]` of leaves `[rounds, participants, ...]`."""
     leaves = jax.tree.leaves(pseudo_gradient)
+    if len({leaf.shape[:2] for leaf in leaves}) > 1:
+        raise ValueError("pseudo_gradient must have leaves [rounds, participants, ...] alike")
     return jnp.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], -1)
 
 
-def pooled_head(model: Model, pseudo_gradient: Any) -> Array:
+@checked
+def pooled_head(model: Model, pseudo_gradient: Params) -> Array:
     """The last layer's updates averaged over the image plane `[rounds, participants, channels x
     classes]`, as Song 2020's update-based attack has them. Raises `ValueError` if the model names
     no trunk."""
@@ -38,7 +44,8 @@ def pooled_head(model: Model, pseudo_gradient: Any) -> Array:
     return kernel.reshape(*kernel.shape[:2], -1, model.trunk.channels * kernel.shape[-1]).mean(2)  # type: ignore[union-attr]
 
 
-def last_bias(model: Model, pseudo_gradient: Any) -> Array:
+@checked
+def last_bias(model: Model, pseudo_gradient: Params) -> Array:
     """The last bias's updates `[rounds, participants, classes]`. Raises `ValueError` if the model
     names no trunk."""
     return _head(model, pseudo_gradient)["bias"]
@@ -49,10 +56,16 @@ def _head(model: Model, tree: Any) -> dict[str, Array]:
         raise ValueError(
             "linkability by the last layer needs a model that names its trunk (see jaxfl.trunk_cnn)"
         )
+    check_parameters(model, tree, "pseudo_gradient", 2)
     return tree[model.trunk.head]
 
 
-def whiten(vectors: Array, gradients: Array, ridge: float = 0.1) -> Array:
+@checked
+def whiten(
+    vectors: Num[Array, "... parameters"],
+    gradients: Num[Array, "records parameters"],
+    ridge: NotNegative = 0.1,
+) -> Array:
     """Vectors in the metric of what chance adds to an update: `(C + r I)^(-1/2) v` with `C` the
     covariance of single records' gradients, up to a constant factor.
 
@@ -81,7 +94,8 @@ def _whiten(vectors: Array, gradients: Array, ridge: float | Array) -> Array:
     return vectors + ((vectors @ right.T) * factor) @ right
 
 
-def unit(descriptors: Array) -> Array:
+@checked
+def unit(descriptors: Num[Array, "rounds participants d"]) -> Array:
     """Descriptors `[rounds, participants, d]` less their round's mean, which the model brings about
     and no client, at unit length."""
     centred = descriptors - descriptors.mean(1, keepdims=True)
@@ -94,8 +108,9 @@ def similarity(a: Array, b: Array) -> Array:
     return -jnp.sqrt(jnp.maximum(2 - 2 * jnp.matmul(a, b.T, precision="highest"), 0))
 
 
+@checked
 def pair_similarities(
-    descriptors: Array, identities: Array, key: Array, pairs: int
+    descriptors: Num[Array, "samples d"], identities: Int[Array, "samples"], key: Key, pairs: Count
 ) -> tuple[Array, Array]:
     """Similarity of random pairs `[pairs]`, half of them of one client, and whether they are
     `[pairs]`.
@@ -109,8 +124,7 @@ def pair_similarities(
     Raises:
       ValueError: if there is not one client per sample.
     """
-    _check.shape((len(identities), None), descriptors=descriptors)
-    _check.positive_integer(pairs=pairs)
+    _check.at_least(0, identities=identities)
     first_key, second_key = jax.random.split(key)
     first = jax.random.randint(first_key, (pairs,), 0, len(identities))
     second = partners(second_key, identities, first)
@@ -118,7 +132,8 @@ def pair_similarities(
     return -distance, identities[first] == identities[second]
 
 
-def fit_threshold(similarities: Array, same: Array) -> Array:
+@checked
+def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"]) -> Array:
     """The threshold above which pairs are best taken for one client's (a scalar): half way between
     two neighbours, or minus infinity, where all pairs are best taken so; NaN if a similarity is not
     finite."""
@@ -135,7 +150,10 @@ def fit_threshold(similarities: Array, same: Array) -> Array:
     return jnp.where(jnp.isfinite(similarities).all(), threshold, jnp.nan)
 
 
-def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
+@checked
+def matching_accuracy(
+    similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"], threshold: Num[Array, ""]
+) -> Array:
     """How often pairs are judged rightly (Song 2020). The threshold is to come from the adversary's
     own federation (`fit_threshold`). A scalar; NaN if a similarity is not finite, or the threshold
     is NaN.
@@ -143,13 +161,16 @@ def matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Arr
     Raises:
       ValueError: if there is not one truth per pair.
     """
-    _check.shape(np.shape(similarities), same=same)
     known = jnp.isfinite(similarities).all() & ~jnp.isnan(threshold)
     return jnp.where(known, ((similarities > threshold) == same).mean(), jnp.nan)
 
 
+@checked
 def link_precision(
-    queries: Array, senders: Array, galleries: Array, gallery_senders: Array
+    queries: Num[Array, "rounds participants d"],
+    senders: Int[Array, "rounds participants"],
+    galleries: Num[Array, "rounds gallery d"],
+    gallery_senders: Int[Array, "rounds gallery"],
 ) -> Array:
     """How often the nearest of a round's descriptors is of the same client (Song 2020's precision,
     rank 1). A scalar; NaN if a descriptor is not finite.
@@ -162,11 +183,7 @@ def link_precision(
     Raises:
       ValueError: if shapes do not go together.
     """
-    _check.shape((None, None, None), queries=queries)
-    rounds, _, width = queries.shape
-    _check.shape((rounds, None, width), galleries=galleries)
-    _check.shape(queries.shape[:2], senders=senders)
-    _check.shape(galleries.shape[:2], gallery_senders=gallery_senders)
+    _check.at_least(0, senders=senders, gallery_senders=gallery_senders)
 
     def one(query: Array, sender: Array, gallery: Array, owners: Array) -> Array:
         return owners[similarity(query, gallery).argmax(1)] == sender
@@ -177,7 +194,10 @@ def link_precision(
     )
 
 
-def follow(descriptors: Array, *, votes: int = 3, one_to_one: bool = False) -> Array:
+@checked
+def follow(
+    descriptors: Num[Array, "rounds participants d"], *, votes: Count = 3, one_to_one: bool = False
+) -> Array:
     """Name the senders of all rounds (Song 2020, Algorithm 2): each sample goes to the client whose
     last `votes` descriptors are most often the nearest; ties to the larger similarity. A round's
     samples are judged by what was there before it.
@@ -195,8 +215,6 @@ def follow(descriptors: Array, *, votes: int = 3, one_to_one: bool = False) -> A
     Raises:
       ValueError: if `votes` is no positive integer, or descriptors have other axes.
     """
-    _check.positive_integer(votes=votes)
-    _check.shape((None, None, None), descriptors=descriptors)
     return _follow(descriptors, votes, one_to_one)
 
 
@@ -230,7 +248,10 @@ def _follow(descriptors: Array, votes: int, one_to_one: bool) -> Array:
     return jnp.where(jnp.isfinite(descriptors).all(), names, -1)
 
 
-def follow_precision(names: Array, senders: Array) -> Array:
+@checked
+def follow_precision(
+    names: Int[Array, "rounds participants"], senders: Int[Array, "rounds participants"]
+) -> Array:
     """How often a sample after the first round was given to the client that sent it. A scalar; NaN
     if no names were found.
 
@@ -241,5 +262,8 @@ def follow_precision(names: Array, senders: Array) -> Array:
     Raises:
       ValueError: if shapes differ.
     """
-    _check.shape(np.shape(names), senders=senders)
+    _check.at_least(0, senders=senders)
+    names, senders = jnp.asarray(names), jnp.asarray(senders)
+    if not _check.is_traced(names) and (names >= names.shape[1]).any():
+        raise ValueError(f"names holds {int(names.max())}; there are {names.shape[1]} places")
     return jnp.where((names >= 0).all(), (senders[0][names[1:]] == senders[1:]).mean(), jnp.nan)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Num
 
 from attacks.users.generative import (
     Adversarial,
@@ -23,7 +25,9 @@ from attacks.users.generative import (
 )
 from attacks.users.generators import Generator, generator
 from jaxfl import ClientData, Messages, Model, Server, ServerState, _check, isolating_server
-from jaxfl.models import zero_rows
+from jaxfl.clients import OneClient
+from jaxfl.domains import Index, Key, checked
+from jaxfl.models import check_parameters, zero_rows
 
 Array = jax.Array
 
@@ -46,15 +50,16 @@ class Generated(NamedTuple):
     agreement: Array
 
 
+@checked
 def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
     model: Model,
     messages: Messages,
-    victim: Array,
-    others: Array,
-    auxiliary: ClientData,
-    key: Array,
+    victim: Num[Array, "rounds images ..."],
+    others: Num[Array, "rounds other_images ..."],
+    auxiliary: OneClient,
+    key: Key,
     *,
-    categories: Array | None = None,
+    categories: Num[Array, "classes"] | None = None,
     settings: Adversarial | None = None,
 ) -> Generated:
     """mGAN-AI of a server that only looks (Song 2020, Algorithm 1).
@@ -72,18 +77,20 @@ def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
     Raises:
       ValueError: if shapes do not go together, or the model names no trunk.
     """
-    settings = _check.settings(Adversarial, settings)
+    settings = settings or Adversarial()
     game = _game(model, auxiliary, categories, settings)
+    check_parameters(model, messages.model_shapes, "messages")
     for name, images in (("victim", victim), ("others", others)):
         _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
         if not images.shape[1]:
             raise ValueError(f"{name} has no images: its shape is {images.shape}")
+        _check.finite(**{name: images})
     networks, traces = _passive(game, messages, victim, others, key)
     return Generated(game.make, networks, *traces)
 
 
 def _game(
-    model: Model, auxiliary: ClientData, categories: Array | None, settings: Adversarial
+    model: Model, auxiliary: OneClient, categories: Array | None, settings: Adversarial
 ) -> Game:
     _trunk(model)
     classes = model.classes or 0
@@ -100,6 +107,10 @@ def _game(
 def check_images(data: ClientData, classes: int, name: str) -> None:
     """Raise `ValueError` unless these are images like the generator's, with labels; padding may
     hold anything."""
+    for field, axes in (("x", 4), ("y", 1)):
+        shape = np.shape(getattr(data, field))
+        if len(shape) != axes or 0 in shape:
+            raise ValueError(f"{name}.{field} has shape {shape}; images have {axes} axes")
     _check.finite(data.mask, **{f"{name}.x": data.x})
     _check.labels(data.y, classes, data.mask, name=f"{name}.y")
     if not _check.is_traced(data):
@@ -157,13 +168,14 @@ class Isolated(NamedTuple):
     t: Array
 
 
+@checked
 def mgan_server(
     model: Model,
-    victim: int,
-    auxiliary: ClientData,
-    key: Array,
+    victim: Index,
+    auxiliary: OneClient,
+    key: Key,
     *,
-    categories: Array | None = None,
+    categories: Num[Array, "classes"] | None = None,
     settings: Adversarial | None = None,
 ) -> Server:
     """The active mGAN-AI (Song 2020, section V-D): the victim trains apart, on the model that is
@@ -178,7 +190,7 @@ def mgan_server(
       categories: how often to generate each class `[classes]`; all alike by default.
       settings: see `Adversarial`.
     """
-    game = _game(model, auxiliary, categories, _check.settings(Adversarial, settings))
+    game = _game(model, auxiliary, categories, settings or Adversarial())
     apart = isolating_server(victim)
 
     def isolated(state: ServerState) -> ServerState:

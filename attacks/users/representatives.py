@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jaxtyping import Int, Num
 
-from attacks.matching import Virtual, check_virtual, minimize_adam, squared_distance, virtual_update
+from attacks.matching import Virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
+from jaxfl.domains import Count, Key, NotNegative, Number, Params, Positive, Shape, checked
 from jaxfl.federated import Strategy, map_clients, strategy_here
-from jaxfl.models import check_record_shape
+from jaxfl.models import check_labelled, check_parameters, check_record_shape
 
 Array = jax.Array
 ACCELERATOR_CHUNK = 64
@@ -50,29 +52,25 @@ class Representing:
         than so many images would.
     """
 
-    images: int = struct.field(pytree_node=False, default=30)
-    tv_weight: float | Array = 1e-5
-    beta: float | Array = 1.25
-    low: float | Array = -1.0
-    high: float | Array = 1.0
+    images: Count = struct.field(pytree_node=False, default=30)
+    tv_weight: NotNegative = 1e-5
+    beta: Positive = 1.25
+    low: Number = -1.0
+    high: Number = 1.0
     scale: Literal["known", "free"] = struct.field(pytree_node=False, default="known")
     solver: Literal["adam", "lbfgsb"] = struct.field(pytree_node=False, default="adam")
-    evaluations: int = struct.field(pytree_node=False, default=300)
-    learning_rate: float | Array = 0.1
-    start: float | Array = 0.3
+    evaluations: Count = struct.field(pytree_node=False, default=300)
+    learning_rate: Positive = 0.1
+    start: Number = 0.3
     virtual: Virtual = Virtual()
 
     def check(self) -> None:
         """Raise `ValueError` on settings that make no sense."""
-        _check.positive_integer(images=self.images, evaluations=self.evaluations)
-        _check.one_of(("known", "free"), scale=self.scale)
-        _check.one_of(("adam", "lbfgsb"), solver=self.solver)
-        _check.finite(tv_weight=self.tv_weight, beta=self.beta, learning_rate=self.learning_rate)
         if not _check.is_traced(self.low, self.high) and not np.all(
             np.asarray(self.low) < np.asarray(self.high)
         ):
             raise ValueError(f"low={self.low} must lie below high={self.high}")
-        check_virtual(self.virtual, self.images)
+        self.virtual.check(self.images)
 
 
 class Representatives(NamedTuple):
@@ -130,25 +128,37 @@ def objective(
       key: draws batch orders (of `virtual="unrolled"` only).
       settings: see `Representing`.
     """
-    settings = _check.settings(Representing, settings)
+    settings = settings or Representing()
     virtual = virtual_update(model, received, x, y, key, settings.virtual)
     return residual(virtual, observed, settings.scale) + settings.tv_weight * power_variation(
         x, settings.beta
     )
 
 
+def _check_images_of(model: Model, params: Any, y: Any, shape: Any, name: str) -> None:
+    """Raise `ValueError` unless a model takes images of a shape and has their classes."""
+    check_parameters(model, params, name)
+    check_record_shape(model, params, shape=shape)
+    if model.classes is not None and not jnp.issubdtype(jnp.result_type(y), jnp.floating):
+        _check.labels(y, model.classes)
+
+
+@checked
 def represent(
     model: Model,
-    received: Any,
-    observed: Any,
-    y: Array,
-    key: Array,
-    shape: tuple[int, ...],
+    received: Params,
+    observed: Params,
+    y: Num[Array, "images ..."],
+    key: Key,
+    shape: Shape,
     settings: Representing | None = None,
 ) -> Representatives:
     """Representatives of one update, by Adam: pure, for `jit` and `vmap`. Arguments as of
     `objective`; fields of the result without the axis of updates."""
-    settings = _check.settings(Representing, settings)
+    settings = settings or Representing()
+    _check_images_of(model, received, y, shape, "received")
+    check_parameters(model, observed, "observed")
+    _check.shape((settings.images,), y=np.empty(np.shape(y)[:1]))
     start_key, key = jax.random.split(key)
     low, high = settings.low, settings.high
     minimum = minimize_adam(
@@ -163,12 +173,13 @@ def represent(
     return Representatives(images, minimum.value, minimum.trace)
 
 
+@checked
 def representatives(
     model: Model,
     messages: Messages,
-    y: Array,
-    key: Array,
-    shape: tuple[int, ...],
+    y: Num[Array, "messages images"],
+    key: Key,
+    shape: Shape,
     *,
     settings: Representing | None = None,
     strategy: Strategy | None = None,
@@ -187,13 +198,12 @@ def representatives(
     Raises:
       ValueError: if labels or shapes do not fit, or settings make no sense.
     """
-    settings = _check.settings(Representing, settings)
+    settings = settings or Representing()
     settings.check()
     if model.classes is None:
         raise ValueError("representatives needs a classifier; this model has classes=None")
     _check.shape((len(messages), settings.images), y=y)
-    _check.labels(y, model.classes)
-    check_record_shape(model, messages.model_shapes, shape=shape)
+    _check_images_of(model, messages.model_shapes, y, shape, "messages")
     keys = jax.random.split(key, len(messages))
     updates = messages.received, messages.pseudo_gradient
     if settings.solver == "lbfgsb":
@@ -305,15 +315,21 @@ class _SpentError(Exception):
     """The budget of evaluations is spent."""
 
 
-def uniform_counts(images: int, classes: int) -> Array:
+@checked
+def uniform_counts(images: Count, classes: Count) -> Array:
     """As many images of every class as of any other `[classes]`: what is said of a client of which
     nothing is known."""
     return jnp.full(classes, images // classes) + (jnp.arange(classes) < images % classes)
 
 
-def labels_of(counts: Array, images: int) -> Array:
+@checked
+def labels_of(counts: Int[Array, "classes"], images: Count) -> Array:
     """Labels `[images]` (static length), `counts [classes]` of each class in order."""
-    return jnp.repeat(jnp.arange(len(counts)), counts, total_repeat_length=images)
+    if not _check.is_traced(counts):
+        _check.at_least(0, counts=counts)
+        if np.sum(counts) != images:
+            raise ValueError(f"counts={np.asarray(counts).tolist()} must sum to images={images}")
+    return jnp.repeat(jnp.arange(len(counts)), jnp.asarray(counts), total_repeat_length=images)
 
 
 def class_probabilities(model: Model, params: Any, x: Array, y: Array) -> Array:
@@ -326,8 +342,13 @@ def class_probabilities(model: Model, params: Any, x: Array, y: Array) -> Array:
     return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), 1 / classes)
 
 
+@checked
 def infer_counts(
-    model: Model, observed: Any, probabilities: Array, images: int, virtual: Virtual
+    model: Model,
+    observed: Params,
+    probabilities: Num[Array, "classes classes"],
+    images: Count,
+    virtual: Virtual,
 ) -> Array:
     """How many images of each class the last layer's bias tells of.
 
@@ -354,15 +375,24 @@ def infer_counts(
             "infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)"
         )
     classes = len(probabilities)
+    _check.finite(probabilities=probabilities)
+    if "bias" not in dict(observed).get(model.trunk.head, ()):
+        raise ValueError(f"observed holds no bias of the model's last layer, {model.trunk.head!r}")
     gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
     system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
     shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
     return round_counts(shares, images)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "images"))
+@checked
 def infer_all_counts(
-    model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual
+    model: Model,
+    received: Params,
+    bias: Num[Array, "rounds participants classes"],
+    x: Num[Array, "records ..."],
+    y: Num[Array, "records"],
+    images: Count,
+    virtual: Virtual,
 ) -> Array:
     """`infer_counts` of every update of every round.
 
@@ -377,6 +407,23 @@ def infer_all_counts(
     Returns:
       Counts `[rounds, participants, classes]`, integers; -1 where an update is not finite.
     """
+    check_parameters(model, received, "received", 1)
+    check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
+
+    rounds = len(jax.tree.leaves(received)[0])
+    if np.shape(bias)[::2] != (rounds, model.classes):
+        raise ValueError(
+            f"bias has shape {np.shape(bias)}; it must be [rounds, participants, classes], with "
+            f"the {rounds} rounds of received and {model.classes} classes"
+        )
+
+    return _infer_all_counts(model, received, bias, jnp.asarray(x), jnp.asarray(y), images, virtual)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "images"))
+def _infer_all_counts(
+    model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual
+) -> Array:
     head = model.trunk.head if model.trunk else ""
 
     def one_round(arguments: tuple[Any, Array]) -> Array:
@@ -389,7 +436,8 @@ def infer_all_counts(
     return map_clients(one_round, (received, bias), "map")
 
 
-def round_counts(shares: Array, images: int) -> Array:
+@checked
+def round_counts(shares: Num[Array, "classes"], images: Count) -> Array:
     """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative
     ones count as 0); all alike if none is positive, and -1 if one is not finite."""
     failed, shares = ~jnp.isfinite(shares).all(), jnp.maximum(shares, 0)

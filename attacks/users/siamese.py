@@ -11,9 +11,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
+from flax import errors, struct
+from jaxtyping import Int, Num
 
 from jaxfl import Model, _check
+from jaxfl.domains import Count, Key, NotNegative, Positive, checked
 from jaxfl.federated import map_clients, strategy_here
 
 Array = jax.Array
@@ -33,6 +35,7 @@ class Embedding(NamedTuple):
     apply: Callable[[Any, Array], Array]
 
 
+@checked
 @functools.cache
 def image_embedding(model: Model) -> Embedding:
     """Channels of the shared model's trunk, averaged over the plane and over a client's
@@ -46,8 +49,9 @@ def image_embedding(model: Model) -> Embedding:
     )
 
 
+@checked
 @functools.cache
-def vector_embedding(inputs: int, width: int = 256) -> Embedding:
+def vector_embedding(inputs: Count, width: Count = 256) -> Embedding:
     """One dense layer with LeakyReLU on an update `[inputs]`."""
     layer = nn.Dense(width)
     return Embedding(
@@ -79,11 +83,11 @@ class Siamese:
         identification layer's (not in the paper).
     """
 
-    epochs: int = struct.field(pytree_node=False, default=100)
-    batch_size: int = struct.field(pytree_node=False, default=64)
-    learning_rate: float | Array = 1e-3
-    momentum: float | Array = 0.9
-    embedding_rate: float | Array = 1.0
+    epochs: Count = struct.field(pytree_node=False, default=100)
+    batch_size: Count = struct.field(pytree_node=False, default=64)
+    learning_rate: Positive = 1e-3
+    momentum: NotNegative = 0.9
+    embedding_rate: NotNegative = 1.0
 
 
 class Trained(NamedTuple):
@@ -100,11 +104,12 @@ class Trained(NamedTuple):
     descriptors: Any
 
 
+@checked
 def train_siamese(
     embedding: Embedding,
-    samples: Array,
-    identities: Array,
-    key: Array,
+    samples: Num[Array, "samples ..."],
+    identities: Int[Array, "samples"],
+    key: Key,
     *,
     start: Any = None,
     described: Any = (),
@@ -133,15 +138,20 @@ def train_siamese(
     Raises:
       ValueError: if settings or identities make no sense.
     """
-    settings = _check.settings(Siamese, settings)
-    _check.positive_integer(epochs=settings.epochs, batch_size=settings.batch_size)
-    _check.shape((len(samples),), identities=identities)
+    settings = settings or Siamese()
     clients = int(jnp.max(identities)) + 1
-    _check.labels(identities, clients, name="identities")
+    _check.labels(identities, len(samples), name="identities")
     if clients < 2:
         raise ValueError(f"identities name {clients} client; telling clients apart needs two")
     start_key, key = jax.random.split(key)
     start = embedding.init(start_key) if start is None else start
+    try:
+        jax.eval_shape(embedding.apply, start, samples[0])
+    except (TypeError, ValueError, errors.FlaxError) as error:
+        raise ValueError(
+            f"samples has samples of shape {jnp.shape(samples)[1:]}, which the embedding does not "
+            f"take ({str(error).splitlines()[0]})"
+        ) from None
     begun = describe(embedding, start, samples)
     middle = begun.mean(0)
     spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)

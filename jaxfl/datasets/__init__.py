@@ -14,8 +14,10 @@ from jaxfl.datasets.dataset import Column, Dataset, Encoding, Table, encode, res
 from jaxfl.datasets.embedded import TABLES
 from jaxfl.datasets.federations import DERIVED
 from jaxfl.datasets.sources import SOURCES
+from jaxfl.domains import checked
 
 
+@checked
 def load(
     name: str | Path,
     data_dir: str | Path | None = None,

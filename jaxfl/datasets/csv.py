@@ -11,14 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from jaxfl import _check
 from jaxfl.datasets.dataset import Table
+from jaxfl.domains import Count, checked
 
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 UNKNOWN = "(missing)"
 Kind = Literal["numeric", "categorical"]
 
 
+@checked
 def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     path: str | Path,
     target: str,
@@ -27,9 +28,9 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     kinds: Mapping[str, Kind] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     drop: Sequence[str] = (),
-    max_categories: int = 20,
+    max_categories: Count = 20,
     sensitive: str | None = None,
-    bins: int = 4,
+    bins: Count = 4,
     text_encoding: str = "utf-8",
     separator: str | None = None,
     decimal: Literal[".", ","] = ".",
@@ -64,7 +65,6 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         the file is not of its encoding.
       FileNotFoundError: if there is no such file.
     """
-    _check.one_of((".", ","), decimal=decimal)
     header, rows = _read(Path(path), text_encoding, separator)
     if decimal == ",":
         rows = [[_pointed(cell) for cell in row] for row in rows]
@@ -72,8 +72,6 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     asked = {"target": [target], "sensitive": [] if sensitive is None else [sensitive]}
     asked |= {"kinds": list(kinds), "categories": list(categories), "drop": list(drop)}
     _check_columns(path, header, asked)
-    for name, kind in kinds.items():
-        _check.one_of(("numeric", "categorical"), **{f"kinds[{name!r}]": kind})
     features = _features(path, header, {target, *drop}, sensitive)
     at = header.index(target)
     rows = [row for row in rows if row[at].lower() not in MISSING]
@@ -207,7 +205,6 @@ def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    _check.positive_integer(bins=bins)
     edges = np.linspace(values.min(), values.max(), bins + 1)
     return np.digitize(values, edges[1:-1]), tuple(
         f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)
@@ -234,8 +231,6 @@ def _codes(
 def _target(
     name: str, texts: Sequence[str], task: str | None, limit: int
 ) -> tuple[np.ndarray, int | None]:
-    if task is not None:
-        _check.one_of(("classification", "regression"), task=task)
     regression = task == "regression" or (
         task is None and _is_numeric(texts) and len(set(texts)) > limit
     )

@@ -6,8 +6,10 @@ from typing import Literal
 
 import jax
 import numpy as np
+from jaxtyping import Int, Num
 
 from jaxfl import _check
+from jaxfl.domains import Count, Index, Shape, check, checked
 
 Encoding = Literal["onehot", "scalar"]
 
@@ -25,9 +27,15 @@ class Column:
     """
 
     name: str
-    positions: tuple[int, ...]
+    positions: tuple[Index, ...]
     categories: tuple[str, ...]
     values: np.ndarray
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        shape = len(self.categories), len(self.positions)
+        _check.shape(shape, **{f"{name}.values": self.values})
+        _check.finite(**{f"{name}.values": self.values})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +54,26 @@ class Dataset:
     """
 
     name: str
-    x: np.ndarray
-    y: np.ndarray
+    x: Num[np.ndarray, "records ..."]
+    y: Num[np.ndarray, "records"]
     columns: tuple[Column, ...]
-    classes: int | None
-    group: np.ndarray | None = None
+    classes: Count | None
+    group: Int[np.ndarray, "records"] | None = None
     note: str = ""
     sensitive: str | None = None
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        _check.finite(**{f"{name}.x": self.x, f"{name}.y": self.y})
+        if self.classes is not None:
+            _check.labels(self.y, self.classes, name=f"{name}.y")
+        for place, column in enumerate(self.columns):
+            outside = [p for p in column.positions if p >= np.shape(self.x)[1]]
+            if outside:
+                raise ValueError(
+                    f"{name}.columns[{place}].positions names feature {outside[0]}; {name}.x has "
+                    f"{np.shape(self.x)[1]}"
+                )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -113,19 +134,34 @@ class Table:
     """
 
     name: str
-    values: np.ndarray
-    y: np.ndarray
+    values: Num[np.ndarray, "records attributes"]
+    y: Num[np.ndarray, "records"]
     names: tuple[str, ...]
     categories: tuple[tuple[str, ...], ...]
-    classes: int | None
+    classes: Count | None
     codes: tuple[float, ...] | None = None
-    group: np.ndarray | None = None
+    group: Int[np.ndarray, "records"] | None = None
     note: str = ""
     standardize: bool = True
     sensitive: str | None = None
-    shape: tuple[int, ...] | None = None
+    shape: Shape | None = None
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        _check.finite(**{f"{name}.values": self.values, f"{name}.y": self.y})
+        if self.classes is not None:
+            _check.labels(self.y, self.classes, name=f"{name}.y")
+        if self.shape is None:
+            count = np.shape(self.values)[1]
+            for field in ("names", "categories"):
+                if len(getattr(self, field)) != count:
+                    raise ValueError(
+                        f"{name}.{field} has {len(getattr(self, field))} entries; {name}.values "
+                        f"has {count} attributes"
+                    )
 
 
+@checked
 def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     """Features of a table.
 
@@ -134,7 +170,6 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     categories become one column each ("onehot"), or one column that holds the category's code
     ("scalar").
     """
-    _check.one_of(("onehot", "scalar"), encoding=encoding)
     if table.shape is not None:
         pixels, y = (
             table.values.reshape(-1, *table.shape).astype(np.float32),
@@ -184,7 +219,7 @@ def resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
         raise ValueError(
             f"size={size} needs images; {dataset.name} has records of shape {dataset.x.shape[1:]}"
         )
-    _check.positive_integer(**{"size[0]": size[0], "size[1]": size[1]})
+    check("size", size, Shape)
     shape = (len(dataset), *size, dataset.x.shape[3])
     return dataclasses.replace(dataset, x=np.asarray(jax.image.resize(dataset.x, shape, "linear")))
 

@@ -5,8 +5,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxfl import _check
 from jaxfl.datasets.dataset import Table
+from jaxfl.domains import Count, check
 
 DEGREES = ("Bachelors", "Doctorate", "Masters", "Prof-school")
 YOUNG, OLD = 38, 52
@@ -76,7 +76,8 @@ def flight_airlines(
     Raises:
       ValueError: if there are fewer clients than airlines or fewer rows than asked for.
     """
-    _check.positive_integer(records=records, clients=clients)
+    check("records", records, Count)
+    check("clients", clients, Count)
     if records > len(table.values):
         raise ValueError(f"records={records} exceeds the {len(table.values)} rows of {table.name}")
     rng = np.random.default_rng(seed)

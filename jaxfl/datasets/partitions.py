@@ -7,33 +7,36 @@ All take a NumPy generator where they draw; host code.
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Num
 
-from jaxfl import _check
 from jaxfl.datasets.dataset import Dataset
+from jaxfl.domains import Count, Positive, checked
 
 
-def iid(rng: np.random.Generator, records: int, clients: int) -> list[np.ndarray]:
+@checked
+def iid(rng: np.random.Generator, records: Count, clients: Count) -> list[np.ndarray]:
     """Shuffle `records` and cut them into `clients` nearly equal parts."""
-    _check.positive_integer(clients=clients)
     if clients > records:
         raise ValueError(f"clients={clients} exceeds the {records} records; every client needs one")
     return list(np.array_split(rng.permutation(records), clients))
 
 
-def by_sizes(rng: np.random.Generator, records: int, sizes: Sequence[int]) -> list[np.ndarray]:
+@checked
+def by_sizes(rng: np.random.Generator, records: Count, sizes: Sequence[Count]) -> list[np.ndarray]:
     """Shuffle `records` and deal out parts of the given sizes; what is left over is nobody's."""
-    _check.positive_integer(**{f"sizes[{c}]": size for c, size in enumerate(sizes)})
     if sum(sizes) > records:
         raise ValueError(f"sizes={list(sizes)} sum to {sum(sizes)}; there are {records} records")
     return np.split(rng.permutation(records), np.cumsum(sizes))[:-1]
 
 
+@checked
 def by_column(dataset: Dataset, column: str | int) -> list[np.ndarray]:
     """One client per category of a categorical attribute (empty categories left out)."""
     values = dataset.values_of(column)
     return [np.flatnonzero(values == v) for v in np.unique(values)]
 
 
+@checked
 def by_group(dataset: Dataset) -> list[np.ndarray]:
     """The clients that the source itself names, such as the clusters' clients of LEAF's synthetic
     set."""
@@ -44,7 +47,10 @@ def by_group(dataset: Dataset) -> list[np.ndarray]:
     return [np.flatnonzero(dataset.group == g) for g in np.unique(dataset.group)]
 
 
-def by_group_and_rest(rng: np.random.Generator, dataset: Dataset, clients: int) -> list[np.ndarray]:
+@checked
+def by_group_and_rest(
+    rng: np.random.Generator, dataset: Dataset, clients: Count
+) -> list[np.ndarray]:
     """The clients that the source names, but for its last group, which the remaining clients share
     evenly (Driouich 2023)."""
     named = by_group(dataset)
@@ -56,10 +62,11 @@ def by_group_and_rest(rng: np.random.Generator, dataset: Dataset, clients: int) 
     return [*named, *np.array_split(rng.permutation(rest), count)]
 
 
+@checked
 def overlapping_classes(
     rng: np.random.Generator,
-    y: np.ndarray,
-    clients: int,
+    y: Num[np.ndarray, "records"],
+    clients: Count,
     whole: int = 4,
     few: Sequence[int] = (3, 4),
 ) -> list[np.ndarray]:
@@ -74,7 +81,6 @@ def overlapping_classes(
       whole: classes that a client holds in full.
       few: how many records of any other class a client holds; one number is drawn per client.
     """
-    _check.positive_integer(clients=clients)
     classes = np.unique(y)
     if not 0 <= whole <= len(classes):
         raise ValueError(f"whole={whole} must lie between 0 and the {len(classes)} classes")
@@ -89,8 +95,12 @@ def overlapping_classes(
     return parts
 
 
+@checked
 def by_classes(
-    rng: np.random.Generator, y: np.ndarray, clients: int, classes_per_client: int
+    rng: np.random.Generator,
+    y: Num[np.ndarray, "records"],
+    clients: Count,
+    classes_per_client: Count,
 ) -> list[np.ndarray]:
     """Each client holds `classes_per_client` classes; a class is shared evenly by the clients that
     hold it.
@@ -98,7 +108,6 @@ def by_classes(
     Classes are dealt round after round in random order, so every class is held as evenly often as
     can be.
     """
-    _check.positive_integer(clients=clients, classes_per_client=classes_per_client)
     classes = np.unique(y)
     if classes_per_client > len(classes):
         raise ValueError(
@@ -132,8 +141,9 @@ def _deal(rng: np.random.Generator, classes: np.ndarray, clients: int, each: int
     return held
 
 
+@checked
 def dirichlet(
-    rng: np.random.Generator, y: np.ndarray, clients: int, alpha: float
+    rng: np.random.Generator, y: Num[np.ndarray, "records"], clients: Count, alpha: Positive
 ) -> list[np.ndarray]:
     """Label skew: each class is divided among clients by proportions from Dirichlet(alpha) (Hsu et
     al. 2019).
@@ -141,8 +151,6 @@ def dirichlet(
     Small alpha gives few classes per client. A client left without records takes one from the
     largest.
     """
-    _check.positive_integer(clients=clients)
-    _check.positive(alpha=alpha)
     if clients > len(y):
         raise ValueError(f"clients={clients} exceeds the {len(y)} records; every client needs one")
     parts: list[list[int]] = [[] for _ in range(clients)]

@@ -14,13 +14,15 @@ from jax.flatten_util import ravel_pytree
 from attacks.attributes.knowledge import Knowledge, UnknownColumn, erase
 from attacks.path import path_centre
 from jaxfl import LocalTraining, Model
-from jaxfl.models import inputs_and_errors, record_gradient
+from jaxfl.domains import checked
+from jaxfl.models import check_labelled, inputs_and_errors, record_gradient
 
 Array = jax.Array
 TOGETHER = 16
 """Records whose gradients are written out at once, where that is done for their lengths alone."""
 
 
+@checked
 def candidate_records(model: Model, knowledge: Knowledge) -> tuple[Array, Array]:
     """Every record with every candidate in its place: `x [records, K, features]`, `y [records, K]`.
 
@@ -29,6 +31,7 @@ def candidate_records(model: Model, knowledge: Knowledge) -> tuple[Array, Array]
     column, base = knowledge.columns[0], erase(knowledge)
     x = jax.vmap(lambda v: base.at[:, column.positions].set(v))(column.candidates).swapaxes(0, 1)
     if knowledge.y is not None:
+        check_labelled(model, jax.eval_shape(model.init, jax.random.key(0)), base, knowledge.y)
         return x, jnp.broadcast_to(knowledge.y[:, None], x.shape[:2])
     classes = model.classes or 0
     y = jnp.tile(jnp.arange(classes), x.shape[1])

@@ -75,7 +75,8 @@ from attacks.fit import (
     warn_of_misfit,
 )
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import Messages, Model, _check
+from jaxfl import Messages, Model
+from jaxfl.domains import Count, NotNegative, Positive, checked
 
 Array = jax.Array
 
@@ -104,11 +105,11 @@ class ClosedForm:
         called a misfit.
     """
 
-    learning_rate: float | Array | None = None
-    ridge: float | Array = 1e-12
+    learning_rate: Positive | None = None
+    ridge: NotNegative = 1e-12
     solver: Literal["direct", "cg"] | None = struct.field(pytree_node=False, default=None)
-    iterations: int = struct.field(pytree_node=False, default=500)
-    noise: float | Array = 0.0
+    iterations: Count = struct.field(pytree_node=False, default=500)
+    noise: NotNegative = 0.0
 
 
 @struct.dataclass
@@ -133,12 +134,13 @@ class Decoding:
     presence: Array | None = None
 
 
+@checked
 def closed_form(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
     *,
-    members: int | None = None,
+    members: Count | None = None,
     settings: ClosedForm | None = None,
     dtype: Any = jnp.float64,
 ) -> Decoding:
@@ -173,20 +175,11 @@ def closed_form(
     columns = knowledge.columns
     knowledge = _joint(knowledge)
     check_apart("closed_form", model, messages, knowledge)
-    if members is not None:
-        _check.positive_integer(members=members)
-        if members > len(knowledge.x):
-            raise ValueError(
-                f"members={members!r} must lie between 1 and the number of records, "
-                f"{len(knowledge.x)}"
-            )
-    settings, dtype = _check.settings(ClosedForm, settings), floating(dtype)
-    _check.not_negative(ridge=settings.ridge, noise=settings.noise)
-    _check.positive_integer(iterations=settings.iterations)
-    if settings.solver is not None:
-        _check.one_of(("direct", "cg"), solver=settings.solver)
-    if settings.learning_rate is not None:
-        _check.positive(learning_rate=settings.learning_rate)
+    if members is not None and members > len(knowledge.x):
+        raise ValueError(
+            f"members={members!r} must lie between 1 and the number of records, {len(knowledge.x)}"
+        )
+    settings, dtype = settings or ClosedForm(), floating(dtype)
     with arithmetic(dtype, messages, knowledge, settings):
         decoding = _closed_form(
             model, messages, knowledge, settings, members, canonicalize_dtype(dtype)

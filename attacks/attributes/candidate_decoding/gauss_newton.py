@@ -36,7 +36,8 @@ from attacks.attributes.knowledge import (
     explained,
 )
 from attacks.precision import arithmetic
-from jaxfl import LocalTraining, Messages, Model, _check
+from jaxfl import LocalTraining, Messages, Model
+from jaxfl.domains import Count, Positive, checked
 from jaxfl.models import mean_loss
 
 Array = jax.Array
@@ -52,11 +53,12 @@ class GaussNewton:
       iterations: of each constrained minimisation (static).
     """
 
-    learning_rate: float | Array
-    passes: int = struct.field(pytree_node=False, default=20)
-    iterations: int = struct.field(pytree_node=False, default=40)
+    learning_rate: Positive
+    passes: Count = struct.field(pytree_node=False, default=20)
+    iterations: Count = struct.field(pytree_node=False, default=40)
 
 
+@checked
 def gauss_newton(
     model: Model, messages: Messages, knowledge: Knowledge, *, settings: GaussNewton
 ) -> Reconstruction:
@@ -83,12 +85,9 @@ def gauss_newton(
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None:
         raise ValueError("y=None: gauss_newton needs known labels")
-    _check.instance(GaussNewton, settings=settings)
-    _check.positive_integer(passes=settings.passes, iterations=settings.iterations)
     rate = settings.learning_rate
     if rate is None:
         raise ValueError("learning_rate=None: gauss_newton needs the client's step size")
-    _check.positive(learning_rate=rate)
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     with arithmetic(knowledge.x.dtype, messages, knowledge, settings):
         answer = _gauss_newton(model, messages, knowledge, settings)

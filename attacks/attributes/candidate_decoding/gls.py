@@ -68,6 +68,7 @@ from attacks.attributes.knowledge import (
 )
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import DPSGD, Messages, Mixup, Model, _check
+from jaxfl.domains import Key, Positive, check, checked
 
 Array = jax.Array
 KEPT = 2**29
@@ -78,11 +79,12 @@ INDEFINITE = -0.01
 quadratic: what tells records apart was lost in rounding."""
 
 
+@checked
 def gls(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
-    key: Array,
+    key: Key,
     *,
     settings: GLS,
     dtype: Any = None,
@@ -131,18 +133,13 @@ def gls(
 
 
 def _check_settings(settings: GLS, model: Model, records: int) -> None:
-    _check.instance(GLS, settings=settings)
-    training, numbers = settings.training, ("orders", "points", "passes", "iterations")
-    _check.positive_integer(**{name: getattr(settings, name) for name in numbers})
+    training = settings.training
+    check("settings.training.learning_rate", training.learning_rate, Positive)
     if settings.orders < 2:
         raise ValueError(
             f"orders={settings.orders} must be at least 2: how they differ is the noise"
         )
-    _check.not_negative(spread=settings.spread, ridge=settings.ridge)
-    if settings.floor is not None:
-        _check.not_negative(floor=settings.floor)
     training.check()
-    _check.positive(learning_rate=training.learning_rate)
     _check.plain_sgd(training.optimizer)
     for plugin in training.plugins:
         if type(plugin) not in (DPSGD, Mixup):
@@ -150,7 +147,6 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
                 f"training.plugins holds {plugin!r}; gls knows the noise of DPSGD and Mixup alone"
             )
     if settings.layers is not None:
-        _check.positive_integer(layers=settings.layers)
         named = () if model.layers is None else model.layers.names
         if settings.layers > len(named) or settings.points > 1:
             raise ValueError(
@@ -158,8 +154,6 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
                 f"model's {len(named)} named dense "
                 "layers; it needs points=1 and so many layers"
             )
-    if settings.drift:
-        _check.positive_integer(drift=settings.drift)
     if settings.drift and (settings.points > 1 or training.mixup or training.privacy is not None):
         raise ValueError(
             f"drift={settings.drift} does not go with points={settings.points}, "

@@ -35,6 +35,7 @@ from attacks.attributes.candidate_decoding.simulated_client import (
 )
 from attacks.attributes.candidate_decoding.whitening import whitened
 from jaxfl import LocalTraining, Model
+from jaxfl.domains import Count, Index, NotNegative
 
 Array = jax.Array
 ROUNDING = 64
@@ -79,15 +80,15 @@ class GLS:
 
     training: LocalTraining
     _: dataclasses.KW_ONLY
-    orders: int = struct.field(pytree_node=False, default=64)
-    points: int = struct.field(pytree_node=False, default=1)
-    passes: int = struct.field(pytree_node=False, default=3)
-    spread: float | Array = 0.01
-    floor: float | Array | None = None
-    ridge: float | Array = 0.05
-    iterations: int = struct.field(pytree_node=False, default=500)
-    drift: int = struct.field(pytree_node=False, default=0)
-    layers: int | None = struct.field(pytree_node=False, default=None)
+    orders: Count = struct.field(pytree_node=False, default=64)
+    points: Count = struct.field(pytree_node=False, default=1)
+    passes: Count = struct.field(pytree_node=False, default=3)
+    spread: NotNegative = 0.01
+    floor: NotNegative | None = None
+    ridge: NotNegative = 0.05
+    iterations: Count = struct.field(pytree_node=False, default=500)
+    drift: Index = struct.field(pytree_node=False, default=0)
+    layers: Count | None = struct.field(pytree_node=False, default=None)
 
 
 class Round(NamedTuple):

@@ -1,0 +1,44 @@
+"""What the generator spoils and yet is good: where, how, and why."""
+
+import re
+
+NAMES = "a number of a round, a client or a detector is its name"
+FEWER = "there may be as few"
+NOT_READ = "the function does not read it"
+ALL = (
+    (r"\b(rounds|detector_number|ids?|identities|\w*senders)$", "an entry", NAMES),
+    (r"^(by_classes|dirichlet|overlapping_classes) y$", "an entry", "a class may have any number"),
+    (r"^by_discriminants sources$", "an entry", NAMES),
+    (r"^accuracy (values|truth)$", "an entry 1000000", "a value that is nobody's"),
+    (r"\.calibrated_on$", "an entry 1000000", "as many pairs may calibrate"),
+    (r"\.pool$", "infinity", "shadows may be drawn from everybody"),
+    (r"participation$", "less", FEWER),
+    (r"^unit descriptors$", "less", FEWER),
+    (r"^whiten (gradients|vectors)$", "less", FEWER),
+    (r"^whiten vectors$", "another axis", "vectors have any leading axes"),
+    (r"\bseen$", "less", FEWER),
+    (r"^(round_counts shares|split_variances variance|explain masks)$", "less", FEWER),
+    (r"^(public_model|explain) x$", "less", FEWER),
+    (
+        r"^(fit_public_model x_public|by_discriminants x|classifier_score probabilities)$",
+        "less",
+        FEWER,
+    ),
+    (r"^(by_classes|dirichlet|overlapping_classes) y$", "less", FEWER),
+    (r"\bx$", "one axis more", "dense layers take records of any shape of as many features"),
+    (
+        r"^(infer_counts observed|(pooled_head|last_bias|updates_as_vectors) pseudo_gradient)$",
+        "a leaf",
+        NOT_READ,
+    ),
+    (r"^(statistics messages|observe aggregates)\.received$", "a leaf of NaN", NOT_READ),
+    (r"^ssim (image|references)$", "another axis", "images have any leading axes"),
+    (r"^matching_accuracy threshold$", "infinity", "all pairs, or none"),
+    (r"\b(received|returned|params)$", "a leaf of NaN", "a model may diverge"),
+)
+
+
+def reason(function, place, done):
+    """Why it is good to spoil an argument so, or None."""
+    at = f"{function.__name__} {place}"
+    return next((why for where, how, why in ALL if re.search(where, at) and how in done), None)

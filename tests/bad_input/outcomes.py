@@ -1,0 +1,41 @@
+"""What becomes of a spoilt call."""
+
+import dataclasses
+import re
+import warnings
+
+import numpy as np
+
+from tests.bad_input.harmless import reason
+
+NAMED, HARMLESS, NO_ANSWER, SILENT = "named", "harmless", "says that it has no answer", "silent"
+
+
+def outcome(function, place, done, arguments):
+    """One of the four above, or what else was raised."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            answer = function(**arguments)
+        except ValueError as error:
+            parts = re.findall(r"[A-Za-z_]+", place)
+            named = any(re.search(rf"\b{part}\b", str(error)) for part in parts)
+            return NAMED if named else f"not named: {str(error)[:150]}"
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error)[:150]}"
+    if reason(function, place, done):
+        return HARMLESS
+    return NO_ANSWER if has_none(answer) else SILENT
+
+
+def has_none(answer):
+    """Whether an answer is but a status, -1 or NaN: messages that hold NaN are data."""
+    if dataclasses.is_dataclass(answer):
+        answer = {f.name: getattr(answer, f.name) for f in dataclasses.fields(answer)}
+    if isinstance(answer, dict) and np.any(answer.get("status", 0)):
+        return True
+    if isinstance(answer, (dict, tuple, list)):
+        held = answer.values() if isinstance(answer, dict) else answer
+        return any(has_none(each) for each in held)
+    array = np.asarray(answer)
+    return array.dtype.kind in "if" and bool((~np.isfinite(array) | (array == -1)).any())
