@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jaxtyping import Num
 from optax.tree import vdot
 
 from jaxfl import _check
@@ -69,9 +70,9 @@ class Fit:
         everything would fit.
     """
 
-    explained: Array
-    allowed: Array
-    misfit: Array
+    explained: Num[Array, ""]
+    allowed: Num[Array, ""]
+    misfit: Num[Array, ""]
 
 
 def no_fit() -> Fit:

@@ -167,7 +167,7 @@ def explain(
             )
     _check.finite(x=x, fill=fill)
     _check.zeros_or_ones(masks=masks)
-    _check.labels(segments, masks.shape[1], name="segments")
+    _check.labels(segments, masks.shape[1], name="segments, beside masks,")
     if len(masks) < 2 * masks.shape[1]:
         raise ValueError(
             f"masks has {len(masks)} rows for {masks.shape[1]} segments; give at least two for each"

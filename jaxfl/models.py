@@ -285,7 +285,7 @@ def cross_entropy(outputs: Num[Array, "... classes"], y: Array) -> Array:
         _soft_labels(y, outputs.shape[-1])
         return optax.softmax_cross_entropy(outputs, y)
     _hard_labels(y, outputs)
-    _check.labels(y, outputs.shape[-1])
+    _check.labels(y, outputs.shape[-1], name="y, beside outputs,")
     return optax.softmax_cross_entropy_with_integer_labels(outputs, y.astype(jnp.int32))
 
 

@@ -39,6 +39,7 @@ from attacks.matching import (
 from attacks.precision import arithmetic
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp, one_client
 from jaxfl.domains import Count, Key, checked
+from jaxfl.models import check_parameters
 
 Array = jax.Array
 
@@ -136,10 +137,10 @@ def name_by_public_model(
 ) -> Array:
     """What `public_model` returns, from its parameters."""
     candidates = jax.tree.leaves(params)[-1].shape[-1]
+    model = _attack_model(np.shape(x)[1], candidates)
+    check_parameters(model, params, f"params, of x of {np.shape(x)[1]} features,")
     positions = check_positions("positions", positions, np.shape(x)[1])
-    outputs = _attack_model(np.shape(x)[1], candidates).apply(
-        params, jnp.asarray(x).at[:, positions].set(0)
-    )
+    outputs = model.apply(params, jnp.asarray(x).at[:, positions].set(0))
     return jnp.where(jnp.isfinite(outputs).all(), outputs.argmax(-1), -1)
 
 

@@ -111,14 +111,28 @@ class Reconstruction:
       fit: how well the answer explains the messages.
     """
 
-    values: tuple[Array, ...]
-    scores: tuple[Array, ...]
-    labels: Array | None
-    objective: Array
-    trace: Array
-    gradient_norm: Array
-    status: Array
+    values: tuple[Int[Array, "records"], ...]
+    scores: tuple[Num[Array, "records candidates"], ...]
+    labels: Int[Array, "records"] | None
+    objective: Num[Array, ""]
+    trace: Num[Array, "iterations"]
+    gradient_norm: Num[Array, "iterations"]
+    status: Int[Array, ""]
     fit: Fit
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        for j, (values, scores) in enumerate(zip(self.values, self.scores, strict=True)):
+            if np.shape(values) != np.shape(scores)[:1]:
+                raise ValueError(
+                    f"{name}.values[{j}] has shape {np.shape(values)}; {name}.scores[{j}] has "
+                    f"{np.shape(scores)}"
+                )
+            if not _check.is_traced(values) and np.max(values) >= np.shape(scores)[1]:
+                raise ValueError(
+                    f"{name}.values[{j}] holds {np.max(values)}; {name}.scores[{j}] has "
+                    f"{np.shape(scores)[1]} candidates"
+                )
 
     @property
     def reason(self) -> str:

@@ -55,6 +55,7 @@ def local_moments(optimum: LocalOptimum, *, epochs: Count = 1) -> Moments:
       ValueError: if the optimum is not identified, the root does not exist, or what is found are no
         second moments.
     """
+    _check.finite(**{"optimum.params": optimum.params, "optimum.inverse": optimum.inverse})
     if not optimum.identifiable:
         raise ValueError(
             f"optimum is not identified ({optimum.reason}); its moments are not determined"

@@ -54,6 +54,7 @@ def attributes():
     messages = run_of(MODEL).messages(0)
     knowledge = attacks.Knowledge(X, Y, (attacks.binary_column(0, 0.5),))
     known = {"model": MODEL, "messages": messages, "knowledge": knowledge}
+    few = attacks.CosMatching(steps=1)
     training = attacks.GLS(ONE_STEP, orders=2, passes=1, iterations=2)
     public = {
         "x_public": X,
@@ -63,9 +64,9 @@ def attributes():
         "key": KEY,
         "epochs": 1,
     }
-    few = attacks.CosMatching(steps=1)
     return {
         attacks.binary_column: {"position": 0, "prior": 0.5},
+        attacks.best_of: {"answers": [attacks.cos_matching(**known, key=KEY, settings=few)]},
         attacks.candidate_records: {"model": MODEL, "knowledge": knowledge},
         attacks.closed_form: known | {"members": 12, "settings": attacks.ClosedForm()},
         attacks.cos_matching: known | {"key": KEY, "settings": few},
@@ -77,6 +78,11 @@ def attributes():
         attacks.impute: {"knowledge": knowledge, "x_public": X, "y_public": Y},
         attacks.infer_from_model: {"model": MODEL, "params": PARAMS, "knowledge": knowledge},
         attacks.fit_public_model: public,
+        attacks.name_by_public_model: {
+            "params": attacks.fit_public_model(**public),
+            "x": X,
+            "positions": np.asarray([0]),
+        },
         attacks.public_model: public | {"x": X},
         attacks.random_guess: {"key": KEY, "records": 3, "candidates": 2},
         attacks.majority_guess: {"prior": np.asarray([0.5, 0.5]), "records": 3},
@@ -116,6 +122,10 @@ def local_models():
     target = features @ [1.0, 2, 3, 4]
     moments = attacks.structured_moments(messages, features, target, 0, 0.1)
     known = {"x": features, "y": target, "attribute": 0, "moments": moments}
+    points = 5
+    optimum = attacks.LocalOptimum(
+        np.ones(points), 0.2 * np.eye(points), 1.0, points, 0.0, True, ""
+    )
     network = run_of(MODEL).messages(0)
     lenet = jaxfl.lenet("mnist")
     update = jaxfl.Messages.from_arrays(*2 * [jax.tree.map(lambda a: a[None], lenet.init(KEY))])
@@ -132,6 +142,7 @@ def local_models():
             "steps": 1,
         },
         attacks.local_optimum: {"messages": messages},
+        attacks.local_moments: {"optimum": optimum, "epochs": 1},
         attacks.noisy_local_optimum: {"messages": messages, "delta": 0.05},
         attacks.linear_parameters: {"tree": messages.received},
         attacks.last_returned: {"messages": network},

@@ -82,6 +82,8 @@ def _of_domain(value, domain):
 def _of_array(value):
     array = np.asarray(value)
     yield "", "text", "junk"
+    if not array.size:
+        return
     yield "", "texts", np.full(array.shape, "a")
     yield "", "another axis", array[None]
     yield "", "one axis more", array[..., None]
