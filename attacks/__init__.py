@@ -106,6 +106,13 @@ from attacks.properties.observations import (
 )
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Property
+from attacks.users.counts import (
+    infer_all_counts,
+    infer_counts,
+    labels_of,
+    round_counts,
+    uniform_counts,
+)
 from attacks.users.gan_attack import gan_attack
 from attacks.users.generative import Adversarial
 from attacks.users.generators import generate, generator
@@ -123,17 +130,7 @@ from attacks.users.linkability import (
     whiten,
 )
 from attacks.users.mgan import Generated, mgan_passive, mgan_server
-from attacks.users.representatives import (
-    Representatives,
-    Representing,
-    infer_all_counts,
-    infer_counts,
-    labels_of,
-    represent,
-    representatives,
-    round_counts,
-    uniform_counts,
-)
+from attacks.users.representatives import Representatives, Representing, represent, representatives
 from attacks.users.siamese import Siamese, image_embedding, train_siamese, vector_embedding
 
 __all__ = [

@@ -87,7 +87,6 @@ class Virtual:
                 f"records={self.records} needs kind='gradient': unrolled training runs on what is "
                 "guessed"
             )
-        self.training.check()
 
     def scale(self, guessed: int) -> float | Array:
         """Learning rate times steps: what a gradient becomes an update by, where so many records

@@ -135,6 +135,33 @@ def zeros_or_ones(**named: Any) -> None:
             raise ValueError(f"{name} must hold 0 and 1 alone")
 
 
+def of_rounds(prefix: str, rounds: Any, **models: Any) -> None:
+    """Raise `ValueError` unless pytrees are of one structure, with floating-point leaves `[rounds,
+    ...]` of the same shapes, and round numbers are at least 0."""
+    (first, tree), *others = models.items()
+    leaves = jax.tree.leaves_with_path(tree)
+    if not leaves:
+        raise ValueError(
+            f"{prefix}{first} has no arrays; give the model's parameters, one leading entry per "
+            "round"
+        )
+    for name, other in others:
+        if repr(jax.tree.structure(tree)) != repr(jax.tree.structure(other)):
+            raise ValueError(
+                f"{prefix}{first} and {name} have different tree structures; record both from the "
+                "same model"
+            )
+    for name, model in models.items():
+        for (path, leaf), (_, like) in zip(jax.tree.leaves_with_path(model), leaves, strict=True):
+            place = f"{prefix}{name}{jax.tree_util.keystr(path)}"
+            shape((len(rounds), *np.shape(like)[1:]), **{place: leaf})
+            if not jax.dtypes.issubdtype(leaf.dtype, np.floating):
+                raise ValueError(
+                    f"{place} is of {leaf.dtype}; it must be of floating-point numbers"
+                )
+    at_least(0, **{f"{prefix}rounds": rounds})
+
+
 def distribution(length: int, **named: Any) -> None:
     """Raise `ValueError` unless every named array is a probability vector of that length."""
     for name, array in named.items():

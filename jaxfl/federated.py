@@ -77,7 +77,6 @@ class Federated(HoldsPlugins):
 
     def check(self, clients: ClientData) -> None:
         """Raise `ValueError` on settings that these clients cannot run."""
-        self.training.check()
         count = len(clients.mask)
         check_plugins(self.plugins, count)
         check_plugins((*self.training.plugins, *self.plugins), count)

@@ -75,8 +75,8 @@ class LocalTraining(HoldsPlugins):
         left = 0 if self.drop_last else records % size
         return [size] * (records // size) + [left] * (left > 0)
 
-    def check(self) -> None:
-        """Raise `ValueError` on settings that make no sense."""
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
         check_plugins(self.plugins)
 
 
@@ -118,7 +118,6 @@ def local_update(
       ValueError: if `data` has a client axis or fields of different lengths, and on settings that
         make no sense or labels outside the classes; traced ones are not looked at.
     """
-    training.check()
     check_records_of_one(model, params, data, "data")
     data = jax.tree.map(jnp.asarray, data)
     optimizer = training.optimizer(training.learning_rate)
@@ -206,7 +205,6 @@ def client_round(
     for plugin in overriding("recipe", every):
         training = plugin.recipe(training)
         check(f"{type(plugin).__name__}.recipe", training, LocalTraining)
-        training.check()
     training = dataclasses.replace(training, plugins=every)  # `local_update` runs hooks of steps
     returned = local_update(model, params, data, key, training)
     senders = overriding("send", every)

@@ -15,7 +15,7 @@ from flax.traverse_util import unflatten_dict
 from jaxtyping import Int, Num
 
 from jaxfl import _check
-from jaxfl.domains import Count, Params, check
+from jaxfl.domains import Count
 from jaxfl.evaluation import Evaluation
 
 Array = jax.Array
@@ -89,7 +89,7 @@ class Messages:
                 f"rounds={numbers.tolist()} must be distinct integers of at least 0, one for each "
                 f"of the {count} rounds"
             )
-        _check_rounds("", numbers, received=received, returned=returned)
+        _check.of_rounds("", numbers, received=received, returned=returned)
         for name, tree in (("received", received), ("returned", returned)):
             for path, leaf in jax.tree.leaves_with_path(tree):
                 _check.finite(**{f"{name}{jax.tree_util.keystr(path)}": leaf})
@@ -97,7 +97,7 @@ class Messages:
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`. Values may be NaN: a client may diverge."""
-        _check_rounds(f"{name}.", self.rounds, received=self.received, returned=self.returned)
+        _check.of_rounds(f"{name}.", self.rounds, received=self.received, returned=self.returned)
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, named by its path
@@ -134,7 +134,7 @@ class AnonymousMessages:
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
         one_sender = jax.tree.map(lambda a: a[:, 0], self.returned)
-        _check_rounds(f"{name}.", self.rounds, received=self.received, returned=one_sender)
+        _check.of_rounds(f"{name}.", self.rounds, received=self.received, returned=one_sender)
 
     @property
     def pseudo_gradient(self) -> Any:
@@ -165,31 +165,7 @@ class Aggregates:
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
         sums = {"received": self.received, "pseudo_gradient": self.pseudo_gradient}
-        _check_rounds(f"{name}.", self.rounds, **sums)
-
-
-def _check_rounds(prefix: str, rounds: Any, **models: Any) -> None:
-    """Raise `ValueError` unless pytrees are of one structure, with floating-point leaves `[rounds,
-    ...]` of the same shapes, and round numbers are at least 0."""
-    (first, tree), *others = models.items()
-    leaves = jax.tree.leaves_with_path(tree)
-    if not leaves:
-        raise ValueError(
-            f"{prefix}{first} has no arrays; give the model's parameters, one leading entry per "
-            "round"
-        )
-    for name, other in others:
-        if repr(jax.tree.structure(tree)) != repr(jax.tree.structure(other)):
-            raise ValueError(
-                f"{prefix}{first} and {name} have different tree structures; record both from the "
-                "same model"
-            )
-    for name, model in models.items():
-        for (path, leaf), (_, like) in zip(jax.tree.leaves_with_path(model), leaves, strict=True):
-            place = f"{prefix}{name}{jax.tree_util.keystr(path)}"
-            _check.shape((len(rounds), *np.shape(like)[1:]), **{place: leaf})
-            check(place, leaf, Params)
-    _check.at_least(0, **{f"{prefix}rounds": rounds})
+        _check.of_rounds(f"{name}.", self.rounds, **sums)
 
 
 @struct.dataclass

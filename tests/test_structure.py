@@ -8,6 +8,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LINES_OF_A_FUNCTION, LINES_OF_A_FILE = 40, 400
 LONG = {
+    "examples.py": "one call of every public function after the other",
+    "properties": "likewise",
+    "users": "likewise",
+    "simulation": "likewise",
     "sources.py": "one source, with its checksums, after the other",
     "test_drift_is_a_row_of_noise_per_record": "writes a covariance out, parameter by parameter",
 }

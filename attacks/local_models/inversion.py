@@ -45,6 +45,11 @@ class Inversion:
     low: Number = 0.0
     high: Number = 1.0
 
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        if not _check.is_traced(self.low, self.high) and not self.low < self.high:
+            raise ValueError(f"{name}.low={self.low} must lie below high={self.high}")
+
 
 @checked
 def invert_model(

@@ -97,7 +97,6 @@ def pseudo_records(
         )
     check_parameters(model, messages.model_shapes, "messages")
     check_record_shape(model, messages.model_shapes, record_shape=record_shape)
-    settings.training.check()
     if settings.virtual == "gradient":
         _check.plain_sgd(settings.training.optimizer)
     _check_held_out(settings.held_out, len(messages))

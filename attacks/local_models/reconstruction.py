@@ -38,7 +38,7 @@ def last_returned(messages: Messages) -> Any:
 
 
 @checked
-def extrapolated(messages: Messages, *, factor: Positive = 10.0, rounds: Count = 10) -> Any:
+def extrapolated(messages: Messages, *, factor: NotNegative = 10.0, rounds: Count = 10) -> Any:
     """The last returned model, moved on by `factor` times the mean of the last updates. A control,
     not from the papers.
 

@@ -168,10 +168,6 @@ def by_discriminants(sources: Int[Array, "records"], x: Num[Array, "records ..."
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     answers, features = np.asarray(sources), np.asarray(x, np.float64).reshape(len(x), -1)
-    if answers.shape != features.shape[:1]:
-        raise ValueError(
-            f"sources of shape {answers.shape} for {len(features)} records; give one each"
-        )
     _check.finite(x=features)
     clients, counts = np.unique(answers, return_counts=True)
     classes = clients[(clients >= 0) & (counts > 1)]

@@ -92,14 +92,16 @@ class DetectorTraining:
             return self.pairs
         return round(self.kind.held_out * self.pairs)
 
-    def check(self) -> None:
-        """Raise `ValueError` on settings that make no sense."""
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
         if isinstance(self.kind, FirstOrder) and self.kind.gradients < 2:
             raise ValueError(
-                f"gradients={self.kind.gradients} must be at least 2: they are compared"
+                f"{name}.kind.gradients={self.kind.gradients} must be at least 2: they are compared"
             )
         if self.pairs < 2:
-            raise ValueError(f"pairs={self.pairs} must be at least 2: halves of them are compared")
+            raise ValueError(
+                f"{name}.pairs={self.pairs} must be at least 2: halves of them are compared"
+            )
         if isinstance(self.kind, FirstOrder):
             return
         if not 1 <= self.calibrating() < self.pairs:

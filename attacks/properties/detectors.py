@@ -87,12 +87,10 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
     for path, leaf in jax.tree.leaves_with_path(received):
         _check.finite(**{f"received{jax.tree_util.keystr(path)}": leaf})
     check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
-    training.check()
     if prop.target is not None:
         _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
     if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
         raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
-    settings.check()
     if records > len(x) // 2:
         raise ValueError(
             f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at "

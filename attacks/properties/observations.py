@@ -79,11 +79,11 @@ def check_known_of_features(name: str, known: Any) -> None:
     finite = ("mean", "variance", "correlation", "offset", "detector_number")
     _check.finite(**{f"{name}.{field}": getattr(known, field) for field in finite})
     check(f"{name}.rate", known.rate, Fraction)
-    check(f"{name}.calibrated_on", known.calibrated_on, Count)
     for field, holds, must in (
         ("variance", lambda v: v > 0, "positive"),
         ("correlation", lambda v: np.abs(v) <= 1, "between -1 and 1"),
         ("pool", lambda v: v > 0, "positive"),
+        ("calibrated_on", lambda v: v >= 1, "at least 1"),
         ("detector_number", lambda v: v >= 0, "at least 0"),
     ):
         value = getattr(known, field)

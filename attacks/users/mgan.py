@@ -84,9 +84,12 @@ def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
         _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
         if not images.shape[1]:
             raise ValueError(f"{name} has no images: its shape is {images.shape}")
-        _check.finite(**{name: images})
     networks, traces = _passive(game, messages, victim, others, key)
-    return Generated(game.make, networks, *traces)
+    # Rectifiers and pooling pass over NaN: what diverged is not to look like an answer.
+    seen = jax.tree.leaves((messages, victim, others))
+    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in seen]).all()
+    answer = jax.tree.map(lambda a: jnp.where(finite, a, jnp.nan), (networks, traces))
+    return Generated(game.make, answer[0], *answer[1])
 
 
 def _game(

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jaxtyping import Int, Num
+from jaxtyping import Num
 
 from attacks.matching import Virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Number, Params, Positive, Shape, checked
 from jaxfl.federated import Strategy, map_clients, strategy_here
-from jaxfl.models import check_labelled, check_parameters, check_record_shape
+from jaxfl.models import check_parameters, check_record_shape
 
 Array = jax.Array
 ACCELERATOR_CHUNK = 64
@@ -64,12 +64,12 @@ class Representing:
     start: Number = 0.3
     virtual: Virtual = Virtual()
 
-    def check(self) -> None:
-        """Raise `ValueError` on settings that make no sense."""
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
         if not _check.is_traced(self.low, self.high) and not np.all(
             np.asarray(self.low) < np.asarray(self.high)
         ):
-            raise ValueError(f"low={self.low} must lie below high={self.high}")
+            raise ValueError(f"{name}.low={self.low} must lie below high={self.high}")
         self.virtual.check(self.images)
 
 
@@ -199,7 +199,6 @@ def representatives(
       ValueError: if labels or shapes do not fit, or settings make no sense.
     """
     settings = settings or Representing()
-    settings.check()
     if model.classes is None:
         raise ValueError("representatives needs a classifier; this model has classes=None")
     _check.shape((len(messages), settings.images), y=y)
@@ -313,136 +312,3 @@ def _represent_lbfgsb(
 
 class _SpentError(Exception):
     """The budget of evaluations is spent."""
-
-
-@checked
-def uniform_counts(images: Count, classes: Count) -> Array:
-    """As many images of every class as of any other `[classes]`: what is said of a client of which
-    nothing is known."""
-    return jnp.full(classes, images // classes) + (jnp.arange(classes) < images % classes)
-
-
-@checked
-def labels_of(counts: Int[Array, "classes"], images: Count) -> Array:
-    """Labels `[images]` (static length), `counts [classes]` of each class in order."""
-    if not _check.is_traced(counts):
-        _check.at_least(0, counts=counts)
-        if np.sum(counts) != images:
-            raise ValueError(f"counts={np.asarray(counts).tolist()} must sum to images={images}")
-    return jnp.repeat(jnp.arange(len(counts)), jnp.asarray(counts), total_repeat_length=images)
-
-
-def class_probabilities(model: Model, params: Any, x: Array, y: Array) -> Array:
-    """Mean probabilities that a model gives to records of each true class `[true classes,
-    classes]`; uniform for classes of which there is no record."""
-    classes = model.classes or 0
-    members = jax.nn.one_hot(y, classes)
-    sums = members.T @ jax.nn.softmax(model.apply(params, x))
-    counts = members.sum(0)[:, None]
-    return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), 1 / classes)
-
-
-@checked
-def infer_counts(
-    model: Model,
-    observed: Params,
-    probabilities: Num[Array, "classes classes"],
-    images: Count,
-    virtual: Virtual,
-) -> Array:
-    """How many images of each class the last layer's bias tells of.
-
-    Its gradient is the mean over the client's records of probabilities less the one-hot label, so
-    the classes' shares `n` solve `(I - P') n = -g` with `P` from `class_probabilities` and `sum n =
-    1`. Exact for one full-batch step where the client's records of a class get what the adversary's
-    own do; to first order in the steps otherwise.
-
-    Args:
-      model: a classifier with a trunk (static).
-      observed: the client's pseudo-gradient.
-      probabilities: from `class_probabilities`, at the model that the client received.
-      images: what the counts are to sum to (static).
-      virtual: what the update's scale follows from.
-
-    Returns:
-      Counts `[classes]`, integers, by largest remainders; -1 if the bias is not finite.
-
-    Raises:
-      ValueError: if the model names no last layer.
-    """
-    if model.trunk is None:
-        raise ValueError(
-            "infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)"
-        )
-    classes = len(probabilities)
-    _check.finite(probabilities=probabilities)
-    if "bias" not in dict(observed).get(model.trunk.head, ()):
-        raise ValueError(f"observed holds no bias of the model's last layer, {model.trunk.head!r}")
-    gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
-    system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
-    shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
-    return round_counts(shares, images)
-
-
-@checked
-def infer_all_counts(
-    model: Model,
-    received: Params,
-    bias: Num[Array, "rounds participants classes"],
-    x: Num[Array, "records ..."],
-    y: Num[Array, "records"],
-    images: Count,
-    virtual: Virtual,
-) -> Array:
-    """`infer_counts` of every update of every round.
-
-    Args:
-      model: a classifier with a trunk (static).
-      received: the models of the rounds, leaves `[rounds, ...]`.
-      bias: pseudo-gradients of the last bias `[rounds, participants, classes]`.
-      x, y: the adversary's own records `[records, ...]`.
-      images: what the counts are to sum to (static).
-      virtual: what the update's scale follows from.
-
-    Returns:
-      Counts `[rounds, participants, classes]`, integers; -1 where an update is not finite.
-    """
-    check_parameters(model, received, "received", 1)
-    check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
-
-    rounds = len(jax.tree.leaves(received)[0])
-    if np.shape(bias)[::2] != (rounds, model.classes):
-        raise ValueError(
-            f"bias has shape {np.shape(bias)}; it must be [rounds, participants, classes], with "
-            f"the {rounds} rounds of received and {model.classes} classes"
-        )
-
-    return _infer_all_counts(model, received, bias, jnp.asarray(x), jnp.asarray(y), images, virtual)
-
-
-@functools.partial(jax.jit, static_argnames=("model", "images"))
-def _infer_all_counts(
-    model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual
-) -> Array:
-    head = model.trunk.head if model.trunk else ""
-
-    def one_round(arguments: tuple[Any, Array]) -> Array:
-        params, seen = arguments
-        probabilities = class_probabilities(model, params, x, y)
-        return jax.vmap(
-            lambda b: infer_counts(model, {head: {"bias": b}}, probabilities, images, virtual)
-        )(seen)
-
-    return map_clients(one_round, (received, bias), "map")
-
-
-@checked
-def round_counts(shares: Num[Array, "classes"], images: Count) -> Array:
-    """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative
-    ones count as 0); all alike if none is positive, and -1 if one is not finite."""
-    failed, shares = ~jnp.isfinite(shares).all(), jnp.maximum(shares, 0)
-    shares = jnp.where(shares.sum() > 0, shares, 1)
-    exact = images * shares / shares.sum()
-    whole = jnp.floor(exact)
-    rank = jnp.argsort(jnp.argsort(whole - exact))
-    return jnp.where(failed, -1, whole + (rank < images - whole.sum())).astype(jnp.int32)

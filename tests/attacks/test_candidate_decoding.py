@@ -359,7 +359,7 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
         ),
         (
             lambda *a: closed_form(*a, settings=ClosedForm(0.1, solver="lu")),
-            "solver='lu' is unknown",
+            "solver='lu' must be one of",
         ),
         (
             lambda *a: gauss_newton(*a, settings=GaussNewton(0.1, passes=0)),
@@ -367,7 +367,7 @@ def test_constrained_minimum_satisfies_its_optimality_conditions():
         ),
         (
             lambda *a: gauss_newton(*a, settings=GaussNewton(None)),
-            "learning_rate=None: gauss_newton needs",
+            "learning_rate=None must be positive",
         ),
         (
             lambda *a: gauss_newton(*a, settings=GaussNewton(-1.0)),

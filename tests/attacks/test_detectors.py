@@ -382,7 +382,7 @@ def test_bad_settings_are_named(federation, auxiliary):
         detectors_of(federation, run, auxiliary, inversion, averaged=0)
     with pytest.raises(ValueError, match="sets nobody apart"):
         detectors_of(federation, run, auxiliary, Property())
-    with pytest.raises(ValueError, match=r"rate=1\.5 must lie between"):
+    with pytest.raises(ValueError, match=r"rate=1\.5 must be between"):
         detectors_of(federation, run, auxiliary, dataclasses.replace(inversion, rate=1.5))
     record = auxiliary[0][0]
     with pytest.raises(ValueError, match=r"prop\.target\[1\] holds the label"):

@@ -1,6 +1,8 @@
 """Linkability: the metric, Algorithm 2, pairs and thresholds, and a siamese network that learns
 only what there is to learn."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 from attacks.users import linkability as link
 from attacks.users import siamese
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+
+ints = functools.partial(jnp.zeros, dtype=int)
 
 
 def walk(rng, rounds, clients, width, noise):
@@ -234,8 +238,9 @@ def test_bad_input_is_named():
         link.follow(jnp.zeros((4, 3)))
     with pytest.raises(ValueError, match="votes=0"):
         link.follow(jnp.ones((2, 2, 3)), votes=0)
+    plain = mlp(3, (4,), 2)
     with pytest.raises(ValueError, match="trunk"):
-        link.last_bias(mlp(3, (4,), 2), {})
+        link.last_bias(plain, plain.init(jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +248,7 @@ def test_bad_input_is_named():
     [
         (
             lambda: link.link_precision(
-                jnp.zeros((2, 3, 4)), jnp.zeros((2, 3)), jnp.zeros((2, 5, 4)), jnp.zeros((2, 4))
+                jnp.zeros((2, 3, 4)), ints((2, 3)), jnp.zeros((2, 5, 4)), ints((2, 4))
             ),
             r"gallery_senders has shape \(2, 4\)",
         ),
@@ -252,9 +257,9 @@ def test_bad_input_is_named():
             lambda: link.pair_similarities(
                 jnp.zeros((3, 2)), jnp.zeros(4, int), jax.random.key(0), 5
             ),
-            "descriptors has shape",
+            "3 samples as in descriptors",
         ),
-        (lambda: link.follow_precision(jnp.zeros((3, 2), int), jnp.zeros((3, 3))), "senders has"),
+        (lambda: link.follow_precision(ints((3, 2)), ints((3, 3))), "senders has"),
     ],
 )
 def test_shapes_that_do_not_go_together_are_named(score, message):

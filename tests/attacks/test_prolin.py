@@ -85,5 +85,5 @@ def test_mtadam_is_adam_for_one_loss_and_balances_several():
 
 
 def test_bad_objective_is_named():
-    with pytest.raises(ValueError, match="objective='other' is unknown"):
+    with pytest.raises(ValueError, match="objective='other' must be one of"):
         prolin(observed()[0], jnp.asarray([3]), jnp.ones(ROUNDS), KEY, settings=Prolin("other"))  # type: ignore[arg-type]

@@ -221,9 +221,9 @@ def test_bad_input(heterogeneous):
     with pytest.raises(ValueError, match="holds 5 rounds"):
         pseudo_records(model, few, KEY, (6,))
     for held_out in (0.0, 1.0):
-        with pytest.raises(ValueError, match=f"held_out={held_out} must lie between"):
+        with pytest.raises(ValueError, match=f"held_out={held_out} must be between"):
             mapping_network(messages[0], KEY, settings=Mapping(held_out=held_out))
-        with pytest.raises(ValueError, match=f"held_out={held_out} must lie between"):
+        with pytest.raises(ValueError, match=f"held_out={held_out} must be between"):
             pseudo_records(model, messages[0], KEY, (6,), settings=PseudoRecords(held_out=held_out))
     with pytest.raises(ValueError, match=r"held_out=0\.999 leaves none of \d+ rounds to fit"):
         mapping_network(messages[0], KEY, settings=Mapping(held_out=0.999))

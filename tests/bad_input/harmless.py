@@ -15,6 +15,7 @@ ALL = (
     (r"participation$", "less", FEWER),
     (r"^(unit|follow|pair_similarities) descriptors$", "less", FEWER),
     (r"^majority_rate truth$", "less", FEWER),
+    (r"^best_of answers.*(scores|status)", "", "an attack's own answer"),
     (r"^accuracy values$", "another axis", "answers have any leading axes"),
     (r"^whiten (gradients|vectors)$", "less", FEWER),
     (r"^whiten vectors$", "another axis", "vectors have any leading axes"),

@@ -37,7 +37,7 @@ def test_csv(tmp_path):
     [
         ("a,b\n1,2\n", {"target": "c"}, "target='c' is not a column of .*; columns: a, b"),
         ("a,b\n1,2\n", {"target": "b", "kinds": {"z": "numeric"}}, "kinds='z' is not a column"),
-        ("a,b\n1,2\n", {"target": "b", "kinds": {"a": "text"}}, "kinds.'a'.='text' is unknown"),
+        ("a,b\n1,2\n", {"target": "b", "kinds": {"a": "text"}}, "kinds.'a'.='text' must be one of"),
         ("a,b\n1,2\n3\n", {"target": "b"}, "has 1 cells in row 3; the header has 2"),
         ("a,a,b\n1,2,3\n", {"target": "b"}, "two columns named 'a'"),
         ("a,b\n1,1\n2,2\ninf,3\n", {"target": "b"}, "column 'a' holds inf, beyond float32"),

@@ -45,7 +45,7 @@ def run(x=X, y=Y, model=MODEL, training=PLAIN, rounds=2, **server):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (Y[:, None], r"shape \(40, 1\) are taken for probabilities of 3 classes"),
+        (Y[:, None], r"shape \(40, 1\), taken for probabilities of 3 classes"),
         (2 * np.eye(3)[Y], "rows must be non-negative and sum to 1"),
         (np.eye(3)[Y] - 0.5, "taken for class probabilities"),
         (Y.astype(str), "number the classes from 0"),
@@ -67,7 +67,7 @@ def test_class_probabilities_are_labels():
 def test_losses_broadcast_no_labels(loss):
     outputs = jnp.zeros((5, 3 if loss is cross_entropy else 1))
     for y in (jnp.zeros((5, 1)), jnp.zeros(())):
-        with pytest.raises(ValueError, match="labels"):
+        with pytest.raises(ValueError, match="y has shape"):
             loss(outputs, y)
 
 

@@ -176,7 +176,7 @@ def test_plug_ins_that_cannot_be_are_named(world):
         ((Short(1.0),), r"Short\.batch gave no tuple"),
         ((Flat(1.0),), r"Flat\.step_gradient gave shapes"),
         (Upload(), "must be a tuple"),
-        ((0.1,), r"plugins holds 0\.1, which is no jaxfl\.Plugin"),
+        ((0.1,), r"plugins\[0\]=0\.1 must be a Plugin"),
         ((jaxfl.PerClient(Upload()),), "belongs into Federated.plugins"),
         ((DPSGD(), DPSGD()), "make gradients more than once"),
     ):

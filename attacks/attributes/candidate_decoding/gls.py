@@ -139,7 +139,6 @@ def _check_settings(settings: GLS, model: Model, records: int) -> None:
         raise ValueError(
             f"orders={settings.orders} must be at least 2: how they differ is the noise"
         )
-    training.check()
     _check.plain_sgd(training.optimizer)
     for plugin in training.plugins:
         if type(plugin) not in (DPSGD, Mixup):
