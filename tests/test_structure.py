@@ -11,6 +11,7 @@ LONG = {
     "examples.py": "one call of every public function after the other",
     "properties": "likewise",
     "users": "likewise",
+    "local_models": "likewise",
     "simulation": "likewise",
     "sources.py": "one source, with its checksums, after the other",
     "test_drift_is_a_row_of_noise_per_record": "writes a covariance out, parameter by parameter",

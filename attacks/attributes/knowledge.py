@@ -17,7 +17,7 @@ from jaxtyping import Int, Num
 
 from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_misfit
 from jaxfl import Messages, Model, _check
-from jaxfl.domains import Index, Probability, checked
+from jaxfl.domains import Index, Probability, check, checked
 from jaxfl.models import check_parameters, check_records
 from jaxfl.probe import mixes_records
 
@@ -256,6 +256,7 @@ def float_type(params: Any) -> Any:
 
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
     """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
+    check("knowledge", knowledge, Knowledge)  # for attacks of one's own, which nothing has checked
     dtype = float_type(params)
     columns = tuple(
         jax.tree.map(lambda a: jnp.asarray(a, dtype), column).replace(

@@ -64,37 +64,43 @@ class Observations:
     cohort: Count | None = struct.field(pytree_node=False, default=None)
 
     def check_whole(self, name: str) -> None:
-        """See `jaxfl.domains.Whole`."""
-        check_known_of_features(name, self)
-        _check.finite(
-            **{f"{name}.{field}": getattr(self, field) for field in ("features", "cross")}
-        )
+        """See `jaxfl.domains.Whole`. Rounds that nobody looks at may hold anything."""
         _check.at_least(0, **{f"{name}.rounds": self.rounds})
         _check.zeros_or_ones(**{f"{name}.participation": self.participation})
 
 
-def check_known_of_features(name: str, known: Any) -> None:
-    """Raise `ValueError` unless means, variances, correlations, offsets and rates of features, of
-    `Observations` or detectors, are such."""
-    finite = ("mean", "variance", "correlation", "offset", "detector_number")
-    _check.finite(**{f"{name}.{field}": getattr(known, field) for field in finite})
+def check_known_of_features(name: str, known: Any, rounds: int | None = None) -> None:
+    """Raise `ValueError` unless means, variances, correlations, offsets and rates of features are
+    such, in so many of the rounds of `Observations` or detectors (all by default)."""
     check(f"{name}.rate", known.rate, Fraction)
     for field, holds, must in (
-        ("variance", lambda v: v > 0, "positive"),
+        ("mean", np.isfinite, "finite"),
+        ("offset", np.isfinite, "finite"),
+        ("variance", lambda v: (v > 0) & np.isfinite(v), "positive and finite"),
         ("correlation", lambda v: np.abs(v) <= 1, "between -1 and 1"),
         ("pool", lambda v: v > 0, "positive"),
         ("calibrated_on", lambda v: v >= 1, "at least 1"),
         ("detector_number", lambda v: v >= 0, "at least 0"),
     ):
         value = getattr(known, field)
-        if not _check.is_traced(value) and not holds(np.asarray(value)).all():
-            raise ValueError(f"{name}.{field}={np.asarray(value)!r:.60} must be {must}")
+        if not _check.is_traced(value):
+            seen = np.asarray(value)[:rounds] if np.ndim(value) else np.asarray(value)
+            if not holds(seen).all():
+                raise ValueError(f"{name}.{field} must be {must}; it holds {seen[~holds(seen)][0]}")
 
 
 def check_observed(observations: Observations, seen: Any) -> Array:
-    """`seen` as an array. Raises `ValueError` unless it is numbers of observed rounds
-    `[prefixes]`."""
-    return check_seen(seen, len(observations.features))
+    """`seen` as an array. Raises `ValueError` unless it is numbers of observed rounds `[prefixes]`,
+    in which all that is known is finite."""
+    seen = check_seen(seen, len(observations.features))
+    if not _check.is_traced(seen):
+        rounds = int(np.max(seen))
+        check_known_of_features("observations", observations, rounds)
+        for field, value in (("features", observations.features), ("cross", observations.cross)):
+            if not _check.is_traced(value):
+                used = np.asarray(value)[(slice(rounds),) * np.ndim(value)]
+                _check.finite(**{f"observations.{field}": used})
+    return seen
 
 
 def check_seen(seen: Any, rounds: int) -> Array:

@@ -252,7 +252,7 @@ def bad_input_is_named(trial):
     known = view.knowledge
     no_rounds = jax.tree.map(lambda a: a[:0], view.messages)
     broken = {
-        "must hold something": {"messages": no_rounds},
+        "holds no rounds|must hold something": {"messages": no_rounds},
         "y": {"knowledge": dataclasses.replace(known, y=known.y[:-1])},
         "finite": {"knowledge": dataclasses.replace(known, x=known.x.at[3, 9].set(jnp.nan))},
         "columns": {"knowledge": dataclasses.replace(known, columns=())},

@@ -1,0 +1,153 @@
+"""How many images of each class a client's update tells of, by the bias of the last layer.
+
+Threat model: as of `attacks.users.representatives`, whose labels these are.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int, Num
+
+from attacks.matching import Virtual
+from jaxfl import Model, _check
+from jaxfl.domains import Count, Params, checked
+from jaxfl.federated import map_clients
+from jaxfl.models import check_labelled, check_parameters
+
+Array = jax.Array
+
+
+@checked
+def uniform_counts(images: Count, classes: Count) -> Array:
+    """As many images of every class as of any other `[classes]`: what is said of a client of which
+    nothing is known."""
+    return jnp.full(classes, images // classes) + (jnp.arange(classes) < images % classes)
+
+
+@checked
+def labels_of(counts: Int[Array, "classes"], images: Count) -> Array:
+    """Labels `[images]` (static length), `counts [classes]` of each class in order."""
+    if not _check.is_traced(counts):
+        _check.at_least(0, counts=counts)
+        if np.sum(counts) != images:
+            raise ValueError(f"counts={np.asarray(counts).tolist()} must sum to images={images}")
+    return jnp.repeat(jnp.arange(len(counts)), jnp.asarray(counts), total_repeat_length=images)
+
+
+def class_probabilities(model: Model, params: Any, x: Array, y: Array) -> Array:
+    """Mean probabilities that a model gives to records of each true class `[true classes,
+    classes]`; uniform for classes of which there is no record."""
+    classes = model.classes or 0
+    members = jax.nn.one_hot(y, classes)
+    sums = members.T @ jax.nn.softmax(model.apply(params, x))
+    counts = members.sum(0)[:, None]
+    return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), 1 / classes)
+
+
+@checked
+def infer_counts(
+    model: Model,
+    observed: Params,
+    probabilities: Num[Array, "classes classes"],
+    images: Count,
+    virtual: Virtual,
+) -> Array:
+    """How many images of each class the last layer's bias tells of.
+
+    Its gradient is the mean over the client's records of probabilities less the one-hot label, so
+    the classes' shares `n` solve `(I - P') n = -g` with `P` from `class_probabilities` and `sum n =
+    1`. Exact for one full-batch step where the client's records of a class get what the adversary's
+    own do; to first order in the steps otherwise.
+
+    Args:
+      model: a classifier with a trunk (static).
+      observed: the client's pseudo-gradient.
+      probabilities: from `class_probabilities`, at the model that the client received.
+      images: what the counts are to sum to (static).
+      virtual: what the update's scale follows from.
+
+    Returns:
+      Counts `[classes]`, integers, by largest remainders; -1 if the bias is not finite.
+
+    Raises:
+      ValueError: if the model names no last layer.
+    """
+    if model.trunk is None:
+        raise ValueError(
+            "infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)"
+        )
+    classes = len(probabilities)
+    _check.finite(probabilities=probabilities)
+    if "bias" not in dict(observed).get(model.trunk.head, ()):
+        raise ValueError(f"observed holds no bias of the model's last layer, {model.trunk.head!r}")
+    gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
+    system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
+    shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
+    return round_counts(shares, images)
+
+
+@checked
+def infer_all_counts(
+    model: Model,
+    received: Params,
+    bias: Num[Array, "rounds participants classes"],
+    x: Num[Array, "records ..."],
+    y: Num[Array, "records"],
+    images: Count,
+    virtual: Virtual,
+) -> Array:
+    """`infer_counts` of every update of every round.
+
+    Args:
+      model: a classifier with a trunk (static).
+      received: the models of the rounds, leaves `[rounds, ...]`.
+      bias: pseudo-gradients of the last bias `[rounds, participants, classes]`.
+      x, y: the adversary's own records `[records, ...]`.
+      images: what the counts are to sum to (static).
+      virtual: what the update's scale follows from.
+
+    Returns:
+      Counts `[rounds, participants, classes]`, integers; -1 where an update is not finite.
+    """
+    check_parameters(model, received, "received", 1)
+    check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
+
+    rounds = len(jax.tree.leaves(received)[0])
+    if np.shape(bias)[::2] != (rounds, model.classes):
+        raise ValueError(
+            f"bias has shape {np.shape(bias)}; it must be [rounds, participants, classes], with "
+            f"the {rounds} rounds of received and {model.classes} classes"
+        )
+
+    return _infer_all_counts(model, received, bias, jnp.asarray(x), jnp.asarray(y), images, virtual)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "images"))
+def _infer_all_counts(
+    model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual
+) -> Array:
+    head = model.trunk.head if model.trunk else ""
+
+    def one_round(arguments: tuple[Any, Array]) -> Array:
+        params, seen = arguments
+        probabilities = class_probabilities(model, params, x, y)
+        return jax.vmap(
+            lambda b: infer_counts(model, {head: {"bias": b}}, probabilities, images, virtual)
+        )(seen)
+
+    return map_clients(one_round, (received, bias), "map")
+
+
+@checked
+def round_counts(shares: Num[Array, "classes"], images: Count) -> Array:
+    """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative
+    ones count as 0); all alike if none is positive, and -1 if one is not finite."""
+    failed, shares = ~jnp.isfinite(shares).all(), jnp.maximum(shares, 0)
+    shares = jnp.where(shares.sum() > 0, shares, 1)
+    exact = images * shares / shares.sum()
+    whole = jnp.floor(exact)
+    rank = jnp.argsort(jnp.argsort(whole - exact))
+    return jnp.where(failed, -1, whole + (rank < images - whole.sum())).astype(jnp.int32)
