@@ -30,9 +30,9 @@ class InferredAttribute:
       prior: decoded fraction of ones, rho.
       mse: decoded mean squared error of the model on the client's data.
       bound: at least this fraction of `values` is right (Driouich 2022, Proposition 3; Driouich
-        2023, Proposition 4). NaN if the moments are not exact, or impossible, the rate outside [0,
-        1] or the error negative, and so tell nothing. Messages with noise give moments of which
-        nothing is proven.
+        2023, Proposition 4); 0 proves nothing. NaN if the moments are not exact, or impossible,
+        the rate outside [0, 1] or the error negative, or if the attribute depends on other columns.
+        Messages with noise give moments of which nothing is proven.
     """
 
     values: np.ndarray
@@ -84,7 +84,9 @@ def infer_binary_attribute(
     error = float(energy - 2 * theta @ moments.cross + theta @ moments.second @ theta)
     prior, mse = float(np.clip(rate, 0, 1)), max(error, 0.0)
     possible = moments.exact and abs(rate - prior) < ROUNDED and error > -ROUNDED * energy
-    most = mse + ERROR * energy  # rounding may hide so much
+    possible &= params is not None or moments.determines(attribute)
+    # Rounding may hide so much.
+    most = mse + ERROR * energy + moments.rounding * np.abs(np.append(theta, 1)).sum() ** 2
     residual = y - x @ theta[known] - theta[-1]
     if (
         abs(weight) < 1e-12
@@ -93,7 +95,8 @@ def infer_binary_attribute(
         return InferredAttribute(
             scores, scores, prior, mse, abs(1 - 2 * prior) if possible else np.nan
         )
-    scores, bound = residual / weight, 1 - 4 * most / weight**2 if possible else np.nan
+    scores = residual / weight
+    bound = float(np.maximum(1 - 4 * most / weight**2, 0)) if possible else np.nan
     if rule == "threshold":
         return InferredAttribute((scores >= 0.5).astype(float), scores, prior, mse, bound)
     ones = prior * len(x)

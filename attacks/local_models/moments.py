@@ -12,10 +12,13 @@ from jaxtyping import Num
 from attacks.local_models.optimum import LocalOptimum, linear_parameters
 from attacks.path import path_centre
 from jaxfl import Messages, _check
-from jaxfl.domains import Count, Index, Positive, checked
+from jaxfl.domains import Count, Index, NotNegative, Positive, checked
 
 ROUNDED = 1e-3
 """By how much decoded moments may lie outside what is possible."""
+UNDETERMINED = 1e-3
+"""Share of a parameter in directions of which nothing is known, above which it is not determined:
+far above what rounding brings about, far below the share of a column which depends on others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +31,34 @@ class Moments:
       cross: X'y / m `[parameters]`.
       learning_rate: the client's step size.
       exact: False if they are right to first order only, and bound nothing.
+      rounding: by how much an entry may be off, since messages were recorded in so many digits.
     """
 
     second: Num[np.ndarray, "parameters parameters"]
     cross: Num[np.ndarray, "parameters"]
     learning_rate: float
     exact: bool = True
+    rounding: NotNegative = 0.0
 
     @property
     def optimum(self) -> np.ndarray:
-        """theta* `[parameters]`; the shortest, if columns depend on each other."""
-        return np.linalg.lstsq(self.second, self.cross, rcond=None)[0]
+        """theta* `[parameters]`; the shortest, if columns depend on each other, to the digits that
+        the messages have."""
+        values, vectors, kept = self._directions()
+        return vectors[:, kept] @ (vectors[:, kept].T @ self.cross / values[kept])
+
+    def determines(self, parameter: int) -> bool:
+        """Whether all optima have the same parameter, columns that depend on each other or not."""
+        _, vectors, kept = self._directions()
+        return bool(np.linalg.norm(vectors[parameter, ~kept]) < UNDETERMINED)
+
+    def _directions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Eigenvalues of `second` `[parameters]`, eigenvectors as columns, and which of them stand
+        out from what rounding may make of 0."""
+        values, vectors = np.linalg.eigh((self.second + self.second.T) / 2)
+        eps = float(np.finfo(np.float64).eps)
+        least = len(values) * max(eps * np.abs(values).max(), float(self.rounding))
+        return values, vectors, values > least
 
 
 @checked
@@ -116,6 +136,7 @@ def structured_moments(
     """
     received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
     _check.finite(received=received, returned=returned)
+    digits = float(np.finfo(received.dtype).eps)
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     x, y, known = public_part(x, y, attribute, received.shape[1] - 1)
     public, at = np.c_[x, np.ones(len(x))], np.append(known, received.shape[1] - 1)
@@ -134,7 +155,9 @@ def structured_moments(
     second[attribute, at] = second[at, attribute] = row
     second[attribute, attribute] = row[-1]
     cross[attribute] = (theta @ second[attribute] - slopes[:, attribute]).mean()
-    return Moments(second, cross, float(learning_rate), exact=steps == 1)
+    rounding = digits * np.abs(received).max() / (2 * learning_rate * steps)
+    rounding /= np.linalg.norm(weight)
+    return Moments(second, cross, float(learning_rate), steps == 1, float(rounding))
 
 
 def public_part(

@@ -17,6 +17,7 @@ from jaxtyping import Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
+from attacks.fit import Status
 from jaxfl import Messages, Model
 from jaxfl.domains import Index, Params, checked
 from jaxfl.models import check_labelled, check_parameters, inputs_and_errors
@@ -77,19 +78,24 @@ def variance_mixture(
 def split_variances(
     variance: Num[np.ndarray, "records candidates"], *, seed: Index = 0
 ) -> Membership:
-    """The mixture's part of `variance_mixture`, on variances `[records, K]`."""
+    """The mixture's part of `variance_mixture`, on variances `[records, K]`. Fails where they are
+    not finite, or fall into one group."""
     variance = np.asarray(variance)
+    nobody = Membership(
+        np.zeros(len(variance), bool),
+        np.full(len(variance), np.nan),
+        np.zeros(variance.shape, bool),
+        Status.FAILED,
+    )
     if not np.isfinite(variance).all():
-        return Membership(
-            np.zeros(len(variance), bool),
-            np.full(len(variance), np.nan),
-            np.zeros(variance.shape, bool),
-            1,
-        )
+        return nobody
     logarithm = np.log10(np.asarray(variance, np.float64) + 1e-12)
     score = -logarithm.mean(1)
     candidates = _lower_component(logarithm.reshape(-1), seed).reshape(logarithm.shape)
-    return Membership(members=_lower_component(-score, seed), scores=score, candidates=candidates)
+    members = _lower_component(-score, seed)
+    if members.all() or not members.any():  # variances that are alike are no two groups
+        return nobody
+    return Membership(members=members, scores=score, candidates=candidates)
 
 
 def _lower_component(values: np.ndarray, seed: int) -> np.ndarray:

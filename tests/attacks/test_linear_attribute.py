@@ -204,3 +204,29 @@ def test_another_clients_moments_tell_nothing():
         ]
         gains += [(answer.values == x[:, 0]).mean() - 0.5 for answer in answers]
     assert abs(np.mean(gains)) < 3 * 0.5 / np.sqrt(12 * 400)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dependent_columns_and_few_digits_cost_no_accuracy_and_no_truth(seed):
+    """A one-hot attribute beside an intercept leaves the optimum open in a direction. Messages in
+    float32 tell it from rounding by their own digits, and give what those in float64 give."""
+    rng = np.random.default_rng(seed)
+    onehot = np.eye(4)[rng.integers(0, 4, 200)]
+    x = np.c_[rng.random(200) < 0.4, onehot, rng.normal(size=(200, 3))].astype(float)
+    y = x @ rng.normal(size=8) + 0.3 * rng.normal(size=200)
+    answers = []
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            model, key = linear(8), jax.random.key(seed)
+            start = jax.tree.map(lambda a: a.astype(jax.numpy.result_type(float)), model.init(key))
+            federated = Federated(12, LocalTraining(0.05))
+            run = simulate(model, start, stack_clients([(x, y)]), key, federated)
+            messages = jax.tree.map(np.asarray, run.messages(0))
+        moments = structured_moments(messages, x, y, 0, 0.05)
+        assert moments.determines(0)
+        assert not moments.determines(1)
+        answers.append(infer_binary_attribute(x, y, 0, moments))
+        assert 0 <= answers[-1].bound <= np.mean(answers[-1].values == x[:, 0])
+    assert np.array_equal(answers[0].values, answers[1].values)
+    depends = structured_moments(messages, x, y, 1, 0.05)
+    assert np.isnan(infer_binary_attribute(x, y, 1, depends).bound)

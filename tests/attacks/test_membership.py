@@ -2,6 +2,7 @@
 failure where not."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -199,3 +200,14 @@ def test_the_table_scores_both_methods_on_the_same_victims(data_dir):
     }
     assert all(0 <= v <= 1 for v in values.values())
     assert jnp.isfinite(jnp.asarray(list(values.values()))).all()
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-13])
+def test_variances_that_are_alike_are_no_two_groups(spread):
+    variance = 1 + spread * np.random.default_rng(0).random((20, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn says that it sees one group too
+        answer = split_variances(variance)
+    assert answer.status == 1
+    assert not answer.members.any()
+    assert np.isnan(answer.scores).all()
