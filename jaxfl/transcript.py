@@ -1,8 +1,6 @@
 """What a federated run leaves behind, and the views of it that adversaries get."""
 
 import dataclasses
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from flax.traverse_util import unflatten_dict
 from jaxtyping import Int, Num
 
 from jaxfl import _check
 from jaxfl.domains import Count
 from jaxfl.evaluation import Evaluation
+from jaxfl.files import read_tree, write_tree
 
 Array = jax.Array
-BFLOAT16 = ":bfloat16"
-"""Marks arrays of that type in files, which hold their bits as integers."""
 
 
 @struct.dataclass
@@ -102,13 +98,15 @@ class Messages:
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, named by its path
         ("received/Dense_0/kernel"), and `rounds`."""
-        _save(path, {"received": self.received, "returned": self.returned, "rounds": self.rounds})
+        write_tree(
+            path, {"received": self.received, "returned": self.returned, "rounds": self.rounds}
+        )
 
     @staticmethod
     def load(path: str | Path) -> "Messages":
         """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError`
         if parts are missing."""
-        tree = _unflatten(path)
+        tree = read_tree(path)
         if set(tree) != {"received", "returned", "rounds"}:
             raise ValueError(
                 f"path={str(path)!r} holds {sorted(tree)}; messages need received, returned and "
@@ -306,13 +304,13 @@ class Transcript:
         evaluation = fields.pop("evaluation")
         if evaluation is not None:
             fields["evaluation"] = {"loss": evaluation.loss, "accuracy": evaluation.accuracy}
-        _save(path, {name: value for name, value in fields.items() if value is not None})
+        write_tree(path, {name: value for name, value in fields.items() if value is not None})
 
     @staticmethod
     def load(path: str | Path) -> "Transcript":
         """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError`
         if parts are missing."""
-        tree = _unflatten(path)
+        tree = read_tree(path)
         optional = {"sums", "evaluation", "cohort", "private"}
         missing = {f.name for f in dataclasses.fields(Transcript)} - optional - set(tree)
         if missing:
@@ -350,45 +348,3 @@ class Transcript:
 def _as_float(a: Any) -> Array:
     a = jnp.asarray(a)
     return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(jnp.result_type(float))
-
-
-def _save(path: str | Path, tree: dict[str, Any]) -> None:
-    """Write a pytree as one array per leaf, named by its path."""
-    arrays: dict[str, Any] = {}
-    for at, leaf in jax.tree.leaves_with_path(tree):
-        name = "/".join(_escaped(jax.tree_util.keystr((part,), simple=True)) for part in at)
-        array = np.asarray(leaf)
-        if array.dtype == jnp.bfloat16:  # which NumPy's files do not know
-            name, array = name + BFLOAT16, array.view(np.uint16)
-        arrays[name] = array
-    with Path(path).open("wb") as file:  # by its name alone NumPy would write to another one
-        np.savez(file, **arrays)
-
-
-def _escaped(name: str) -> str:
-    """Parameter names may hold the separator, as Haiku's do."""
-    return name.replace("%", "%25").replace("/", "%2F")
-
-
-def _unescaped(name: str) -> str:
-    return name.replace("%2F", "/").replace("%25", "%")
-
-
-def _unflatten(path: str | Path) -> dict[str, Any]:
-    def placed(array: np.ndarray) -> Array:
-        with jax.enable_x64(jax.config.read("jax_enable_x64") or array.dtype == np.float64):
-            return jnp.asarray(array)
-
-    try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            flat = {}
-            for name in arrays.files:
-                array = arrays[name]
-                if name.endswith(BFLOAT16) and array.dtype == np.uint16:
-                    name, array = name.removesuffix(BFLOAT16), array.view(jnp.bfloat16)
-                flat[tuple(map(_unescaped, name.split("/")))] = placed(array)
-        return unflatten_dict(flat)
-    except (TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise ValueError(f"path={str(path)!r} is not a readable .npz file ({error})") from error

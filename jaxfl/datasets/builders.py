@@ -2,6 +2,7 @@
 without TensorFlow."""
 
 import contextlib
+import hashlib
 import os
 import sys
 import threading
@@ -51,9 +52,13 @@ def prepared(name: str, data_dir: str | Path | None) -> Table:
         file.name: content(file, local[file.name]) for file in source.files if file.name in local
     }
 
+    # What was prepared of other files, which a source without checksums allows, is another set.
+    told = "".join(hashlib.sha256(contents[key]).hexdigest() for key in sorted(contents))
+    folder = cache_dir() / hashlib.sha256(told.encode()).hexdigest()[:16] if told else cache_dir()
+
     def builder() -> tfds.core.DatasetBuilder:
         return _builder(name, source)(
-            data_dir=str(cache_dir()), contents=contents, file_format="array_record"
+            data_dir=str(folder), contents=contents, file_format="array_record"
         )
 
     tfds.disable_progress_bar()

@@ -227,6 +227,6 @@ def test_dependent_columns_and_few_digits_cost_no_accuracy_and_no_truth(seed):
         assert not moments.determines(1)
         answers.append(infer_binary_attribute(x, y, 0, moments))
         assert 0 <= answers[-1].bound <= np.mean(answers[-1].values == x[:, 0])
-    assert np.array_equal(answers[0].values, answers[1].values)
+    assert np.mean(answers[0].values == answers[1].values) >= 0.99
     depends = structured_moments(messages, x, y, 1, 0.05)
     assert np.isnan(infer_binary_attribute(x, y, 1, depends).bound)
