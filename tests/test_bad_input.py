@@ -1,6 +1,7 @@
 """Bad input: one line that names the argument, its value and the mend."""
 
 import dataclasses
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -252,6 +253,41 @@ def test_messages_from_outside(tmp_path, messages):
         Messages.load(bad)
     messages.save(tmp_path / "good.npz")
     assert len(Messages.load(tmp_path / "good.npz")) == 2
+
+
+def _declares_more(path):
+    """An array whose header promises a thousand times what follows it."""
+    np.save(path.with_suffix(".npy"), np.zeros(10))
+    array = path.with_suffix(".npy").read_bytes()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("received.npy", array.replace(b"'shape': (10,)", b"'shape': (99,)"))
+
+
+def _encrypted(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("received.npy", b"0" * 100)
+    data = bytearray(path.read_bytes())
+    data[6] |= 1  # as if a password were needed
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+
+
+def _grows(path):
+    """A megabyte that says it is a gigabyte and more."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("received.npy", "w", force_zip64=True) as member,
+    ):
+        for _ in range(1100):
+            member.write(bytes(2**20))
+
+
+@pytest.mark.parametrize("tampered", [_declares_more, _encrypted, _grows])
+def test_tampered_files_are_refused_before_memory_is_taken(tmp_path, tampered):
+    path = tmp_path / "messages.npz"
+    tampered(path)
+    with pytest.raises(ValueError, match="is not a readable"):
+        Messages.load(path)
 
 
 def test_messages_keep_their_precision_and_their_name(tmp_path, messages):

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.harness import engines
 from benchmarks.harness.jobs import Job, group
+from benchmarks.harness.runner import run_safely
 from benchmarks.harness.settings import replace
 from benchmarks.suites import SUITES
 from tests.benchmarks.cells import cell_of, outcomes_of
@@ -154,6 +155,19 @@ def test_cells_of_two_tables_that_differ_only_in_phases_are_measured_once():
         )
     assert all(len(values) == 1 for values in by_phase.values())
     assert len(by_phase) == 8
+
+
+def test_rows_are_the_same_with_64_bit_types_on():
+    cell = breast_cancer(20)
+    jobs = [Job(cell, method, 0) for method in ("majority", "cos", "closed_form")]
+    (group_of_jobs,) = group(jobs)
+    rows = []
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            outcomes = [o for some in run_safely(group_of_jobs, None) for o in some]
+            rows.append([(o.job, o.metric, o.value, o.status) for o in outcomes])
+    assert rows[0] == rows[1]
+    assert {status for *_, status in rows[0]} == {"ok"}
 
 
 def test_unused_settings_do_not_compile_again():
