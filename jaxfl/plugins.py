@@ -10,6 +10,8 @@ A plug-in of one's own is a frozen record, registered as a pytree, that override
 ...     def send(self, update, key):
 ...         return jax.tree.map(lambda u: self.step * jnp.sign(u), update)
 >>> recipe = jaxfl.LocalTraining(0.1, plugins=(SignOnly(1e-3),))
+
+Annotated `step: jaxfl.domains.EachPositive`, a step that is not positive is refused by name.
 """
 
 from typing import Any
