@@ -96,6 +96,9 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
     except (OSError, sqlite3.Error) as error:  # a full disk, a damaged file
         kept = f"finished rows are kept in {arguments.out}"
         return _say(f"error: {error}; {kept}", 1)
+    except KeyboardInterrupt:  # before anything ran, or while results were written
+        _repeat(0)
+        return _say(f"interrupted: finished rows are kept in {arguments.out}", 130)
 
 
 def _say(text: str, code: int) -> int:
@@ -104,9 +107,23 @@ def _say(text: str, code: int) -> int:
     return code
 
 
+def listen_for_requests_to_end() -> None:
+    """Take a scheduler's request to end as Ctrl-C, and make both again until they are heard: Python
+    ignores what is raised while memory is being collected."""
+    for name in ("SIGINT", "SIGTERM", "SIGALRM"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _interrupt)
+
+
 def _interrupt(*_: Any) -> None:
-    """A scheduler's request to end is taken as Ctrl-C."""
+    _repeat(0.5)
     raise KeyboardInterrupt
+
+
+def _repeat(seconds: float) -> None:
+    """Have `_interrupt` called again after so many seconds; 0 for never."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[Group]:
@@ -216,6 +233,7 @@ def _sweep(
         try:
             run_groups(console, arguments.engine, store, pending, arguments.data_dir, published)
         except KeyboardInterrupt:
+            _repeat(0)
             interrupted = True
         path, metrics = store.write_csv(), metrics_of(suites)
         page = report.write(store.rows(), store.folder, metrics, store.images())
@@ -322,5 +340,5 @@ def _print_results(console: Console, sections: Sequence[report.Section]) -> None
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    listen_for_requests_to_end()
     sys.exit(main())
