@@ -19,6 +19,7 @@ from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.fit import Fit, MisfitWarning
 from attacks.path import at_path_centres
+from attacks.steps import recipes
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import checked
 from jaxfl.models import check_parameters
@@ -260,11 +261,7 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
     steps = float(trial.decoded.learning_rate) / told
     one_step = trial.training.steps(len(trial.knowledge.x)) == 1
     if one_step and rate > SIMILAR and steps > 1:
-        evidence = (
-            f"updates point about where one full-batch gradient does, as far as {steps:.3g} steps "
-            f"of rate {told:g} go: batches, epochs or momentum"
-        )
-        return [Finding("several steps", evidence, rate)]
+        return [_several_steps(trial, steps, rate)]
     if max(shares.values()) < NOWHERE:
         level = float(np.sqrt(lengths["left"]))
         evidence = f"what is left has no direction; it is {level:.2g} of the updates' length"
@@ -276,6 +273,25 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
     evidence = "what is left is of nothing that was tried: other records, model or loss"
     unknown = Finding("unknown records or model", evidence, 0.5)
     return sorted([*partial, unknown], key=lambda finding: -finding.share)
+
+
+def _several_steps(trial: _Trial, steps: float, share: float) -> Finding:
+    """Which steps, if a recipe is found that the messages do not contradict; of several the one
+    that allows the least noise."""
+    told = float(trial.training.learning_rate)
+    path = (
+        f"updates point about where one full-batch gradient does, as far as {steps:.3g} steps of "
+        f"rate {told:g} go"
+    )
+    best, allowed = Finding("several steps", f"{path}: batches, epochs or momentum", share), -np.inf
+    for cause, name, recipe in recipes(trial.training, len(trial.knowledge.x), steps):
+        fit = dataclasses.replace(trial, training=recipe).fit()
+        if fit.misfit <= 1 and float(fit.allowed) > allowed:
+            best = Finding(cause, f"{path}; {name} would explain them", 1.0)
+            allowed = float(fit.allowed)
+        if best.cause != "several steps" and recipe.batch_size is None:
+            break  # whatever has batches allows more
+    return best
 
 
 def _shares(trial: _Trial) -> tuple[dict[str, float], dict[str, float]]:
@@ -358,6 +374,9 @@ def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
     advice = {
         "as told": "`closed_form`" if one_step else "`gls` with this recipe",
         "several steps": "`gls` with the client's batch size and epochs",
+        "epochs": "`gls` with so many epochs",
+        "batches": "`gls` with this recipe",
+        "momentum": "`cos_matching` with `Virtual('unrolled')` and this recipe",
         "learning rate": "`closed_form` with `learning_rate=None`, or the rate found",
         "clipped": "`closed_form` on single rounds, with `learning_rate=None`",
         "another activation": "the same attack on the model with that activation",

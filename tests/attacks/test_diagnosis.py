@@ -14,10 +14,10 @@ from tests.attacks.wrong_recipes import FEATURES, RATE, Act, client, records
 
 FIRST = {
     "right": "as told",
-    "batches": "several steps",
-    "epochs": "several steps",
-    "momentum": "several steps",
-    "drop_last": "several steps",
+    "batches": "batches",
+    "epochs": "epochs",
+    "momentum": "momentum",
+    "drop_last": "batches",
     "adam": "Adam",
     "decay": "weight decay",
     "weights": "class weights",
@@ -45,7 +45,9 @@ def test_numbers_are_told_as_they_are():
     for kind, said in (
         ("decay", "0.01 of it a step"),
         ("rate", "the rate is 0.2, not 0.1"),
-        ("epochs", "2.97 steps of rate 0.1"),
+        ("epochs", "2.97 steps of rate 0.1 go; 3 full-batch steps would explain them"),
+        ("batches", "batches of 40, once over the records"),
+        ("momentum", "2 full-batch steps with momentum 0.9"),
         ("topk", "10% of the numbers changed"),
         ("bits", "8.0 bits"),
     ):
