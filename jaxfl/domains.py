@@ -69,13 +69,17 @@ def _is_one(value: Any) -> bool:
 
 
 def _dtype_kind(value: Any) -> str:
-    """As NumPy's, with "f" for bfloat16 and its kin and "k" for keys of `jax.random`."""
+    """As NumPy's, with "f" for bfloat16 and its kin, "k" for keys of `jax.random`, and "-" for
+    what has no type or one of another library's."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return "-"
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return "k"
-    return "f" if jax.dtypes.issubdtype(dtype, np.floating) else np.dtype(dtype).kind
+    try:
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            return "k"
+        return "f" if jax.dtypes.issubdtype(dtype, np.floating) else np.dtype(dtype).kind
+    except TypeError:
+        return "-"
 
 
 def _is_number(value: Any) -> bool:

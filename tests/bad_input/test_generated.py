@@ -47,6 +47,19 @@ def test_the_whole_public_surface_has_an_example():
     assert all(hasattr(function, "__wrapped__") for function in functions)  # by `checked`
 
 
+class Foreign:
+    """An array of another library, whose types NumPy does not know."""
+
+    dtype = "torch.float32"
+
+
+def test_arrays_of_other_libraries_are_named():
+    with pytest.raises(ValueError, match=r"learning_rate=.* must be one number"):
+        jaxfl.honest_server(learning_rate=Foreign())
+    with pytest.raises(ValueError, match="must be a tree of floating-point arrays"):
+        jaxfl.evaluate(jaxfl.linear(2), {"w": Foreign()}, jaxfl.one_client([[1.0, 2]], [1.0]))
+
+
 def test_a_silent_function_is_caught():
     """The check can fail: of a function that looks at nothing, nothing is named."""
 
