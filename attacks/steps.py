@@ -6,7 +6,7 @@ Threat model: as of `attacks.diagnosis`, which asks.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import optax
@@ -23,12 +23,9 @@ ALIKE, BLURRED = 0.15, 0.4
 and the records of a batch are not all."""
 
 
-@functools.cache
-def _with_momentum() -> Callable[..., optax.GradientTransformation]:
-    def sgd_with_momentum(learning_rate: float | Array) -> optax.GradientTransformation:
-        return optax.sgd(learning_rate, momentum=MOMENTUM)
-
-    return sgd_with_momentum
+def sgd_with_momentum(learning_rate: float | Array) -> optax.GradientTransformation:
+    """The optimiser of clients that use momentum."""
+    return optax.sgd(learning_rate, momentum=MOMENTUM)
 
 
 def recipes(
@@ -48,7 +45,7 @@ def recipes(
     for count in range(2, 50):
         length = sum((1 - MOMENTUM**j) / (1 - MOMENTUM) for j in range(1, count + 1))
         if abs(length - steps) < ALIKE * steps:
-            heavy = change(epochs=count, optimizer=_with_momentum())
+            heavy = change(epochs=count, optimizer=sgd_with_momentum)
             yield "momentum", f"{count} full-batch steps with momentum {MOMENTUM}", heavy
     sizes = {*SIZES, records // 2, records // 3, records // 4}
     for size in sorted(size for size in sizes if 0 < size < records):

@@ -144,10 +144,9 @@ class Whole(Protocol):
 
 
 INFINITY = float("inf")
-Count = Annotated[int, Domain("an integer of at least 1", lambda v: _is_integer(v) and int(v) >= 1)]
-TracedCount = Annotated[
-    int | Array, Domain("an integer of at least 1", lambda v: _is_integer(v) and int(v) >= 1)
-]
+_at_least_1 = Domain("an integer of at least 1", lambda v: _is_integer(v) and int(v) >= 1)
+Count = Annotated[int, _at_least_1]
+TracedCount = Annotated[int | Array, _at_least_1]
 Index = Annotated[int, Domain("an integer of at least 0", lambda v: _is_integer(v) and int(v) >= 0)]
 Number = Annotated[float | Array, Domain("one finite number", _number_where(np.isfinite))]
 Positive = Annotated[

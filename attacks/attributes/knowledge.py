@@ -71,8 +71,6 @@ class Knowledge:
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`. Traced values pass unseen."""
-        if len(self.x) == 0:
-            raise ValueError(f"{name}.x has no records")
         if not self.columns:
             raise ValueError(f"{name}.columns=() names no unknown column; give at least one")
         taken: list[int] = []

@@ -52,7 +52,7 @@ def least_loss(
     Raises:
       ValueError: if the model does not take the records, or there is not one label per record.
     """
-    _check_candidates(model, params, x, y, params=1)
+    _check_candidates(model, params, x, y, "params", 1)
     return _least_loss(model, params, jnp.asarray(x), jnp.asarray(y))
 
 
@@ -61,13 +61,12 @@ def _least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
     return _least(jax.lax.map(lambda p: losses(model, p, x, y), params))
 
 
-def _check_candidates(model: Model, models: Any, x: Any, y: Any, **axes: int) -> None:
+def _check_candidates(model: Model, models: Any, x: Any, y: Any, name: str, axes: int) -> None:
     """Raise `ValueError` unless these are models, called by a name and with so many leading axes,
     and take the records."""
-    for name, count in axes.items():
-        check_parameters(model, models, name, count)
-        one = jax.tree.map(lambda a, n=count: jax.ShapeDtypeStruct(a.shape[n:], a.dtype), models)
-        check_labelled(model, one, jnp.asarray(x), jnp.asarray(y))
+    check_parameters(model, models, name, axes)
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[axes:], a.dtype), models)
+    check_labelled(model, one, jnp.asarray(x), jnp.asarray(y))
 
 
 def _least(scores: Array) -> Array:
@@ -101,7 +100,7 @@ def majority_of_rounds(
       x: records `[records, ...]`.
       y: their labels `[records]`.
     """
-    _check_candidates(model, returned, x, y, returned=2)
+    _check_candidates(model, returned, x, y, "returned", 2)
     return _majority_of_rounds(model, returned, jnp.asarray(x), jnp.asarray(y))
 
 
@@ -133,7 +132,7 @@ def largest_drop(
     Raises:
       ValueError: as `least_loss`.
     """
-    _check_candidates(model, returned, x, y, returned=2)
+    _check_candidates(model, returned, x, y, "returned", 2)
     return _largest_drop(model, returned, jnp.asarray(x), jnp.asarray(y))
 
 

@@ -108,7 +108,7 @@ def check_seen(seen: Any, rounds: int) -> Array:
     rounds."""
     if not _check.is_traced(seen):
         values = np.asarray(seen)
-        if not values.size or (values < 0).any() or (values > rounds).any():
+        if (values < 0).any() or (values > rounds).any():
             raise ValueError(f"seen={values.tolist()} must be integers from 0 to {rounds} rounds")
     return jnp.asarray(seen)
 

@@ -111,17 +111,13 @@ def infer_all_counts(
 
     Returns:
       Counts `[rounds, participants, classes]`, integers; -1 where an update is not finite.
+
+    Raises:
+      ValueError: if models, biases and records are not of one model, or records not finite.
     """
     check_parameters(model, received, "received", 1)
     check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
-
-    rounds = len(jax.tree.leaves(received)[0])
-    if np.shape(bias)[::2] != (rounds, model.classes):
-        raise ValueError(
-            f"bias has shape {np.shape(bias)}; it must be [rounds, participants, classes], with "
-            f"the {rounds} rounds of received and {model.classes} classes"
-        )
-
+    _check.shape((len(jax.tree.leaves(received)[0]), None, model.classes), bias=bias)
     return _infer_all_counts(model, received, bias, jnp.asarray(x), jnp.asarray(y), images, virtual)
 
 

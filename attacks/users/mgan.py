@@ -82,8 +82,6 @@ def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
     check_parameters(model, messages.model_shapes, "messages")
     for name, images in (("victim", victim), ("others", others)):
         _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
-        if not images.shape[1]:
-            raise ValueError(f"{name} has no images: its shape is {images.shape}")
     networks, traces = _passive(game, messages, victim, others, key)
     # Rectifiers and pooling pass over NaN: what diverged is not to look like an answer.
     seen = jax.tree.leaves((messages, victim, others))

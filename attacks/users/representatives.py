@@ -158,7 +158,10 @@ def represent(
     settings = settings or Representing()
     _check_images_of(model, received, y, shape, "received")
     check_parameters(model, observed, "observed")
-    _check.shape((settings.images,), y=np.empty(np.shape(y)[:1]))
+    if len(y) != settings.images:
+        raise ValueError(
+            f"y has {len(y)} labels; settings.images={settings.images} images need one each"
+        )
     start_key, key = jax.random.split(key)
     low, high = settings.low, settings.high
     minimum = minimize_adam(

@@ -85,9 +85,6 @@ def gauss_newton(
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None:
         raise ValueError("y=None: gauss_newton needs known labels")
-    rate = settings.learning_rate
-    if rate is None:
-        raise ValueError("learning_rate=None: gauss_newton needs the client's step size")
     settings = jax.tree.map(lambda a: jnp.asarray(a, knowledge.x.dtype), settings)
     with arithmetic(knowledge.x.dtype, messages, knowledge, settings):
         answer = _gauss_newton(model, messages, knowledge, settings)
