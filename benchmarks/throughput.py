@@ -14,6 +14,7 @@ from outside (`taskset -c 1`).
 
 import dataclasses
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -43,7 +44,7 @@ from jaxfl.domains import Count, check
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Milliseconds, and seconds to compile."""
+    """Milliseconds, NaN where the machine's noise hides them, and seconds to compile."""
 
     best: float
     median: float
@@ -210,8 +211,10 @@ def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
 
 def _between(short: Timing, long: Timing, parts: int) -> Timing:
     """Time per part of what a long run has more than a short one: without what either does once,
-    such as judging its answer."""
+    such as judging its answer. NaN where a busy machine took longer for the short run."""
     best = (long.best - short.best) / parts
+    if best <= 0:
+        return Timing(math.nan, math.nan, short.compile_s)
     return Timing(best, max(best, (long.median - short.median) / parts), short.compile_s)
 
 
@@ -244,7 +247,7 @@ def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str
     if other:  # ours on both sides of theirs, in case the machine's speed drifts
         again = arguments.time(records)
         ours = {
-            name: dataclasses.replace(t, best=min(t.best, again[name].best))
+            name: dataclasses.replace(t, best=float(np.fmin(t.best, again[name].best)))
             for name, t in ours.items()
         }
     return [_line(name, records, t, other) for name, t in ours.items()]

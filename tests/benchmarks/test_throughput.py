@@ -1,6 +1,7 @@
 """The throughput program: what it times, and what it makes of another program's answer."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -32,9 +33,17 @@ def printing(tmp_path):
     ],
 )
 def test_every_kind_is_timed(arguments, names):
-    found = arguments.time(12)
-    assert list(found) == names
-    assert all(0 < timing.best <= timing.median for timing in found.values())
+    timings = arguments.time(12)
+    assert list(timings) == names
+    assert all(0 < t.best <= t.median or math.isnan(t.best) for t in timings.values())
+
+
+def test_time_between_runs_is_that_of_an_iteration_or_is_not_known():
+    short, long = Timing(5.0, 6.0, 1.0), Timing(9.0, 14.0, 1.0)
+    assert throughput._between(short, long, 4) == Timing(1.0, 2.0, 1.0)
+    unknown = throughput._between(short, Timing(5.0, 14.0), 4)
+    assert math.isnan(unknown.best)
+    assert math.isnan(unknown.median)
 
 
 @pytest.mark.parametrize("unit", ["ms", "s"])
