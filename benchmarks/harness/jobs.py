@@ -218,7 +218,8 @@ class Table:
       experiment: what is measured.
       places: from (size, data_dir) to its cells; a real source replaces its stand-in where it is at
         hand.
-      methods: the methods of its rows; all of the experiment's if empty.
+      methods: the methods of its rows; all of the experiment's if empty, new ones among them.
+      without: methods that it leaves out of these.
       skips: from (settings, method) to whether the table leaves a method out, for its cost.
 
     Raises:
@@ -231,13 +232,17 @@ class Table:
     places: Callable[[str, str | None], Sequence[Place]]
     methods: tuple[str, ...] = ()
     skips: Callable[[Any, Method], bool] = lambda settings, method: False
+    without: tuple[str, ...] = ()
+    takes_new: bool = dataclasses.field(init=False)
+    """Whether a method that is added to the experiment has rows here, and no list to enter."""
 
     def __post_init__(self) -> None:
-        if not self.methods:
-            names = tuple(method.name for method in self.experiment.methods)
-            object.__setattr__(self, "methods", names)
-        for name in self.methods:
+        for name in self.methods + self.without:
             self.experiment.method(name)
+        object.__setattr__(self, "takes_new", not self.methods)
+        names = self.methods or tuple(method.name for method in self.experiment.methods)
+        kept = tuple(name for name in names if name not in self.without)
+        object.__setattr__(self, "methods", kept)
 
     def cells(self, suite: str, size: str, data_dir: str | None) -> list[Cell]:
         """Its cells, each once."""

@@ -172,7 +172,6 @@ METHODS = (
     ),
     Method("detector", "the detectors themselves"),
 )
-DECODERS = tuple(method.name for method in METHODS[:-1])
 METRICS = (
     Metric("f1", "of who has the property, at a threshold fixed in advance", True),
     Metric("auc", "area under the curve of who has it", True, 0.5),

@@ -151,14 +151,19 @@ def _facts(cell: Cell, method: str, metric: str) -> dict[str, str]:
     return {"batch_norm": str(int(settings.batch_norm)), "defense": settings.defense}
 
 
-def _table(name: str, title: str, places: Any, methods: tuple[str, ...] = ()) -> Table:
-    return Table(name, title, EXPERIMENT, places, methods)
+def _table(
+    name: str,
+    title: str,
+    places: Any,
+    methods: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+) -> Table:
+    return Table(name, title, EXPERIMENT, places, methods, without=without)
 
 
 FITTED = ("global", "last", "network_literal", "pseudo_records", "records", "optimum")
 CONTROLS = ("extrapolated", "affine", "network", "isolated", "best_round")
-FIGURED = tuple(m.name for m in EXPERIMENT.methods if m.name not in CONTROLS)
-"""Figures' methods: all but controls, a variant and another threat model, which Tables 1 and 10
+"""What figures leave out: controls, a variant and another threat model, which Tables 1 and 10
 have."""
 DEFENSES = ("none", "dp", "mixup", "dp+mixup")
 BOTH = (False, True)
@@ -183,7 +188,7 @@ SUITE = Suite(
             _grid(
                 TABULAR, ("attribute",), records=(50, 200, 500, 1000), training__batch_size=[256]
             ),
-            FIGURED,
+            without=CONTROLS,
         ),
         _table(
             "fig3",
@@ -192,13 +197,13 @@ SUITE = Suite(
                 _grid([FACES], ("samples",), training__batch_size=(8, 16, 32, 64)),
                 _grid([FACES], ("samples",), training__epochs=(5, 10)),
             ),
-            FIGURED,
+            without=CONTROLS,
         ),
         _table(
             "fig4",
             "Number of clients (Figure 4)",
             _grid(("leaf_synthetic", FACES), clients=(10, 20, 40)),
-            FIGURED,
+            without=CONTROLS,
         ),
         _table(
             "fig6",
@@ -207,13 +212,13 @@ SUITE = Suite(
                 _grid(TABULAR, training__batch_size=(32, 128, 512)),
                 _grid([FACES], training__batch_size=(16, 32, 64)),
             ),
-            FIGURED,
+            without=CONTROLS,
         ),
         _table(
             "fig7",
             "Local epochs (Figure 7)",
             _grid((*TABULAR, FACES), training__epochs=(1, 5, 10)),
-            FIGURED,
+            without=CONTROLS,
         ),
         _table(
             "sources",

@@ -23,7 +23,6 @@ from attacks import DetectorTraining, FirstOrder, Lda, Logistic
 from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import replace
 from benchmarks.measurements.properties import (
-    DECODERS,
     EXPERIMENT,
     MEAN_OVER,
     OURS,
@@ -159,8 +158,9 @@ def _numbers_of_clients(size: str, data_dir: str | None) -> list[Place]:
     return made
 
 
-def _table(name: str, title: str, places: Places, methods: tuple[str, ...] = DECODERS) -> Table:
-    return Table(name, title, EXPERIMENT, places, methods)
+def _table(name: str, title: str, places: Places, methods: tuple[str, ...] = ()) -> Table:
+    """All decoders, if no methods are named."""
+    return Table(name, title, EXPERIMENT, places, methods, without=() if methods else ("detector",))
 
 
 SUITE = Suite(

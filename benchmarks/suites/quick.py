@@ -4,7 +4,7 @@ alone."""
 from benchmarks.harness.jobs import Place, Suite, Table
 from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
-from benchmarks.suites.lyu2021 import FULL_BATCH_METHODS, attacks
+from benchmarks.suites.lyu2021 import attacks
 from jaxfl import LocalTraining
 
 
@@ -48,7 +48,6 @@ SUITE = Suite(
             "What a server reconstructs of a full-batch client, beside what can be guessed",
             EXPERIMENT,
             _attributes,
-            FULL_BATCH_METHODS,
         ),
         Table(
             "minibatch",

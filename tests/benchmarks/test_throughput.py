@@ -27,7 +27,7 @@ def printing(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (Attacks(**SMALL, steps=400), ["cos, an iteration", "closed_form, whole"]),
+        (Attacks(**SMALL, steps=40), ["cos, an iteration", "closed_form, whole"]),
         (Rounds(**SMALL, clients=2, batch_size=5), ["simulate, a round"]),
         (Messages(**SMALL, batch_size=5, orders=2), ["gls, a message"]),
     ],

@@ -1,11 +1,13 @@
 """Laws of methods, generated from the tables of methods: no method is named here."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.harness.experiment import no_run
+from benchmarks.harness.experiment import Method, no_run
 from benchmarks.harness.jobs import Job
 from benchmarks.measurements import attributes, properties
 from benchmarks.suites import SUITES, metrics_of
@@ -69,6 +71,17 @@ def test_every_method_has_a_row_somewhere():
     experiments = {t.experiment.name: t.experiment for s in SUITES.values() for t in s.tables}
     missing = {(e.name, m.name) for e in experiments.values() for m in e.methods} - rows
     assert not missing, f"add these to a table of a suite (benchmarks/suites): {sorted(missing)}"
+
+
+def test_a_new_row_enters_a_table_of_a_suite_by_itself():
+    tables = [table for suite in SUITES.values() for table in suite.tables]
+    closed = {t.experiment.name for t in tables} - {
+        t.experiment.name for t in tables if t.takes_new
+    }
+    assert not closed, f"each table of {sorted(closed)} lists its methods by name"
+    experiment = attributes.EXPERIMENT.with_methods(Method("new", "a guess"))
+    (table,) = [t for t in tables if t.name == "attributes"]
+    assert "new" in dataclasses.replace(table, experiment=experiment, methods=()).methods
 
 
 CELLS = [
