@@ -27,6 +27,10 @@ from jaxfl.domains import Count, Key, NotNegative, Positive, checked
 
 Array = jax.Array
 Objective = Literal["paper", "code"]
+LEAST_P = 0.01
+"""The least probability inside the paper's logarithm, whose slope is then 1 / LEAST_P at most. At 0
+it would have no finite slope, and MTAdam's second moments would never let p move again.
+On synthetic sums .001, .03 and .1 give F1 of the same size."""
 
 
 @struct.dataclass
@@ -179,10 +183,15 @@ def _likelihood_loss(x: Array, p: Array, rounds: _Rounds, objective: Objective) 
             rounds.there * (each * jnp.exp(with_) + (1 - each) * jnp.exp(without))
         ).sum()
     mixed = [
-        jnp.log(q + 1e-12) + rounds.of_clients(rounds.there * law)
-        for q, law in ((p, with_), (1 - p, without))
+        jnp.log(q) + rounds.of_clients(rounds.there * law)
+        for q, law in ((_inner(p), with_), (_inner(1 - p), without))
     ]
     return -jnp.logaddexp(*mixed).sum()
+
+
+def _inner(p: Array) -> Array:
+    """p between `LEAST_P` and 1 - `LEAST_P`."""
+    return LEAST_P + (1 - 2 * LEAST_P) * p
 
 
 def _sum_loss(x: Array, rounds: _Rounds) -> Array:

@@ -9,7 +9,7 @@ import pytest
 
 from attacks import Prolin, prolin
 from attacks.metrics import ranking
-from attacks.properties.prolin import _mtadam
+from attacks.properties.prolin import LEAST_P, _likelihood_loss, _mtadam, _Rounds
 from tests.attacks.test_gibbs import KEY, PER_ROUND, ROUNDS, observed
 
 
@@ -22,14 +22,26 @@ def test_prolin_agrees_with_its_constraints(objective):
     unmet = float((observations.features**2).sum())
     assert np.asarray(answer.losses)[:, 1].max() < 0.05 * unmet
     assert (np.asarray(answer.iterations) < 20_000).all()
-    if (
-        objective == "paper"
-    ):  # mixtures of whole clients: p is drawn to 0 or 1 before the features have found their place
-        return
     assert ranking(np.asarray(answer.p)[1], truth, 0.5).f1 >= 0.8
     blind = dataclasses.replace(observations, participation=observations.participation[::-1])
     other = prolin(blind, jnp.asarray([ROUNDS]), weights, KEY, settings=settings)
     assert ranking(np.asarray(other.p)[0], truth, 0.5).f1 < 0.7
+
+
+def test_slopes_of_the_papers_likelihood_are_finite_where_p_is_sure():
+    rounds = _Rounds(
+        who=jnp.asarray([[0, 1]]),
+        there=jnp.ones((1, 2)),
+        sums=jnp.zeros(1),
+        mean=jnp.asarray([[0.0, 1.0]]),
+        variance=jnp.ones((1, 2)),
+        weights=jnp.ones(1),
+        targets=jnp.zeros(2),
+    )
+    sure = jnp.asarray([0.0, 1.0])
+    slopes = jax.grad(_likelihood_loss, 1)(jnp.asarray([[0.9, 0.1]]), sure, rounds, "paper")
+    assert (np.abs(slopes) <= 1 / LEAST_P).all()
+    assert float(slopes[0]) < 0 < float(slopes[1])  # both features speak against what p says
 
 
 def test_prolin_knows_that_only_participants_count():
