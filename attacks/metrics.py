@@ -186,7 +186,7 @@ def explain(
 @checked
 def zest_masks(key: Key, segments: Count, count: Count = 1000) -> Array:
     """Masks `[count, segments]` for `explain`: fair coins, the first keeping everything."""
-    return jax.random.bernoulli(key, 0.5, (count, segments)).at[0].set(True)
+    return jax.random.bernoulli(key, jnp.float32(0.5), (count, segments)).at[0].set(True)
 
 
 @checked

@@ -16,7 +16,7 @@ from jaxfl.models import (
     squared_error,
 )
 from jaxfl.plugins import PerClient, Plugin
-from jaxfl.servers import Server, ServerState, honest_server, isolating_server
+from jaxfl.servers import HonestServer, IsolatingServer, Server, ServerState
 from jaxfl.training import LocalTraining, client_round, clipped_sgd, local_update
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 
@@ -30,6 +30,8 @@ __all__ = [
     "ClientData",
     "Evaluation",
     "Federated",
+    "HonestServer",
+    "IsolatingServer",
     "LocalTraining",
     "Messages",
     "Mixup",
@@ -48,8 +50,6 @@ __all__ = [
     "cross_entropy",
     "evaluate",
     "from_flax",
-    "honest_server",
-    "isolating_server",
     "lenet",
     "linear",
     "local_update",

@@ -197,7 +197,7 @@ def mixed(model: Model, x: Array, y: Array, mask: Array, key: Array) -> tuple[Mo
       `[batch, 2, ...]`.
     """
     records = len(mask)
-    order = jnp.argsort(jnp.where(mask, jax.random.uniform(key, (records,)), jnp.inf))
+    order = jnp.argsort(jnp.where(mask, jax.random.uniform(key, (records,), jnp.float32), jnp.inf))
     after = order[jnp.where(jnp.arange(records) + 1 < mask.sum(), jnp.arange(records) + 1, 0)]
     partner = jnp.zeros(records, order.dtype).at[order].set(after)
 

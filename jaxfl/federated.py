@@ -19,8 +19,8 @@ from jaxfl.evaluation import evaluate
 from jaxfl.models import Model, check_parameters
 from jaxfl.plugins import HoldsPlugins, PerClient, Plugin, check_plugins
 from jaxfl.probe import mixes_records
-from jaxfl.servers import Server, ServerState, honest_server
-from jaxfl.training import SENDING, LocalTraining, client_round
+from jaxfl.servers import HonestServer, Server, ServerState, kind_of
+from jaxfl.training import SENDING, LocalTraining, as_array, client_round
 from jaxfl.transcript import Transcript
 
 Array = jax.Array
@@ -119,7 +119,8 @@ def simulate(
     """Run federated training.
 
     Differentiable in every traced argument; each round is a `jax.checkpoint`, so the memory of a
-    gradient grows by one set of parameters per round, not by the activations.
+    gradient grows by one set of parameters per round, not by the activations. Inside
+    `jax.shard_map` pass it `check_vma=False`: devices share nothing that the check would protect.
 
     Args:
       model: the model (static).
@@ -128,7 +129,7 @@ def simulate(
       key: client c draws from `fold_in(round_key, id of c)`: its stream does not depend on the
         other clients.
       federated: settings; see `Federated`.
-      server: see `Server` (static); `honest_server()` by default.
+      server: see `Server`; `HonestServer()` by default.
       test: records without client axis on which the global model is evaluated after every round.
 
     Returns:
@@ -138,7 +139,7 @@ def simulate(
       ValueError: on bad shapes, values or settings, naming the argument. Values of traced arrays
         are not looked at.
     """
-    server = honest_server() if server is None else server
+    server = HonestServer() if server is None else server
     check_parameters(model, params)
     federated.check(clients)
     check_clients(model, params, clients, federated.training.batch_size)
@@ -147,18 +148,20 @@ def simulate(
         check_records_of_one(model, params, test, "test")
     if (
         server.named
-        and not _check.is_traced(clients.id)
+        and not _check.is_traced((clients.id, server.named))
         and not np.isin(server.named, clients.id).all()
     ):
         raise ValueError(
             f"server names clients {server.named}, not all of whom are among the clients"
         )
     strategy = federated.strategy or strategy_here()
-    training, plugins = jax.tree.map(_as_array, (federated.training, federated.plugins))
+    training, plugins, server = jax.tree.map(
+        as_array, (federated.training, federated.plugins, server)
+    )
     federated = dataclasses.replace(
         federated, strategy=strategy, training=training, plugins=plugins
     )
-    return _simulate(model, server, params, clients, key, federated, test)
+    return _simulate(model, kind_of(server), server, params, clients, key, federated, test)
 
 
 def _check_private(
@@ -173,17 +176,10 @@ def _check_private(
         )
 
 
-def _as_array(number: Any) -> Any:
-    """Floating-point numbers as arrays of one type: a Python float and an array would compile
-    twice."""
-    array = jnp.asarray(number)
-    floating = jnp.issubdtype(array.dtype, jnp.floating)
-    return array.astype(jnp.result_type(float)) if floating else array
-
-
-@functools.partial(jax.jit, static_argnames=("model", "server"))
-def _simulate(
+@functools.partial(jax.jit, static_argnames=("model", "kind"))
+def _simulate(  # noqa: PLR0913 - those of `simulate`, and the static one that jit needs
     model: Model,
+    kind: tuple[Any, ...],
     server: Server,
     params: Any,
     clients: ClientData,
@@ -208,15 +204,19 @@ def _simulate(
         received, returned = _train(model, server, state, cohort, plugins, client_key, federated)
         sums = _sums(received, returned, server.personal) if record.sums else None
         message = (*_messages(server, state, returned, cohort.id, kept_ids), sums)
-        state = server.receive(state, returned, cohort.sizes, cohort.id)
+        after = server.receive(state, returned, cohort.sizes, cohort.id)
+        _check.alike(f"{type(server).__name__}.receive", state, after)
         return (
-            state,
+            after,
             message,
-            (present, None if test is None else evaluate(model, state.params, test)),
+            (present, None if test is None else evaluate(model, after.params, test)),
         )
 
     state, messages, (participation, evaluation) = _scan_rounds(
-        round_, server.init(params), federated.rounds, kept_rounds
+        round_,
+        server.init(params),
+        federated.rounds,
+        kept_rounds,
     )
     received, returned, sums = messages
     return Transcript(
@@ -250,7 +250,7 @@ def _participants(key: Array, of_clients: Any, ids: Array, count: int | None) ->
     draw per client id."""
     if count is None:
         return jnp.ones(len(ids), bool), of_clients
-    draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
+    draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (), jnp.float32))(ids)
     places = jnp.sort(jax.lax.top_k(-draws, count)[1])
     return jnp.zeros(len(draws), bool).at[places].set(True), jax.tree.map(
         lambda a: a[places], of_clients
@@ -272,6 +272,7 @@ def _train(
     def client(arguments: tuple[ClientData, tuple[Plugin | None, ...]]) -> Any:
         data, own = arguments
         received = server.send(state, data.id)
+        _check.alike(f"{type(server).__name__}.send", state.params, received)
         pairs = zip(own, federated.plugins, strict=True)
         chosen = tuple(everyone if mine is None else mine for mine, everyone in pairs)
         update_key = jax.random.fold_in(key, data.id)

@@ -1,15 +1,28 @@
-"""What a server does in a round: honest FedAvg, an isolating adversary, or one of your own."""
+"""What a server does in a round: honest FedAvg, an isolating adversary, or one of your own.
 
-import dataclasses
-import functools
+A server of one's own is a frozen record, registered as a pytree, that overrides what it does
+differently:
+
+>>> import dataclasses, jax, jax.numpy as jnp, jaxfl
+>>> @jax.tree_util.register_dataclass
+... @dataclasses.dataclass(frozen=True)
+... class Median(jaxfl.Server):
+...     step: float
+...     def receive(self, state, returned, sizes, ids):
+...         middle = jax.tree.map(lambda models: jnp.median(models, 0), returned)
+...         moved = jax.tree.map(lambda w, m: w + self.step * (m - w), state.params, middle)
+...         return state._replace(params=moved)
+"""
+
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
-from jaxfl.domains import Index, Number, check, checked
+from jaxfl.domains import Index, Number
 
 Array = jax.Array
 
@@ -24,58 +37,78 @@ class ServerState(NamedTuple):
     """
 
     params: Any
-    optimizer: Any
+    optimizer: Any = ()
     private: Any = ()
 
 
-@dataclasses.dataclass(frozen=True)
 class Server:
-    """What the server does in a round. An active adversary is a server of one's own.
+    """What the server does in a round. An active adversary is a server of one's own. All methods
+    run under `jit`, and `send` under `vmap`; a server's numbers are traced.
 
     Attributes:
-      init: `init(params) -> ServerState`.
-      send: `send(state, client_id) -> params`, the model that this client receives.
-      receive: `receive(state, returned [participants, ...], sizes [participants], ids
-        [participants]) -> ServerState`.
       personal: True if clients may receive different models; then transcripts keep what each of
         them received.
-      named: ids of clients that this server singles out; they must exist.
     """
 
-    init: Callable[[Any], ServerState]
-    send: Callable[[ServerState, Array], Any]
-    receive: Callable[[ServerState, Any, Array, Array], ServerState]
-    personal: bool = False
-    named: tuple[int, ...] = ()
+    personal: ClassVar[bool] = False
+
+    @property
+    def named(self) -> tuple[Any, ...]:
+        """Ids of clients that this server singles out; they must exist."""
+        return ()
+
+    def init(self, params: Any) -> ServerState:
+        """What it remembers before the first round."""
+        return ServerState(params)
+
+    def send(self, state: ServerState, client_id: Array) -> Any:
+        """The model that this client receives; the global one by default."""
+        return state.params
+
+    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        """What it remembers after a round.
+
+        Args:
+          state: what it remembered before.
+          returned: the participants' models `[participants, ...]`.
+          sizes: how many records they have `[participants]`.
+          ids: who they are `[participants]`.
+        """
+        raise NotImplementedError
 
 
-@checked
-@functools.cache
-def honest_server(
-    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
-    learning_rate: float = 1.0,
-    by_size: bool = True,
-) -> Server:
+def kind_of(server: Server) -> tuple[Any, ...]:
+    """The types of a server and of the servers in it, which `jit` is to tell apart (see
+    `jaxfl.plugins.Plugins`)."""
+    inner = (kind_of(part) for part in vars(server).values() if isinstance(part, Server))
+    return type(server), *inner
+
+
+@struct.dataclass
+class HonestServer(Server):
     """FedAvg (McMahan et al. 2017): everyone receives the global model, the server steps along the
     mean pseudo-gradient.
 
-    Args:
+    Attributes:
       optimizer: `optimizer(learning_rate)` is the server's optax transformation; SGD with rate 1 is
-        plain FedAvg.
-      learning_rate: the server's step size (static, a Python number: another one compiles again).
-      by_size: weight clients by their number of records; otherwise equally.
+        plain FedAvg (static).
+      learning_rate: the server's step size.
+      by_size: weight clients by their number of records; otherwise equally (static).
     """
-    check("learning_rate", learning_rate, Number)
-    transformation = optimizer(learning_rate)
 
-    def init(params: Any) -> ServerState:
-        return ServerState(params, transformation.init(params))
+    optimizer: Callable[..., optax.GradientTransformation] = struct.field(
+        pytree_node=False, default=optax.sgd
+    )
+    learning_rate: Number = 1.0
+    by_size: bool = struct.field(pytree_node=False, default=True)
 
-    def send(state: ServerState, client_id: Array) -> Any:
-        return state.params
+    def init(self, params: Any) -> ServerState:
+        """The first model, and the optimiser's first state."""
+        return ServerState(params, self.optimizer(self.learning_rate).init(params))
 
-    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        weights = sizes.astype(jnp.float32) if by_size else (sizes > 0).astype(jnp.float32)
+    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        """A step along the mean pseudo-gradient."""
+        weights = sizes.astype(jnp.float32) if self.by_size else (sizes > 0).astype(jnp.float32)
         total = weights.sum()
 
         def pseudo_gradient(received: Array, models: Array) -> Array:
@@ -86,47 +119,51 @@ def honest_server(
             mean = jnp.tensordot(shares, received.astype(wide) - models.astype(wide), 1)
             return mean.astype(received.dtype)
 
-        updates, optimizer_state = transformation.update(
-            jax.tree.map(pseudo_gradient, state.params, returned), state.optimizer, state.params
-        )
-        return ServerState(
-            optax.apply_updates(state.params, updates), optimizer_state, state.private
-        )
-
-    return Server(init, send, receive)
+        mean = jax.tree.map(pseudo_gradient, state.params, returned)
+        transformation = self.optimizer(self.learning_rate)
+        updates, optimizer = transformation.update(mean, state.optimizer, state.params)
+        return ServerState(optax.apply_updates(state.params, updates), optimizer, state.private)
 
 
-@checked
-@functools.cache
-def isolating_server(victim: Index, server: Server | None = None) -> Server:
+@struct.dataclass
+class IsolatingServer(Server):
     """An active adversary that trains the victim apart: it gets its own model back in every round,
     the others run FedAvg among themselves (Lyu 2021, section 3.1, "isolate").
 
-    Args:
+    Attributes:
       victim: id of the isolated client.
-      server: how the others are aggregated; `honest_server()` by default.
+      server: how the others are aggregated.
     """
-    others = server or honest_server()
 
-    def init(params: Any) -> ServerState:
-        return others.init(params)._replace(private=params)
+    victim: Index
+    server: Server = HonestServer()
 
-    def send(state: ServerState, client_id: Array) -> Any:
+    personal: ClassVar[bool] = True
+
+    @property
+    def named(self) -> tuple[Any, ...]:
+        """The victim."""
+        return (self.victim,)
+
+    def init(self, params: Any) -> ServerState:
+        """The first model, for the others and for the victim."""
+        return self.server.init(params)._replace(private=params)
+
+    def send(self, state: ServerState, client_id: Array) -> Any:
+        """The victim's own model, or the others'."""
         return jax.tree.map(
-            lambda isolated, shared: jnp.where(client_id == victim, isolated, shared),
+            lambda isolated, shared: jnp.where(client_id == self.victim, isolated, shared),
             state.private,
             state.params,
         )
 
-    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        is_victim = ids == victim
+    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        """The victim's model is kept as it is, the others' are aggregated."""
+        is_victim = ids == self.victim
         isolated = jax.tree.map(
             lambda models, kept: jnp.where(is_victim.any(), models[jnp.argmax(is_victim)], kept),
             returned,
             state.private,
         )
-        return others.receive(state, returned, jnp.where(is_victim, 0, sizes), ids)._replace(
-            private=isolated
-        )
-
-    return Server(init, send, receive, personal=True, named=(victim,))
+        others = jnp.where(is_victim, 0, sizes)
+        return self.server.receive(state, returned, others, ids)._replace(private=isolated)

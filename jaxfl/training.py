@@ -12,11 +12,11 @@ import optax
 from flax import struct
 
 from jaxfl import _check
-from jaxfl.clients import OneClient, check_records_of_one
+from jaxfl.clients import ClientData, OneClient, check_records_of_one
 from jaxfl.defenses import DPSGD, Mixup
 from jaxfl.domains import Count, Key, Number, Params, Positive, check, checked
 from jaxfl.models import Model, mean_loss
-from jaxfl.plugins import HoldsPlugins, Plugin, check_plugins, overriding
+from jaxfl.plugins import HoldsPlugins, Plugin, Plugins, check_plugins, overriding
 
 Array = jax.Array
 SENDING, LATER = 2**32 - 1, 2**32 - 2
@@ -119,7 +119,14 @@ def local_update(
         make no sense or labels outside the classes; traced ones are not looked at.
     """
     check_records_of_one(model, params, data, "data")
-    data = jax.tree.map(jnp.asarray, data)
+    data, training = jax.tree.map(jnp.asarray, data), jax.tree.map(as_array, training)
+    return _local_update(model, params, data, key, training)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _local_update(
+    model: Model, params: Any, data: ClientData, key: Array, training: LocalTraining
+) -> Any:
     optimizer = training.optimizer(training.learning_rate)
     records = data.mask.shape[0]
     batch_size = records if training.batch_size is None else min(training.batch_size, records)
@@ -201,6 +208,21 @@ def client_round(
       send_key: draws what is random in what is sent; by default a stream of `key` apart from
         training's.
     """
+    training, plugins = jax.tree.map(as_array, (training, Plugins(plugins)))
+    send_key = jax.random.fold_in(key, SENDING) if send_key is None else send_key
+    return _client_round(model, params, data, key, training, plugins, send_key)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _client_round(
+    model: Model,
+    params: Any,
+    data: ClientData,
+    key: Array,
+    training: LocalTraining,
+    plugins: tuple[Plugin, ...],
+    send_key: Array,
+) -> Any:
     every = (*training.plugins, *plugins)
     for plugin in overriding("recipe", every):
         training = plugin.recipe(training)
@@ -211,7 +233,6 @@ def client_round(
     if not senders:
         return returned
     update = jax.tree.map(jnp.subtract, params, returned)
-    send_key = jax.random.fold_in(key, SENDING) if send_key is None else send_key
     later_key = jax.random.fold_in(send_key, LATER)
     for place, plugin in enumerate(senders):
         # `split` numbers its keys as `fold_in` does: a plug-in's own are apart from the next one's.
@@ -222,11 +243,19 @@ def client_round(
     return jax.tree.map(jnp.subtract, params, update)
 
 
+def as_array(number: Any) -> Any:
+    """Floating-point numbers as arrays of one type: a Python float and an array would compile
+    twice."""
+    array = jnp.asarray(number)
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(jnp.result_type(float)) if floating else array
+
+
 def batch_order(key: Array, mask: Array) -> Array:
     """A random order of the rows `[records]`: those where `mask` is True first, padding last.
 
     Each row's rank is drawn from a stream that is stable under longer padding, so padding changes
-    nothing.
+    nothing; and in 32 bits, so 64-bit types change nothing.
     """
-    ranks = jax.random.uniform(key, mask.shape)
+    ranks = jax.random.uniform(key, mask.shape, jnp.float32)
     return jnp.argsort(jnp.where(mask, ranks, jnp.inf))

@@ -269,7 +269,7 @@ class Transcript:
             self.clients[:, None] == self.ids, axis=1
         )  # messages are in the order of `clients`
         present = self.participation[jnp.asarray(self.rounds)][:, places]
-        draws = jax.random.uniform(key, present.shape)
+        draws = jax.random.uniform(key, present.shape, jnp.float32)
         order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, : self.cohort]
         shuffled = jax.tree.map(
             lambda a: jax.vmap(lambda models, o: models[o])(a, order), self.returned

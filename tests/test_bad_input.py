@@ -18,11 +18,11 @@ from attacks import (
 )
 from jaxfl import (
     Federated,
+    IsolatingServer,
     LocalTraining,
     Messages,
     Record,
     evaluate,
-    isolating_server,
     linear,
     logistic,
     one_client,
@@ -324,7 +324,7 @@ def test_other_refusals(world, messages):
             world.clients,
             world.key,
             Federated(),
-            server=isolating_server(99),
+            server=IsolatingServer(99),
         )
     with pytest.raises(ValueError, match=r"rounds=\(\) is empty"):
         messages.select(())

@@ -47,7 +47,7 @@ Array = jax.Array
 @checked
 def random_guess(key: Key, records: Count, candidates: Count) -> Array:
     """`random`: a uniform guess for each record `[records]`; right with probability 1/K."""
-    return jax.random.randint(key, (records,), 0, candidates)
+    return jax.random.randint(key, (records,), 0, candidates, jnp.int32)
 
 
 @checked
@@ -211,7 +211,7 @@ def _l2_lbfgs(
         column = knowledge.columns[j]
         shape = (len(known), column.candidates.shape[1])
         if column.prior is None:
-            return jax.random.normal(jax.random.fold_in(start_key, j), shape)
+            return jax.random.normal(jax.random.fold_in(start_key, j), shape, jnp.float32)
         return jnp.broadcast_to(column.prior @ column.candidates, shape)
 
     with jax.default_matmul_precision("highest"):

@@ -103,7 +103,7 @@ def _invert_model(
     start = jnp.full((classes, *shape), settings.start, jnp.result_type(float))
     if key is not None:
         start = jnp.clip(
-            start + settings.spread * jax.random.normal(key, start.shape),
+            start + settings.spread * jax.random.normal(key, start.shape, jnp.float32),
             settings.low,
             settings.high,
         )
@@ -195,8 +195,8 @@ def _invert_gradient(
     x_key, y_key, key = jax.random.split(key, 3)
     classes = model.classes or 0
     start = (
-        jax.random.normal(x_key, (batch, *shape)),
-        0.1 * jax.random.normal(y_key, (batch, classes)),
+        jax.random.normal(x_key, (batch, *shape), jnp.float32),
+        0.1 * jax.random.normal(y_key, (batch, classes), jnp.float32),
     )
 
     def guess(free: tuple[Array, Array]) -> tuple[Array, Array]:

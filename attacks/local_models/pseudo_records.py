@@ -192,8 +192,8 @@ def _fit_records(
 
     x_key, y_key = jax.random.split(start_key)
     start = (
-        jax.random.normal(x_key, (settings.records, *record_shape)),
-        jax.random.normal(y_key, (settings.records, model.classes or 1)),
+        jax.random.normal(x_key, (settings.records, *record_shape), jnp.float32),
+        jax.random.normal(y_key, (settings.records, model.classes or 1), jnp.float32),
     )
     minimum = minimize_adam(
         objective, start, fit_key, steps=settings.steps, learning_rate=settings.learning_rate

@@ -328,5 +328,7 @@ def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
     """Sets of rows `[sets, size]`, without repetition in a set."""
     keys = jax.random.split(key, sets)
     return rows[
-        jax.lax.map(lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape), size)[1], keys)
+        jax.lax.map(
+            lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape, jnp.float32), size)[1], keys
+        )
     ]

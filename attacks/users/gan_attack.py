@@ -5,24 +5,24 @@ model, and spoils its own messages: what it generated of that class it trains on
 own, so that the victim has to teach the model the difference.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from attacks.users.generative import Adversarial, game_optimizer
-from attacks.users.generators import NOISE, generate, generator
+from attacks.users.generators import NOISE, Generator, generate, generator
 from attacks.users.mgan import check_images
 from jaxfl import (
     ClientData,
+    HonestServer,
     LocalTraining,
     Model,
     Server,
     ServerState,
-    honest_server,
     local_update,
     mean_loss,
 )
@@ -87,41 +87,77 @@ def gan_attack(
             "attacker's own"
         )
     make = generator(tuple(data.x.shape[1:]), fake_class, settings.width)
-    honest, records = honest_server(), len(data.mask)
-    steps = max(records // settings.batch_size, 1)
-    images = functools.partial(_images, make, target)
+    return GanAttackServer(model, make, attacker, target, data, training, key, settings)
 
-    def init(params: Any) -> ServerState:
-        start_key, attack_key = jax.random.split(key)
-        made = make.init(start_key, jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
-        private = Attacker(made, game_optimizer(settings).init(made), attack_key, jnp.asarray(0))
-        return honest.init(params)._replace(private=private)
 
-    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        private = state.private
+@struct.dataclass
+class GanAttackServer(Server):
+    """See `gan_attack`.
+
+    Attributes:
+      model: the shared classifier (static).
+      make: the generator's module (static).
+      attacker: id of the attacking client.
+      target: the class that it wants.
+      data: its records.
+      training: what it does with them.
+      key: of the attack.
+      settings: see `Adversarial`.
+    """
+
+    model: Model = struct.field(pytree_node=False)
+    make: Generator = struct.field(pytree_node=False)
+    attacker: Index
+    target: Index
+    data: OneClient
+    training: LocalTraining
+    key: Key
+    settings: Adversarial
+
+    @property
+    def named(self) -> tuple[Any, ...]:
+        """The attacker."""
+        return (self.attacker,)
+
+    def init(self, params: Any) -> ServerState:
+        """The first model, and the attacker's generator."""
+        start_key, attack_key = jax.random.split(self.key)
+        made = self.make.init(start_key, jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
+        optimizer = game_optimizer(self.settings).init(made)
+        private = Attacker(made, optimizer, attack_key, jnp.asarray(0))
+        return HonestServer().init(params)._replace(private=private)
+
+    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        """As an honest server, but for the attacker's message."""
+        private, records = state.private, len(self.data.mask)
         round_key = jax.random.fold_in(private.key, private.t)
         fit_key, fake_key, train_key = jax.random.split(round_key, 3)
 
         def loss(made: Any, key: Array) -> Array:
-            x = images(made, 2 * settings.batch_size, key)
-            return mean_loss(model, state.params, x, jnp.full(len(x), target))
+            x = self._images(made, 2 * self.settings.batch_size, key)
+            return mean_loss(self.model, state.params, x, jnp.full(len(x), self.target))
 
-        made, optimizer = _fitted(private, loss, fit_key, steps, settings)
-        fakes = images(made, records, fake_key)
-        x = jnp.concatenate([data.x, fakes])
-        y = jnp.concatenate([data.y, jnp.full(records, fake_class, data.y.dtype)])
-        both = ClientData(x, y, jnp.concatenate([data.mask, data.mask]), jnp.asarray(attacker))
-        message = local_update(model, state.params, both, train_key, training)
-        spoilt = jax.tree.map(lambda models, m: _put(models, m, ids == attacker), returned, message)
-        after = honest.receive(state, spoilt, sizes, ids)
+        steps = max(records // self.settings.batch_size, 1)
+        made, optimizer = _fitted(private, loss, fit_key, steps, self.settings)
+        spoilt = self._trained_on(self._images(made, records, fake_key), state.params, train_key)
+        messages = jax.tree.map(
+            lambda models, m: _put(models, m, ids == self.attacker), returned, spoilt
+        )
+        after = HonestServer().receive(state, messages, sizes, ids)
         return after._replace(private=Attacker(made, optimizer, private.key, private.t + 1))
 
-    return Server(init, honest.send, receive, named=(attacker,))
+    def _images(self, params: Any, count: int, key: Array) -> Array:
+        """So many of the target class, labelled as real."""
+        labels, real = jnp.full(count, self.target), jnp.ones(count, int)
+        return generate(self.make, params, labels, real, key)
 
-
-def _images(make: Any, target: int, params: Any, count: int, key: Array) -> Array:
-    """So many of the target class, labelled as real, by a generator `make` with its parameters."""
-    return generate(make, params, jnp.full(count, target), jnp.ones(count, int), key)
+    def _trained_on(self, fakes: Array, params: Any, key: Array) -> Any:
+        """The attacker's model, of its own records and of fakes `[records, ...]` beside them."""
+        data, fake_class = self.data, (self.model.classes or 0) - 1
+        x = jnp.concatenate([data.x, fakes])
+        y = jnp.concatenate([data.y, jnp.full(len(fakes), fake_class, data.y.dtype)])
+        both = ClientData(x, y, jnp.concatenate([data.mask, data.mask]), jnp.asarray(self.attacker))
+        return local_update(self.model, params, both, key, self.training)
 
 
 def _put(messages: Array, message: Array, at: Array) -> Array:

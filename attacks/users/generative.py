@@ -124,12 +124,12 @@ class Game:
 def begin(game: Game, shared: Any, key: Array) -> State:
     """Fresh networks around a shared model."""
     keys = jax.random.split(key, 3)
-    width = shared[_trunk(game.model).head]["kernel"].shape[0]
+    width = shared[trunk_of(game.model).head]["kernel"].shape[0]
     real, identity = (nn.Dense(1).init(k, jnp.zeros((1, width)))["params"] for k in keys[:2])
     made = game.make.init(keys[2], jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
     networks = Networks(shared, real, identity, made)
     adam = game_optimizer(game.settings)
-    return State(networks, adam.init(_discriminator(networks)), adam.init(made))
+    return State(networks, adam.init(discriminator(networks)), adam.init(made))
 
 
 def game_optimizer(settings: Adversarial) -> optax.GradientTransformation:
@@ -137,11 +137,13 @@ def game_optimizer(settings: Adversarial) -> optax.GradientTransformation:
     return optax.adam(settings.learning_rate, b1=MOMENTUM)
 
 
-def _discriminator(networks: Networks) -> tuple[Any, Any, Any]:
+def discriminator(networks: Networks) -> tuple[Any, Any, Any]:
+    """The shared model and the two heads beside its own."""
     return networks.shared, networks.real, networks.identity
 
 
-def _trunk(model: Model) -> Trunk:
+def trunk_of(model: Model) -> Trunk:
+    """The trunk that a model names. Raises `ValueError` if it names none."""
     if model.trunk is None:
         raise ValueError(
             "generative attacks need a model that names its trunk (see jaxfl.trunk_cnn)"
@@ -165,7 +167,7 @@ class Judged(NamedTuple):
 @functools.partial(jax.jit, static_argnames="model")
 def judge(model: Model, shared: Any, real: Any, identity: Any, x: Array) -> Judged:
     """What the discriminator says of images `[batch, ...]`; networks as in `Networks`."""
-    trunk = _trunk(model)
+    trunk = trunk_of(model)
     features = trunk.features(shared, x).reshape(len(x), -1)
 
     def last(head: Any) -> Array:
@@ -174,11 +176,11 @@ def judge(model: Model, shared: Any, real: Any, identity: Any, x: Array) -> Judg
     return Judged(last(real)[:, 0], last(identity)[:, 0], last(shared[trunk.head]))
 
 
-def _draw(game: Game, params: Any, count: int, key: Array) -> tuple[Array, Array, Array]:
+def draw(game: Game, params: Any, count: int, key: Array) -> tuple[Array, Array, Array]:
     """Generated images `[count, ...]`, their classes, and the identity they were made for."""
     label_key, identity_key, noise_key = jax.random.split(key, 3)
     labels = jax.random.choice(label_key, len(game.categories), (count,), p=game.categories)
-    identity = jax.random.bernoulli(identity_key, 0.5, (count,)).astype(int)
+    identity = jax.random.bernoulli(identity_key, jnp.float32(0.5), (count,)).astype(int)
     return generate(game.make, params, labels, identity, noise_key), labels, identity
 
 
@@ -210,11 +212,11 @@ def discriminator_step(
     size, settings = game.settings.batch_size, game.settings
     aux_key, fake_key, victim_key, other_key = jax.random.split(key, 4)
     rows = jax.random.choice(aux_key, len(game.x), (size,), replace=False)
-    fake, _, made_for = _draw(game, state.networks.generator, size, fake_key)
+    fake, _, made_for = draw(game, state.networks.generator, size, fake_key)
     halves = []
     if identified is not None:
         for k, images in zip((victim_key, other_key), identified, strict=True):
-            halves.append(images[jax.random.choice(k, len(images), (size // 2,))])
+            halves.append(images[jax.random.randint(k, (size // 2,), 0, len(images), jnp.int32)])
     batch = jnp.concatenate([game.x[rows], fake, *halves])
 
     def loss(discriminator: tuple[Any, Any, Any]) -> Array:
@@ -230,7 +232,7 @@ def discriminator_step(
             )
         return total
 
-    current = _discriminator(state.networks)
+    current = discriminator(state.networks)
     updates, optimizer = game_optimizer(settings).update(
         jax.grad(loss)(current), state.discriminator
     )
@@ -244,8 +246,8 @@ def generator_step(game: Game, state: State, key: Array, with_identity: bool) ->
     """One step down `L_cat - L_real + L_id` (Song 2020, Eq. 5)."""
 
     def loss(params: Any) -> Array:
-        images, labels, identity = _draw(game, params, 2 * game.settings.batch_size, key)
-        judged = judge(game.model, *_discriminator(state.networks), images)
+        images, labels, identity = draw(game, params, 2 * game.settings.batch_size, key)
+        judged = judge(game.model, *discriminator(state.networks), images)
         total = game.model.loss(judged.classes, labels).mean() + _bce(judged.real, 1)
         return total + (_bce(judged.identity, identity) if with_identity else 0.0)
 

@@ -108,6 +108,6 @@ def generate(
 
 @functools.partial(jax.jit, static_argnames="make")
 def _generate(make: Generator, params: Any, labels: Array, identity: Array, key: Array) -> Array:
-    noise = jax.random.uniform(key, (len(labels), NOISE), minval=-1.0, maxval=1.0)
+    noise = jax.random.uniform(key, (len(labels), NOISE), jnp.float32, -1.0, 1.0)
     images, _ = make.apply({"params": params}, noise, labels, identity, mutable=["batch_stats"])
     return jnp.asarray(images)

@@ -126,7 +126,7 @@ def pair_similarities(
     """
     _check.at_least(0, identities=identities)
     first_key, second_key = jax.random.split(key)
-    first = jax.random.randint(first_key, (pairs,), 0, len(identities))
+    first = jax.random.randint(first_key, (pairs,), 0, len(identities), jnp.int32)
     second = partners(second_key, identities, first)
     distance = jnp.linalg.norm(descriptors[first] - descriptors[second], axis=-1)
     return -distance, identities[first] == identities[second]

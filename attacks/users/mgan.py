@@ -4,11 +4,12 @@ server.
 Threat model: as in `attacks.users.generative`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jaxtyping import Num
 
 from attacks.users.generative import (
@@ -16,15 +17,15 @@ from attacks.users.generative import (
     Game,
     Networks,
     State,
-    _discriminator,
-    _draw,
-    _trunk,
     begin,
+    discriminator,
+    draw,
     judge,
     play,
+    trunk_of,
 )
 from attacks.users.generators import Generator, generator
-from jaxfl import ClientData, Messages, Model, Server, ServerState, _check, isolating_server
+from jaxfl import ClientData, IsolatingServer, Messages, Model, Server, ServerState, _check
 from jaxfl.clients import OneClient
 from jaxfl.domains import Index, Key, checked
 from jaxfl.models import check_parameters, zero_rows
@@ -93,7 +94,7 @@ def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
 def _game(
     model: Model, auxiliary: OneClient, categories: Array | None, settings: Adversarial
 ) -> Game:
-    _trunk(model)
+    trunk_of(model)
     classes = model.classes or 0
     settings.check(len(auxiliary.x))
     check_images(auxiliary, classes, "auxiliary")
@@ -134,11 +135,9 @@ def _passive(
         state = state._replace(networks=state.networks._replace(shared=returned))
         play_key, look_key = jax.random.split(jax.random.fold_in(key, place))
         state = play(game, state, play_key, t, (mine, theirs))
-        images, labels, _ = _draw(
-            game, state.networks.generator, game.settings.batch_size, look_key
-        )
+        images, labels, _ = draw(game, state.networks.generator, game.settings.batch_size, look_key)
         realness = jax.nn.sigmoid(
-            judge(game.model, *_discriminator(state.networks), images).real
+            judge(game.model, *discriminator(state.networks), images).real
         ).mean()
         agreement = (game.model.apply(received, images).argmax(-1) == labels).mean()
         return state, (realness, agreement)
@@ -192,26 +191,52 @@ def mgan_server(
       settings: see `Adversarial`.
     """
     game = _game(model, auxiliary, categories, settings or Adversarial())
-    apart = isolating_server(victim)
+    return MganServer(IsolatingServer(victim), game, key)
 
-    def isolated(state: ServerState) -> ServerState:
-        return state._replace(private=state.private.state.networks.shared)
 
-    def init(params: Any) -> ServerState:
-        start_key, attack_key = jax.random.split(key)
-        return apart.init(params)._replace(
-            private=Isolated(begin(game, params, start_key), attack_key, jnp.asarray(0))
-        )
+@struct.dataclass
+class MganServer(Server):
+    """See `mgan_server`.
 
-    def send(state: ServerState, client_id: Array) -> Any:
-        return apart.send(isolated(state), client_id)
+    Attributes:
+      apart: trains the victim apart.
+      game: what the server plays with.
+      key: of the attack.
+    """
 
-    def receive(state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
-        private, after = state.private, apart.receive(isolated(state), returned, sizes, ids)
+    apart: IsolatingServer
+    game: Game
+    key: Key
+
+    personal: ClassVar[bool] = True
+
+    @property
+    def named(self) -> tuple[Any, ...]:
+        """The victim."""
+        return self.apart.named
+
+    def init(self, params: Any) -> ServerState:
+        """The first model, and networks around it."""
+        start_key, attack_key = jax.random.split(self.key)
+        private = Isolated(begin(self.game, params, start_key), attack_key, jnp.asarray(0))
+        return self.apart.init(params)._replace(private=private)
+
+    def send(self, state: ServerState, client_id: Array) -> Any:
+        """The victim's own model, or the others'."""
+        return self.apart.send(_isolated(state), client_id)
+
+    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+        """The others' models are aggregated; the victim's is played with."""
+        private = state.private
+        after = self.apart.receive(_isolated(state), returned, sizes, ids)
         before = private.state._replace(
             networks=private.state.networks._replace(shared=after.private)
         )
-        played = play(game, before, jax.random.fold_in(private.key, private.t), private.t, None)
+        key = jax.random.fold_in(private.key, private.t)
+        played = play(self.game, before, key, private.t, None)
         return after._replace(private=Isolated(played, private.key, private.t + 1))
 
-    return Server(init, send, receive, personal=True, named=(victim,))
+
+def _isolated(state: ServerState) -> ServerState:
+    """As `IsolatingServer` keeps it."""
+    return state._replace(private=state.private.state.networks.shared)

@@ -244,7 +244,7 @@ def _representatives(
 
 def _start(key: Array, shape: tuple[int, ...], settings: Representing) -> Array:
     middle, half = (settings.high + settings.low) / 2, (settings.high - settings.low) / 2
-    noise = settings.start * jax.random.normal(key, shape)
+    noise = settings.start * jax.random.normal(key, shape, jnp.float32)
     return jnp.clip(middle + half * noise, settings.low, settings.high)
 
 

@@ -243,4 +243,6 @@ def partners(key: Array, identities: Array, first: Array) -> Array:
     wanted = (jnp.arange(len(first)) % 2 == 0)[:, None]
     itself = first[:, None] == jnp.arange(len(identities))[None, :]
     allowed = (alike == wanted) & ~itself
-    return jnp.argmax(jnp.where(allowed, jax.random.uniform(key, allowed.shape), -1.0), 1)
+    return jnp.argmax(
+        jnp.where(allowed, jax.random.uniform(key, allowed.shape, jnp.float32), -1.0), 1
+    )

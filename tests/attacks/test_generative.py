@@ -13,9 +13,9 @@ from attacks.metrics import classifier_score
 from attacks.users import generative, generators, mgan
 from jaxfl import (
     Federated,
+    IsolatingServer,
     LocalTraining,
     Record,
-    isolating_server,
     mlp,
     one_client,
     simulate,
@@ -221,7 +221,7 @@ def test_the_active_attack_leaves_the_others_to_themselves(federation):
     server = mgan.mgan_server(MODEL, 0, auxiliary, jax.random.key(2), settings=SETTINGS)
     start, key = MODEL.init(jax.random.key(0)), jax.random.key(1)
     run = simulate(MODEL, start, clients, key, federated(3), server=server)
-    apart = simulate(MODEL, start, clients, key, federated(3), server=isolating_server(0))
+    apart = simulate(MODEL, start, clients, key, federated(3), server=IsolatingServer(0))
     assert largest_difference(run.params, apart.params) < 1e-6
     own = run.private
     assert int(own.t) == 3

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import linen as nn
 
 import attacks
@@ -384,7 +383,7 @@ def simulation():
             "clients": CLIENTS,
             "key": KEY,
             "federated": jaxfl.Federated(2, plugins=(jaxfl.Upload(1.0, 0.1, 8),)),
-            "server": jaxfl.honest_server(),
+            "server": jaxfl.IsolatingServer(0),
             "test": one_client,
         },
         jaxfl.local_update: trained | {"training": jaxfl.LocalTraining(0.1, 1, 4)},
@@ -427,8 +426,6 @@ def simulation():
             "strides": (2, 1, 2, 1),
         },
         jaxfl.clipped_sgd: {"norm": 1.0},
-        jaxfl.honest_server: {"optimizer": optax.sgd, "learning_rate": 1.0, "by_size": True},
-        jaxfl.isolating_server: {"victim": 0, "server": jaxfl.honest_server()},
         accounting.epsilon: {
             "noise_multiplier": 1.0,
             "records": 100,

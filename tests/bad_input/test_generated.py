@@ -54,8 +54,8 @@ class Foreign:
 
 
 def test_arrays_of_other_libraries_are_named():
-    with pytest.raises(ValueError, match=r"learning_rate=.* must be one number"):
-        jaxfl.honest_server(learning_rate=Foreign())
+    with pytest.raises(ValueError, match=r"prior=.* must be between 0 and 1"):
+        attacks.binary_column(0, Foreign())
     with pytest.raises(ValueError, match="must be a tree of floating-point arrays"):
         jaxfl.evaluate(jaxfl.linear(2), {"w": Foreign()}, jaxfl.one_client([[1.0, 2]], [1.0]))
 

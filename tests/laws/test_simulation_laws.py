@@ -14,12 +14,12 @@ import pytest
 
 from jaxfl import (
     Federated,
+    HonestServer,
+    IsolatingServer,
     LocalTraining,
     Model,
     Record,
     cross_entropy,
-    honest_server,
-    isolating_server,
     local_update,
     mean_loss,
     mlp,
@@ -60,7 +60,7 @@ def test_a_client_has_messages_of_the_rounds_it_took_part_in_alone(world):
 
 def test_rounds_have_batch_orders_of_their_own(world):
     """The same model, received twice, comes back as two."""
-    frozen = honest_server(learning_rate=0.0)
+    frozen = HonestServer(learning_rate=0.0)
     federated = Federated(rounds=2, training=LocalTraining(0.2, batch_size=8))
     seen = run(world, federated=federated, server=frozen).messages(0)
     first, second = (jax.tree.map(lambda a, t=t: a[t], seen.returned) for t in (0, 1))
@@ -149,7 +149,7 @@ def test_fedavg_is_the_mean_weighted_by_records(world):
 
 
 def test_server_optimizer_and_equal_weights(world):
-    server = honest_server(optax.sgd, 0.5, by_size=False)
+    server = HonestServer(optax.sgd, 0.5, by_size=False)
     transcript = run(world, federated=Federated(rounds=1, training=MINIBATCH), server=server)
     expected = jax.tree.map(
         lambda w, a: 0.5 * w + 0.5 * a[0].mean(0), world.params, transcript.returned
@@ -159,7 +159,7 @@ def test_server_optimizer_and_equal_weights(world):
 
 def test_isolated_victim_trains_as_if_alone(world):
     federated = Federated(rounds=4, training=MINIBATCH)
-    isolated = run(world, federated=federated, server=isolating_server(1))
+    isolated = run(world, federated=federated, server=IsolatingServer(1))
     alone = run(world, world.clients.take(jnp.array([1])), federated)
     others = run(world, world.clients.take(jnp.array([0, 2])), federated)
     assert largest_difference(isolated.messages(1), alone.messages(1)) < 1e-6

@@ -119,7 +119,7 @@ def simulated_path(guess: Guess, received: Any, key: Array, points: int) -> Any:
 
     def after(params: Any, seen: Array, key: Array) -> Any:
         part_key, order_key = jax.random.split(key)
-        ranks = jax.random.uniform(part_key, (records,)).argsort().argsort()
+        ranks = jax.random.uniform(part_key, (records,), jnp.float32).argsort().argsort()
         return local_update(
             model, params, dataclasses.replace(data, mask=ranks < seen), order_key, one_epoch
         )
