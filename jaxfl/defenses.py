@@ -59,8 +59,8 @@ class Upload(Plugin):
         for leaf, leaf_key in zip(leaves, jax.random.split(key, len(leaves)), strict=True):
             noise_key, rounding_key = jax.random.split(leaf_key)
             noised = factor * leaf + deviation * jax.random.normal(
-                noise_key, leaf.shape, leaf.dtype
-            )
+                noise_key, leaf.shape, jnp.float32
+            ).astype(leaf.dtype)
             sent.append(jnp.where(self.bits > 0, _rounded(noised, rounding_key, self.bits), noised))
         return jax.tree.unflatten(structure, sent)
 
@@ -70,7 +70,7 @@ def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
     steps = 2.0 ** jnp.maximum(bits, 1) - 1
     step = jnp.maximum(2 * largest / steps, jnp.finfo(values.dtype).tiny)
     places = jnp.floor(
-        (values + largest) / step + jax.random.uniform(key, values.shape, values.dtype)
+        (values + largest) / step + jax.random.uniform(key, values.shape, jnp.float32)
     )
     return (jnp.minimum(places, steps) * step - largest).astype(values.dtype)
 
@@ -139,7 +139,7 @@ def private_gradient(
     keys = jax.random.split(noise_key, len(leaves))
     deviation = privacy.clip * privacy.noise_multiplier
     noised = [
-        g + deviation * jax.random.normal(k, g.shape, g.dtype)
+        g + deviation * jax.random.normal(k, g.shape, jnp.float32).astype(g.dtype)
         for g, k in zip(leaves, keys, strict=True)
     ]
     return jax.tree.unflatten(structure, [g / count for g in noised])

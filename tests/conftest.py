@@ -41,10 +41,29 @@ compiled_as_by_users = functools.partial(
 or would be magnified."""
 
 
+ROUNDING = 1e-6
+"""By how much numbers of size 1 may differ that are equal on paper: float32 keeps 1.2e-7 of them,
+and a model here is some tens of steps of sums of some tens of terms, in whatever order."""
+
+
+def differences(a, b):
+    """Largest absolute difference of each leaf of two pytrees of equal structure, by its name."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True)
+    return {
+        jax.tree_util.keystr(path): float(jnp.abs(x - y).max()) for (path, x), y in pairs if x.size
+    }
+
+
 def largest_difference(a, b):
     """Largest absolute difference between two pytrees of equal structure."""
-    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(jnp.abs(x - y).max()) for x, y in leaves if x.size)
+    return max(differences(a, b).values())
+
+
+def assert_same(a, b, why, within=ROUNDING):
+    """Two pytrees are equal but for rounding; if not, the message says `why` that is wrong."""
+    apart = differences(a, b)
+    worst = max(apart, key=lambda leaf: np.nan_to_num(apart[leaf], nan=np.inf))
+    assert apart[worst] <= within, f"{why}: {worst or 'it'} differs by {apart[worst]:.3g}"
 
 
 @dataclasses.dataclass(frozen=True)
