@@ -96,7 +96,7 @@ def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
 @checked
 def local_update(
     model: Model, params: Params, data: OneClient, key: Key, training: LocalTraining
-) -> Any:
+) -> Params:
     """Train on one client's records and return its model. Plug-ins change batches and gradients
     here; what they make of recipe and update is `client_round`'s.
 
@@ -195,7 +195,7 @@ def client_round(
     training: LocalTraining,
     plugins: tuple[Plugin, ...] = (),
     send_key: Key | None = None,
-) -> Any:
+) -> Params:
     """What a client returns in a round: `local_update`, and what plug-ins make of it.
 
     Args:

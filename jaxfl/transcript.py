@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Int, Num
+from jaxtyping import Bool, Int, Num
 
 from jaxfl import _check
 from jaxfl.domains import Count
@@ -38,6 +38,12 @@ class Messages:
         """`received - returned`, positive along the gradient: for one full-batch SGD step, learning
         rate x gradient."""
         return jax.tree.map(jnp.subtract, self.received, self.returned)
+
+    @property
+    def unchanged(self) -> Array:
+        """Whether no model came back changed, a boolean scalar."""
+        changed = jax.tree.map(lambda w, v: (w != v).any(), self.received, self.returned)
+        return ~jnp.stack(jax.tree.leaves(changed)).any()
 
     @property
     def model_shapes(self) -> Any:
@@ -192,9 +198,9 @@ class Transcript:
     params: Any
     received: Any
     returned: Any
-    clients: Array
-    ids: Array
-    participation: Array
+    clients: Int[Array, "kept"]
+    ids: Int[Array, "clients"]
+    participation: Bool[Array, "rounds clients"]
     sums: Any
     evaluation: Evaluation | None
     rounds: tuple[int, ...] = struct.field(pytree_node=False)

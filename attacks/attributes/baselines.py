@@ -189,7 +189,7 @@ def l2_lbfgs(
         answer = _l2_lbfgs(model, messages, knowledge, key, settings)
     judge_key = jax.random.fold_in(key, JUDGED)
     fit = judge(model, messages, knowledge, answer, settings.virtual.training, judge_key)
-    return explained("l2_lbfgs", answer, fit)
+    return explained("l2_lbfgs", messages, answer, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -117,7 +117,7 @@ def cos_matching(
         answer = _cos_matching(model, messages, knowledge, key, settings)
     judge_key = jax.random.fold_in(key, JUDGED)
     fit = judge(model, seen, knowledge, answer, recipe, judge_key, free_scale=True)
-    return explained("cos_matching", answer, fit)
+    return explained("cos_matching", messages, answer, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -171,11 +171,20 @@ def answered(  # noqa: PLR0913 - the fields of its result
     )
 
 
-def explained(attack: str, answer: Reconstruction, fit: Fit) -> Reconstruction:
-    """An answer with its fit, and a warning where that is a misfit."""
-    status = status_of(answer.status == Status.FAILED, fit)
+def explained(attack: str, messages: Messages, answer: Reconstruction, fit: Fit) -> Reconstruction:
+    """An answer with its fit, and a warning where that is a misfit. Where no model came back
+    changed there is nothing to explain: then the attack failed."""
+    failed = (answer.status == Status.FAILED) | messages.unchanged
+    status = status_of(failed, fit)
     warn_of_misfit(attack, status, fit, stacklevel=5)
-    return dataclasses.replace(answer, status=status, fit=fit)
+    return dataclasses.replace(
+        answer,
+        values=tuple(jnp.where(failed, -1, v) for v in answer.values),
+        labels=None if answer.labels is None else jnp.where(failed, -1, answer.labels),
+        objective=jnp.where(failed, jnp.inf, answer.objective),
+        status=status,
+        fit=fit,
+    )
 
 
 @checked

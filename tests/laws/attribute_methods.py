@@ -177,6 +177,14 @@ def messages_that_are_not_finite_give_no_answer(trial):
     assert all((np.asarray(values) == -1).all() for values in answer.values)
 
 
+def messages_that_hold_no_update_give_no_answer(trial):
+    messages = trial.messages("own")
+    silent = Messages(messages.received, messages.received, messages.rounds)
+    answer = trial.answer(trial.view(messages=silent))
+    assert int(answer.status) == 1, "it explains what nobody sent"
+    assert all((np.asarray(values) == -1).all() for values in answer.values)
+
+
 def same_key_same_answer(trial):
     first, again = (trial.answer(trial.view()) for _ in range(2))
     for a, b in zip(first.values, again.values, strict=True):
@@ -241,10 +249,13 @@ def vmap_is_a_loop(trial):
             assert np.mean(np.asarray(a[i]) == np.asarray(b)) > 0.9
 
 
-def runs_with_64_bit_types_on(trial):
+def gives_the_same_answer_with_64_bit_types_on(trial):
+    answer = trial.answer(trial.view())
     with jax.enable_x64(True):
-        answer = trial.method.run(trial.view(), trial.attack)
-    assert all(v.shape == (RECORDS,) for v in answer.values)
+        wide = trial.method.run(trial.view(), trial.attack)
+    for a, b in zip(answer.values, wide.values, strict=True):
+        same = np.mean(np.asarray(a) == np.asarray(b))
+        assert same > 0.9, f"64-bit types change {1 - same:.0%} of the values"
 
 
 def bad_input_is_named(trial):
@@ -282,7 +293,7 @@ OF_ALL = {
         constants_of_an_outer_jit_are_no_tracers,
         another_number_compiles_nothing,
         vmap_is_a_loop,
-        runs_with_64_bit_types_on,
+        gives_the_same_answer_with_64_bit_types_on,
         a_declaration_is_kept,
     )
 }
@@ -298,6 +309,11 @@ OF_OBSERVERS = {
 }
 
 
+OF_EXPLAINERS = {law.__name__: law for law in (messages_that_hold_no_update_give_no_answer,)}
+
+
 def laws_of(method):
-    """Laws that a method is bound by: those of observers, if it looks at messages at all."""
-    return OF_ALL | (OF_OBSERVERS if method.observes else {})
+    """Laws that a method is bound by: those of observers, if it looks at messages at all, and those
+    of what explains them."""
+    laws = OF_ALL | (OF_OBSERVERS if method.observes else {})
+    return laws | (OF_EXPLAINERS if method.explains else {})

@@ -90,7 +90,7 @@ def gauss_newton(
         answer = _gauss_newton(model, messages, knowledge, settings)
     one_step = LocalTraining(settings.learning_rate)
     fit = judge(model, messages, knowledge, answer, one_step, jax.random.key(0))
-    return explained("gauss_newton", answer, fit)
+    return explained("gauss_newton", messages, answer, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")

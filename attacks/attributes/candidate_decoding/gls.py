@@ -129,7 +129,7 @@ def gls(
         answer = _gls(model, messages, knowledge, key, settings, canonicalize_dtype(dtype))
     judge_key = jax.random.fold_in(key, JUDGED)
     fit = judge(model, messages, knowledge, answer, settings.training, judge_key)
-    return explained("gls", answer, fit)
+    return explained("gls", messages, answer, fit)
 
 
 def _check_settings(settings: GLS, model: Model, records: int) -> None:
