@@ -19,8 +19,8 @@ Array = jax.Array
 def column_objective(
     model: Model, messages: Messages, erased: Array, positions: Array
 ) -> Callable[[Array, Array], Array]:
-    """`matching_objective` for the cosine and `virtual="gradient"` as a function of a few columns,
-    many times cheaper.
+    """`matching_objective` for the cosine and `Virtual(kind="gradient")`, as a function of a few
+    columns, many times cheaper.
 
     For models whose first layer takes the records (`model.layers.takes_records`). With `x = erased
     + columns`, everything that the known columns contribute is computed once: `S0 = x W`, `P0 = x

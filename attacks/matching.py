@@ -2,8 +2,8 @@
 that was seen.
 
 A guess enters as a *virtual update*, either one gradient at the received model
-(`virtual="gradient"`: exact for a client that takes one full-batch step) or the client's own
-training simulated on the guess (`virtual="unrolled"`). Both are differentiable in the guess.
+(`Virtual(kind="gradient")`: exact for a client that takes one full-batch step) or the client's own
+training simulated on the guess (`Virtual(kind="unrolled")`). Both are differentiable in the guess.
 """
 
 import functools

@@ -1,5 +1,5 @@
-"""Validation at the public boundary: each check raises one line naming the argument, its value and
-the mend.
+"""What an annotation of `jaxfl.domains` cannot say: whether values go together with a model or with
+each other. Each check raises one line naming the argument, its value and the mend.
 
 Traced arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data, not an exception.
 """

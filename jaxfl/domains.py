@@ -4,8 +4,9 @@
 Type checkers see the plain type. `checked` looks at the rest when a public function is called, and
 names the argument, its value and the mend; of a settings record it looks at every field. Axes are
 named as jaxtyping names them; those of one name in one call are of one length. `Num` stands for any
-numbers, NaN among them. Traced values are passed over, but for their shapes: under `jit`, `vmap` or
-`grad` a bad value is data, not an exception.
+numbers, NaN among them. What depends on more than one value is `jaxfl._check`'s. Traced values are
+passed over, but for their shapes: under `jit`, `vmap` or `grad` a bad value is data, not an
+exception.
 """
 
 import collections.abc

@@ -125,7 +125,7 @@ def objective(
       observed: its pseudo-gradient.
       x: images `[images, height, width, channels]`.
       y: labels `[images]`.
-      key: draws batch orders (of `virtual="unrolled"` only).
+      key: draws batch orders (where `settings.virtual` simulates the training).
       settings: see `Representing`.
     """
     settings = settings or Representing()

@@ -1,6 +1,6 @@
 """Which steps a client takes, if it takes several: epochs, batches, momentum.
 
-Threat model: as of `attacks.diagnosis`, which asks.
+Threat model: as of `attacks.diagnosis.causes`, which asks.
 """
 
 import dataclasses

@@ -1,0 +1,6 @@
+"""What messages say of a client: its recipe, and what it does to what it sends."""
+
+from attacks.diagnosis.causes import Diagnosis, diagnose
+from attacks.diagnosis.numbers import Finding
+
+__all__ = ["Diagnosis", "Finding", "diagnose"]

@@ -1,0 +1,122 @@
+"""What is seen in the numbers of messages, whatever the model and the records.
+
+Threat model: as of `attacks.diagnosis.causes`, which asks.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import Messages
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that the messages say.
+
+    Attributes:
+      cause: in a few words, as "weight decay".
+      evidence: the numbers, in a sentence.
+      share: of what was left unexplained, what the cause accounts for; 1 for what is seen in the
+        numbers themselves.
+    """
+
+    cause: str
+    evidence: str
+    share: float
+
+
+def numbers_say(messages: Messages) -> list[Finding]:
+    """What is seen in the numbers of messages, whatever the model and the records."""
+    updates = [np.asarray(u, np.float64) for u in jax.tree.leaves(messages.pseudo_gradient)]
+    models = [np.asarray(a) for a in jax.tree.leaves((messages.received, messages.returned))]
+    flat = np.concatenate([u.reshape(len(u), -1) for u in updates], 1)
+    looks = [_unchanged(flat), _half(models), _sparse(updates, flat), _grid(updates, models)]
+    signs = _signs(updates)
+    looks += [signs, None if signs else _clipped(flat)]
+    return [finding for finding in looks if finding is not None]
+
+
+def _unchanged(flat: np.ndarray) -> Finding | None:
+    still = int((np.abs(flat).max(1) == 0).sum())
+    if not still:
+        return None
+    evidence = f"in {still} of {len(flat)} rounds the model came back as it was sent"
+    return Finding("no training", evidence, 1.0)
+
+
+def _half(models: Sequence[np.ndarray]) -> Finding | None:
+    for kind in (jnp.bfloat16, np.float16):
+        wide = [a for a in models if a.dtype.itemsize > 2]
+        if wide and all((a.astype(kind).astype(a.dtype) == a).mean() > 0.99 for a in wide):
+            name = np.dtype(kind).name
+            return Finding("half precision", f"all numbers are numbers of {name}", 1.0)
+    return None
+
+
+def _sparse(updates: Sequence[np.ndarray], flat: np.ndarray) -> Finding | None:
+    """Where numbers stay among others that move, and none moves a little."""
+    still = [_scattered(one) for u in updates if u.ndim == 3 for one in u]
+    sizes = np.abs(flat)
+    gaps = [s[s > 0].min() / s.max() for s in sizes if s.max() > 0]
+    if not gaps or not still or np.mean(still) < 0.1 or np.median(gaps) < 0.01:
+        return None
+    moved = f"{float((flat != 0).mean()):.0%} of the numbers changed"
+    least = f"none by less than {np.median(gaps):.2g} of the largest change"
+    return Finding("sparsified", f"{moved}, {least}", 1.0)
+
+
+def _scattered(matrix: np.ndarray) -> float:
+    """Share of zeros among rows and columns that hold others: dead units have none."""
+    there = matrix != 0
+    living = there[there.any(1)][:, there.any(0)]
+    return float((~living).mean()) if living.size else 0.0
+
+
+def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Finding | None:
+    """Whether changes are multiples of one step, array by array."""
+    rounding = 12 * max(float(np.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
+    levels = []
+    for one in (one for update in updates for one in update.reshape(len(update), -1)):
+        if one.size < 64 or np.ptp(one) < 50 * rounding:
+            continue
+        gaps = np.diff(np.unique(one))
+        step = gaps[gaps > rounding].min(initial=np.inf)
+        places = np.round((one - one.min()) / step)
+        if len(np.unique(places)) > one.size / 2:
+            continue  # too few numbers to tell a grid from chance
+        step = places @ (one - one.min()) / (places @ places)
+        if step < 4 * rounding or np.abs(one - one.min() - places * step).max() > rounding:
+            return None
+        levels.append(places.max())
+    if not levels:
+        return None
+    bits = float(np.log2(max(levels) + 1))
+    return Finding("quantised", f"every array holds multiples of one step, {bits:.1f} bits", 1.0)
+
+
+def _clipped(flat: np.ndarray) -> Finding | None:
+    norms = np.linalg.norm(flat, axis=1)
+    same = np.abs(norms / max(norms.max(), 1e-300) - 1) < 1e-4
+    if len(norms) < 3 or same.sum() < max(3, len(norms) / 2):
+        return None
+    evidence = f"updates have the length {norms.max():.4g} in {same.sum()} of {len(norms)} rounds"
+    return Finding("clipped", evidence, 1.0)
+
+
+def _signs(updates: Sequence[np.ndarray]) -> Finding | None:
+    """Whether changes are alike in size: those of Adam are about the rate times a sign, those of a
+    gradient are few large ones and many small."""
+    tails = []
+    for update in updates:
+        for one in update.reshape(len(update), -1):
+            moved = one[one != 0]
+            if moved.size >= 64:
+                tails.append((moved**4).mean() / (moved**2).mean() ** 2)
+    if not tails or np.median(tails) > 2.4:
+        return None
+    evidence = f"changes are alike in size (kurtosis {np.median(tails):.2g}; gradients have more)"
+    return Finding("Adam", evidence, 1.0)
