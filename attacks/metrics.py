@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jaxtyping import Int, Num
 
 from jaxfl import _check
@@ -60,7 +61,8 @@ def _both(truth: Any) -> None:
         )
 
 
-class Ranking(NamedTuple):
+@struct.dataclass
+class Ranking:
     """How well scores rank those who have a property.
 
     Attributes:
@@ -103,7 +105,8 @@ def ranking(
     )
 
 
-class Detection(NamedTuple):
+@struct.dataclass
+class Detection:
     """How well scores detect members.
 
     Attributes:

@@ -11,11 +11,12 @@ differently:
 ...     def receive(self, state, returned, sizes, ids):
 ...         middle = jax.tree.map(lambda models: jnp.median(models, 0), returned)
 ...         moved = jax.tree.map(lambda w, m: w + self.step * (m - w), state.params, middle)
-...         return state._replace(params=moved)
+...         return dataclasses.replace(state, params=moved)
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,8 @@ from jaxfl.domains import Index, Number
 Array = jax.Array
 
 
-class ServerState(NamedTuple):
+@struct.dataclass
+class ServerState:
     """What a server remembers between rounds.
 
     Attributes:
@@ -147,7 +149,7 @@ class IsolatingServer(Server):
 
     def init(self, params: Any) -> ServerState:
         """The first model, for the others and for the victim."""
-        return self.server.init(params)._replace(private=params)
+        return dataclasses.replace(self.server.init(params), private=params)
 
     def send(self, state: ServerState, client_id: Array) -> Any:
         """The victim's own model, or the others'."""
@@ -166,4 +168,5 @@ class IsolatingServer(Server):
             state.private,
         )
         others = jnp.where(is_victim, 0, sizes)
-        return self.server.receive(state, returned, others, ids)._replace(private=isolated)
+        after = self.server.receive(state, returned, others, ids)
+        return dataclasses.replace(after, private=isolated)

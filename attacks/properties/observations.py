@@ -11,7 +11,7 @@ functions answer for several numbers of observed rounds at once: the rounds befo
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -250,7 +250,8 @@ def _gradient_votes(observations: Observations, seen: Array) -> Array:
         return jax.vmap(one)(seen)
 
 
-class Identifiability(NamedTuple):
+@struct.dataclass
+class Identifiability:
     """What sums determine of each client's contribution.
 
     Attributes:

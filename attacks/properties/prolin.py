@@ -54,7 +54,8 @@ class Prolin:
     patience: Count = struct.field(pytree_node=False, default=100)
 
 
-class ProlinAnswer(NamedTuple):
+@struct.dataclass
+class ProlinAnswer:
     """The answer of `prolin`.
 
     Attributes:

@@ -5,6 +5,7 @@ model, and spoils its own messages: what it generated of that class it trains on
 own, so that the victim has to teach the model the difference.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -125,7 +126,7 @@ class GanAttackServer(Server):
         made = self.make.init(start_key, jnp.zeros((2, NOISE)), *[jnp.zeros(2, int)] * 2)["params"]
         optimizer = game_optimizer(self.settings).init(made)
         private = Attacker(made, optimizer, attack_key, jnp.asarray(0))
-        return HonestServer().init(params)._replace(private=private)
+        return dataclasses.replace(HonestServer().init(params), private=private)
 
     def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
         """As an honest server, but for the attacker's message."""
@@ -144,7 +145,9 @@ class GanAttackServer(Server):
             lambda models, m: _put(models, m, ids == self.attacker), returned, spoilt
         )
         after = HonestServer().receive(state, messages, sizes, ids)
-        return after._replace(private=Attacker(made, optimizer, private.key, private.t + 1))
+        return dataclasses.replace(
+            after, private=Attacker(made, optimizer, private.key, private.t + 1)
+        )
 
     def _images(self, params: Any, count: int, key: Array) -> Array:
         """So many of the target class, labelled as real."""

@@ -4,6 +4,7 @@ server.
 Threat model: as in `attacks.users.generative`.
 """
 
+import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -33,7 +34,8 @@ from jaxfl.models import check_parameters, zero_rows
 Array = jax.Array
 
 
-class Generated(NamedTuple):
+@struct.dataclass
+class Generated:
     """A trained generator, and how its training went.
 
     Attributes:
@@ -45,7 +47,7 @@ class Generated(NamedTuple):
       `[rounds]`: the paper's stop criterion.
     """
 
-    make: Generator
+    make: Generator = struct.field(pytree_node=False)
     networks: Networks
     realness: Array
     agreement: Array
@@ -219,7 +221,7 @@ class MganServer(Server):
         """The first model, and networks around it."""
         start_key, attack_key = jax.random.split(self.key)
         private = Isolated(begin(self.game, params, start_key), attack_key, jnp.asarray(0))
-        return self.apart.init(params)._replace(private=private)
+        return dataclasses.replace(self.apart.init(params), private=private)
 
     def send(self, state: ServerState, client_id: Array) -> Any:
         """The victim's own model, or the others'."""
@@ -234,9 +236,9 @@ class MganServer(Server):
         )
         key = jax.random.fold_in(private.key, private.t)
         played = play(self.game, before, key, private.t, None)
-        return after._replace(private=Isolated(played, private.key, private.t + 1))
+        return dataclasses.replace(after, private=Isolated(played, private.key, private.t + 1))
 
 
 def _isolated(state: ServerState) -> ServerState:
     """As `IsolatingServer` keeps it."""
-    return state._replace(private=state.private.state.networks.shared)
+    return dataclasses.replace(state, private=state.private.state.networks.shared)

@@ -9,7 +9,7 @@ from the update with the help of records of its own.
 import contextlib
 import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,8 @@ class Representing:
         self.virtual.check(self.images)
 
 
-class Representatives(NamedTuple):
+@struct.dataclass
+class Representatives:
     """Images that stand for clients' updates.
 
     Attributes:

@@ -295,7 +295,7 @@ def _ranked(
     """How well scores `[seeds, prefixes, clients]` rank, by seed and number of seen rounds."""
     threshold = THRESHOLDS.get(method, 0.5)
     return [
-        {t: ranking(row, truth, threshold)._asdict() for t, row in zip(seen, rows, strict=True)}
+        {t: vars(ranking(row, truth, threshold)) for t, row in zip(seen, rows, strict=True)}
         for rows, truth in zip(scores, positives, strict=True)
     ]
 

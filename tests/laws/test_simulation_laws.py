@@ -442,7 +442,7 @@ def test_a_servers_shapes_are_looked_at(world):
         step: float = 1.0
 
         def receive(self, state, returned, sizes, ids):
-            return state._replace(params=returned)
+            return dataclasses.replace(state, params=returned)
 
     with pytest.raises(ValueError, match=r"First\.receive gave shapes"):
         run(world, server=First())
