@@ -206,11 +206,8 @@ def _simulate(  # noqa: PLR0913 - those of `simulate`, and the static one that j
         message = (*_messages(server, state, returned, cohort.id, kept_ids), sums)
         after = server.receive(state, returned, cohort.sizes, cohort.id)
         _check.alike(f"{type(server).__name__}.receive", state, after)
-        return (
-            after,
-            message,
-            (present, None if test is None else evaluate(model, after.params, test)),
-        )
+        tested = None if test is None else evaluate(model, after.params, test)
+        return after, message, (present, tested)
 
     state, messages, (participation, evaluation) = _scan_rounds(
         round_,

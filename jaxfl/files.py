@@ -54,6 +54,13 @@ def _check_declared(archive: Any, size: int) -> None:
                 raise ValueError(f"{entry.filename} declares another size than it has")
 
 
+def _named(name: str, array: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """An entry's place in the tree, and what was written there."""
+    if name.endswith(BFLOAT16) and array.dtype == np.uint16:
+        name, array = name.removesuffix(BFLOAT16), array.view(jnp.bfloat16)
+    return tuple(map(_unescaped, name.split("/"))), array
+
+
 def read_tree(path: str | Path) -> dict[str, Any]:
     """What `write_tree` wrote, as nested dictionaries. Raises `ValueError` on any other file."""
 
@@ -64,13 +71,8 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             _check_declared(arrays.zip, Path(path).stat().st_size)
-            flat = {}
-            for name in arrays.files:
-                array = arrays[name]
-                if name.endswith(BFLOAT16) and array.dtype == np.uint16:
-                    name, array = name.removesuffix(BFLOAT16), array.view(jnp.bfloat16)
-                flat[tuple(map(_unescaped, name.split("/")))] = placed(array)
-        return unflatten_dict(flat)
+            held = [_named(name, arrays[name]) for name in arrays.files]
+        return unflatten_dict({path: placed(array) for path, array in held})
     except FileNotFoundError:
         raise
     except Exception as error:  # tampered archives fail in many ways

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES_OF_A_FUNCTION, LINES_OF_A_FILE = 40, 400
+LINES_OF_A_FUNCTION, LINES_OF_A_FILE, BLOCKS_WITHIN_EACH_OTHER = 40, 400, 3
+BLOCKS = ast.For | ast.While | ast.If | ast.With | ast.Try
 LONG = {
     "examples.py": "one call of every public function after the other",
     "properties": "likewise",
@@ -85,6 +86,30 @@ def too_long(path):
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.FunctionDef) and code_lines(node, lines) > LINES_OF_A_FUNCTION:
             yield node.name
+
+
+def depth(node, inside=0):
+    """How deep blocks stand within each other; an `elif` is no deeper than its `if`."""
+    deepest = inside
+    for field, value in ast.iter_fields(node):
+        children = value if isinstance(value, list) else [value]
+        for child in children:
+            alternative = isinstance(node, ast.If) and field == "orelse" and len(children) == 1
+            if not isinstance(child, ast.stmt | ast.ExceptHandler):
+                continue
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                continue
+            deeper = isinstance(child, BLOCKS) and not (alternative and isinstance(child, ast.If))
+            deepest = max(deepest, depth(child, inside + deeper))
+    return deepest
+
+
+def test_blocks_are_shallow():
+    for folder in ("jaxfl", "attacks", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef):
+                    assert depth(node) <= BLOCKS_WITHIN_EACH_OTHER, f"{path.name}: {node.name}"
 
 
 def test_functions_and_files_are_short():

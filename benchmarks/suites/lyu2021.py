@@ -113,15 +113,14 @@ def _grid(
         names, made = _sources(data_dir), []
         for source in sources:
             codings = {"encoding": ("scalar", "onehot")} if source == "genome" else {}
-            for values in product(codings | varied):
-                for published in records or RECORDS[source]:
-                    count = SIZES[size][published]
-                    if (values.get("training.batch_size") or 0) > count:
-                        continue
-                    made += [
-                        one(size, names[source], values, count, attribute)
-                        for attribute in ATTRIBUTES[source.rstrip("2")]
-                    ]
+            counts = [SIZES[size][published] for published in records or RECORDS[source]]
+            made += [
+                one(size, names[source], values, count, attribute)
+                for values in product(codings | varied)
+                for count in counts
+                if (values.get("training.batch_size") or 0) <= count
+                for attribute in ATTRIBUTES[source.rstrip("2")]
+            ]
         return made
 
     return places

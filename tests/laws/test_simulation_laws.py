@@ -1,31 +1,20 @@
 """Invariances of the simulation: what must not change a number, and what the numbers must equal."""
 
 import dataclasses
-import functools
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import struct
-from jax.sharding import AxisType, PartitionSpec
 
 from jaxfl import (
-    DPSGD,
     Federated,
     HonestServer,
     IsolatingServer,
     LocalTraining,
-    Mixup,
     Model,
     Record,
-    Server,
-    Upload,
-    client_round,
     cross_entropy,
     local_update,
     mean_loss,
@@ -244,205 +233,3 @@ def test_a_model_of_plain_functions_works(world):
         for p in (plain.init(world.key), transcript.params)
     )
     assert end < 0.8 * start
-
-
-def test_gradient_through_the_simulation_matches_finite_differences(world):
-    model = mlp(12, (16,), 3)
-
-    def objective(x, rate):
-        clients = dataclasses.replace(world.clients, x=x)
-        federated = Federated(rounds=3, training=LocalTraining(rate, epochs=2, batch_size=10))
-        end = simulate(model, world.params, clients, world.key, federated).params
-        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(end))
-
-    with jax.enable_x64(True):
-        x = world.clients.x.astype(jnp.float64)
-        wide = dataclasses.replace(
-            world, params=jax.tree.map(lambda a: a.astype(jnp.float64), world.params)
-        )
-        function = functools.partial(objective)
-        world = wide
-        direction = jax.random.normal(jax.random.key(3), x.shape, jnp.float64)
-        tangent = jnp.vdot(jax.grad(function)(x, 0.1), direction)
-        step = 1e-6
-        difference = (function(x + step * direction, 0.1) - function(x - step * direction, 0.1)) / (
-            2 * step
-        )
-        assert abs(tangent - difference) < 1e-5 * max(1, abs(difference))
-        rate = jax.grad(function, argnums=1)(x, 0.1)
-        difference = (function(x, 0.1 + step) - function(x, 0.1 - step)) / (2 * step)
-        assert abs(rate - difference) < 1e-5 * max(1, abs(difference))
-
-
-def test_sweeping_numbers_over_vmap_equals_single_runs(world):
-    def end(rate):
-        return run(
-            world, federated=Federated(rounds=2, training=LocalTraining(rate, batch_size=8))
-        ).params
-
-    together = jax.vmap(end)(jnp.array([0.1, 0.3]))
-    for i, rate in enumerate((0.1, 0.3)):
-        assert_same(
-            jax.tree.map(lambda a, i=i: a[i], together),
-            end(rate),
-            "a learning rate under vmap is another one",
-        )
-
-
-def test_memory_of_a_gradient_through_twenty_rounds_is_bounded():
-    """Setting: 4 clients, MLP 100-256-256-256-10, 64 records, 20 rounds of 10 full-batch steps.
-    Without checkpoints the gradient with respect to the clients' data holds 920 MiB."""
-    model = mlp(100, (256, 256, 256), 10)
-    key = jax.random.key(0)
-    clients = stack_clients([(np.zeros((64, 100)), np.zeros(64, int))] * 4)
-    federated = Federated(
-        rounds=20,
-        training=LocalTraining(0.1, epochs=10),
-        strategy="vmap",
-        record=Record(clients=()),
-    )
-
-    def objective(x, params):
-        end = simulate(model, params, dataclasses.replace(clients, x=x), key, federated).params
-        return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(end))
-
-    compiled = jax.jit(jax.value_and_grad(objective)).lower(clients.x, model.init(key)).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes <= 80 * 2**20
-
-
-SHARDED = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from jaxfl import *
-rng = np.random.default_rng(0)
-clients = stack_clients([(rng.normal(size=(20, 6)), rng.integers(0, 3, 20)) for _ in range(8)])
-model = mlp(6, (8,), 3)
-key = jax.random.key(0)
-params = model.init(key)
-training, record = LocalTraining(0.1, batch_size=8), Record(clients=(0,))
-federated = Federated(rounds=3, training=training, strategy="vmap", record=record)
-one = simulate(model, params, clients, key, federated)
-mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-spread = jax.device_put(clients, NamedSharding(mesh, P("clients")))
-params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
-four = simulate(model, params, spread, key, federated)
-assert len(jax.devices()) == 4
-pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params))
-print(max(float(jnp.abs(a - np.asarray(b)).max()) for a, b in pairs))
-"""
-
-
-def test_four_devices_equal_one():
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-6
-
-
-def test_a_simulation_runs_inside_jit_vmap_and_grad(world):
-    """Also where clients are no argument of the outer function but constants in it."""
-
-    def distance(rate):
-        federated = Federated(rounds=2, training=LocalTraining(rate, batch_size=8))
-        run = simulate(world.model, world.params, world.clients, world.key, federated)
-        return sum((a**2).sum() for a in jax.tree.leaves(run.params))
-
-    rates = jnp.asarray([0.05, 0.1])
-    together = jax.jit(jax.vmap(jax.grad(distance)))(rates)
-    apart = jnp.stack([jax.grad(distance)(rate) for rate in rates])
-    assert np.allclose(together, apart, rtol=1e-4)
-    mesh = jax.make_mesh((1,), ("rates",), axis_types=(AxisType.Auto,))
-    spec = PartitionSpec("rates")
-    sharded = jax.shard_map(
-        jax.vmap(jax.grad(distance)), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )
-    assert np.allclose(jax.jit(sharded)(rates), apart, rtol=1e-4)
-
-
-def test_64_bit_types_change_no_draw(world):
-    """Who takes part, in which order records come, what noise is added, how senders are
-    shuffled."""
-    clients = jax.tree.map(np.asarray, world.clients)
-
-    def ran():
-        federated = Federated(
-            rounds=3,
-            training=LocalTraining(0.2, batch_size=8, plugins=(Mixup(), DPSGD(1.0, 0.5))),
-            plugins=(Upload(noise_multiplier=0.1, clip=1.0, bits=8),),
-            clients_per_round=2,
-        )
-        transcript = run(world, jax.tree.map(jnp.asarray, clients), federated)
-        return transcript, transcript.anonymous(world.key)[1]
-
-    plain, senders = ran()
-    with jax.enable_x64(True):
-        wide, same_senders = ran()
-    assert np.array_equal(plain.participation, wide.participation)
-    assert np.array_equal(senders, same_senders)
-    assert_same(plain.params, wide.params, "a draw depends on 64-bit types")
-
-
-@pytest.fixture
-def compilations():
-    """Names of what was compiled since, by JAX's own account."""
-    seen = []
-
-    def listen(event, seconds, **facts):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(facts.get("fun_name", event))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@struct.dataclass
-class Doubling(HonestServer):
-    """A server of as many numbers as the honest one, which sends each model twice as large."""
-
-    def send(self, state, client_id):
-        return jax.tree.map(lambda w: 2 * w, state.params)
-
-
-def test_other_numbers_compile_nothing(world, compilations):
-    def work(rate, victim):
-        training, data = LocalTraining(rate, batch_size=8), world.clients.client(0)
-        federated = Federated(2, training, plugins=(Upload(clip=rate),))
-        for server in (HonestServer(learning_rate=rate), IsolatingServer(victim)):
-            run(world, federated=federated, server=server)
-        local_update(world.model, world.params, data, world.key, training)
-        client_round(world.model, world.params, data, world.key, training, federated.plugins)
-
-    work(0.1, 0)
-    assert compilations
-    compilations.clear()
-    work(0.2, 1)
-    assert not compilations
-
-
-def test_servers_of_two_kinds_are_two_programs(world):
-    plain, doubled = (
-        run(world, federated=Federated(1, MINIBATCH), server=kind())
-        for kind in (HonestServer, Doubling)
-    )
-    expected = jax.tree.map(lambda w: 2 * w, plain.received)
-    assert_same(doubled.received, expected, "a server ran as another kind")
-
-
-def test_a_servers_shapes_are_looked_at(world):
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass(frozen=True)
-    class First(Server):
-        step: float = 1.0
-
-        def receive(self, state, returned, sizes, ids):
-            return dataclasses.replace(state, params=returned)
-
-    with pytest.raises(ValueError, match=r"First\.receive gave shapes"):
-        run(world, server=First())

@@ -72,15 +72,18 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         detail: dict[str, Value] = {"simulation_s": round(federation.seconds, 1), **_spent(work)}
         if isinstance(answer, LocalModels) and answer.unexplained is not None:
             detail["unexplained"] = round(mean(answer.unexplained), 3)
-        outcomes = []
-        for job in wanted:
-            measures = job.cell.settings.measures
-            for metric, (value, majority, chance) in scores.items():
-                if metric not in MEASURE or MEASURE[metric] in measures:
-                    levels = {"majority": majority, "chance": chance}
-                    facts = shared | levels | {"detail": detail | _scored(metric, work)}
-                    outcomes.append(Outcome(job, metric, value, **facts))
-        yield outcomes
+        facts = {
+            metric: shared
+            | {"majority": majority, "chance": chance}
+            | {"detail": detail | _scored(metric, work)}
+            for metric, (_, majority, chance) in scores.items()
+        }
+        yield [
+            Outcome(job, metric, value, **facts[metric])
+            for job in wanted
+            for metric, (value, _, _) in scores.items()
+            if metric not in MEASURE or MEASURE[metric] in job.cell.settings.measures
+        ]
 
 
 def _scored(metric: str, work: Work) -> dict[str, Value]:
