@@ -3,13 +3,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: sweep test lint clean
+.PHONY: sweep test oldest lint clean
 
 sweep: $(VENV)/.installed  ## run the main job on embedded data; ARGS="..." is passed on
 	$(BIN)/python -m benchmarks.sweep $(ARGS)
 
 test: $(VENV)/.installed  ## run the test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+oldest: $(VENV)-oldest/.installed  ## the laws of the simulation and of the attacks, with the oldest versions that work
+	$(VENV)-oldest/bin/python -m pytest tests/laws/test_simulation_laws.py tests/laws/test_method_laws.py
 
 lint: $(VENV)/.installed  ## linters and types
 	$(BIN)/ruff check .
@@ -22,5 +25,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
+$(VENV)-oldest/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet uv
+	$(VENV)-oldest/bin/uv pip install --quiet --python $(VENV)-oldest/bin/python --resolution lowest-direct --editable '.[test]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest build dist *.egg-info
