@@ -19,6 +19,7 @@ from jaxfl import (
     Messages,
     Mixup,
     Model,
+    PerClient,
     Plugin,
     Record,
     linear,
@@ -191,26 +192,23 @@ def _accounted(training: LocalTraining, records: int, rounds: int) -> dict[str, 
 def federate(
     name: str, settings: FederationSettings, data_dir: str | None, seed: int
 ) -> Federation:
-    """Train a federation. Under differential privacy all clients add as much noise as the one that
-    needs most."""
+    """Train a federation. Under differential privacy each client adds the noise that its own number
+    of records asks for."""
     data = records_of(name, settings, data_dir)
     parts, model = divide(name, data, settings, seed), model_of(data, settings)
     dtype = jnp.result_type(float)
     init_key, train_key, key = jax.random.split(jax.random.key(seed), 3)
     start = jax.tree.map(lambda a: a.astype(dtype), model.init(init_key))
     recipes = [recipe(settings, len(rows)) for rows in parts]
+    largest = max(zip(recipes, parts, strict=True), key=lambda pair: len(pair[1]))[0]
     noises = [r.privacy.noise_multiplier for r in recipes if r.privacy is not None]
-    if noises:
-        privacy = DPSGD(1.0, max(noises))
-        recipes = [
-            dataclasses.replace(r, plugins=(*r.without(DPSGD).plugins, privacy)) for r in recipes
-        ]
-    common = max(zip(recipes, parts, strict=True), key=lambda pair: len(pair[1]))[0]
+    private = (PerClient(DPSGD(1.0, jnp.asarray(noises))),) if noises else ()
     attacked = tuple(range(min(settings.attacked, len(parts))))
     clients = stack_clients([(data.x[rows].astype(dtype), data.y[rows]) for rows in parts])
     began = time.perf_counter()
     record = Record(clients=attacked, rounds=settings.observed)
-    federated = Federated(rounds=settings.rounds, training=common, record=record)
+    common = largest.without(DPSGD)
+    federated = Federated(settings.rounds, common, plugins=private, record=record)
     run = simulate(model, start, clients, train_key, federated)
     jax.block_until_ready(run.params)
     messages = [run.messages(c) for c in attacked]

@@ -3,6 +3,7 @@
 import csv
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,8 +16,9 @@ from benchmarks.scenarios import federations
 from benchmarks.scenarios.federations import isolated, optimum, recipe
 from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
+from jaxfl import Federated, simulate, stack_clients
 from tests.benchmarks.cells import all_methods, cell_of, outcomes_of
-from tests.conftest import largest_difference
+from tests.conftest import assert_same, largest_difference
 
 TINY = {
     "hidden": (16,),
@@ -116,6 +118,27 @@ def test_private_clients_say_what_they_spend():
     assert found["gls", "attribute_accuracy"] < 0.9
     plain, _ = scores(tiny("table10", "leaf_synthetic"), ["gls"])
     assert plain["gls", "attribute_accuracy"] > found["gls", "attribute_accuracy"] + 0.05
+
+
+def test_private_clients_add_the_noise_that_their_own_records_ask_for(monkeypatch):
+    cell = tiny("table10", "leaf_synthetic", defense="dp", training__batch_size=10)
+    ragged = [np.arange(c, c + n) for c, n in ((0, 60), (60, 30), (120, 20))]
+    monkeypatch.setattr(federations, "divide", lambda *arguments: ragged)
+    federation = federate(cell)
+    noises = [float(t.privacy.noise_multiplier) for t in federation.training]
+    assert noises == sorted(noises)
+    assert noises[2] > 1.2 * noises[0]
+    spent = [federations.epsilon_of(federation, cell.settings.rounds, c) for c in range(3)]
+    assert all(9.5 < epsilon <= 10.01 for epsilon in spent)
+    # The first message is that of a client trained alone, with that noise.
+    for c in range(2):
+        key = jax.random.split(jax.random.key(0), 3)[1]
+        clients = stack_clients([(federation.data.x[r], federation.data.y[r]) for r in ragged])
+        everyone = Federated(1, federation.training[c])
+        run = simulate(federation.model, federation.start, clients, key, everyone)
+        first = jax.tree.map(lambda a: a[0], federation.messages[c].returned)
+        expected = jax.tree.map(lambda a: a[0], run.messages(c).returned)
+        assert_same(first, expected, "a client adds the noise of another")
 
 
 def test_who_holds_what():
