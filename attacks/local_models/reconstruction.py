@@ -112,12 +112,18 @@ class LocalModel:
       unexplained: part of held-out updates' energy that the fitted map misses; 1 is no better than
         predicting zero.
       kept_last: True if `params` are those last returned: pseudo-records explained too little, or
-        the map led nowhere finite.
+        the map led nowhere finite, or nowhere at all (it is constant around the last model).
     """
 
     params: Any
     unexplained: Array
     kept_last: Array
+
+    @property
+    def misfit(self) -> Array:
+        """Whether the model says nothing that the last one does not: what was fitted misses at
+        least as much of held-out updates as no map would, or led nowhere."""
+        return self.kept_last | ~(self.unexplained < 1)
 
 
 @checked
@@ -171,8 +177,8 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
         search, (start, searcher.init(start)), length=settings.search_steps
     )
     params = point if basis is None else last + (point - start) @ basis
-    finite = jnp.isfinite(params).all()
-    return LocalModel(unravel(jnp.where(finite, params, last)), unexplained, ~finite)
+    moved = jnp.isfinite(params).all() & (point != start).any()
+    return LocalModel(unravel(jnp.where(moved, params, last)), unexplained, ~moved)
 
 
 def _fitted(

@@ -22,6 +22,7 @@ from benchmarks.measurements.local_models import (
     First,
     FirstMessages,
     LocalModelSettings,
+    MapsOfClients,
 )
 from benchmarks.suites.grids import product, published_by
 from jaxfl import LocalTraining
@@ -56,10 +57,48 @@ SHRUNK: dict[str, dict[Any, Any]] = {
 """Likewise, by the paper's value."""
 
 
-def attacks(size: str, drift: int = 0, source_messages: int = 20) -> dict[str, Any]:
+def _maps(
+    widths: tuple[int, ...],
+    fit_rates: tuple[float, ...],
+    search_steps: tuple[int, ...],
+    search_rates: tuple[float, ...],
+) -> Callable[[str], MapsOfClients]:
+    """Maps as printed; at small size they take a tenth of the steps."""
+
+    def at(size: str) -> MapsOfClients:
+        paper = size == "paper"
+        steps = search_steps if paper else tuple(n // 10 for n in search_steps)
+        return MapsOfClients(widths, fit_rates, steps, search_rates, 10_000 if paper else 3000)
+
+    return at
+
+
+MAPS = {
+    "flight_airlines": _maps(  # Table 5
+        (64,),
+        (1e-5, 1e-5, 1e-5, 1e-6, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-6),
+        (10_000, 10_000, 10_000, 10_000, 10_000, 10_000, 10_000, 7000, 10_000, 6000),
+        (1e-3, 1e-2, 1e-3, 1e-3, 1e-2, 1e-2, 1e-2, 5e-3, 1e-3, 1e-3),
+    ),
+    "adult_bachelors": _maps(  # Table 6
+        (16, 16, 32, 32, 32, 32, 32, 16, 16, 16),
+        (1e-3, 1e-3, 1e-5, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        (1000, 1000, 1000, 1000, 1000, 1000, 100, 1000, 1000, 1000),
+        (1e-1, 1e-2, 1e-1, 1e-1, 1e-2, 1e-1, 1e-2, 1e-1, 1e-1, 1e-1),
+    ),
+    "leaf_synthetic": _maps(  # Table 7
+        (32,), (1e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4), (5000,), (1e-2,)
+    ),
+    FACES: _maps((64,), (1e-4,), (10_000,), (1e-3,)),  # Table 8
+}
+"""Hyper-parameters of the paper's maps, client by client."""
+
+
+def attacks(dataset: str, size: str, drift: int = 0, source_messages: int = 20) -> dict[str, Any]:
     """Settings of the attacks, at either size.
 
     Args:
+      dataset: name of the data set.
       size: "small" or "paper".
       drift: of `gls`.
       source_messages: that `decode_sources` uses.
@@ -73,9 +112,7 @@ def attacks(size: str, drift: int = 0, source_messages: int = 20) -> dict[str, A
         "gls": decoding,
         "records": decoding,
         "cos": First(5, CosMatching(steps=100 if small else 300)),
-        "network_literal": MappingNetwork(
-            fit_steps=fit_steps, search_steps=search_steps, scaling="literal"
-        ),
+        "network_literal": MAPS.get(dataset, MAPS["leaf_synthetic"])(size),
         "network": MappingNetwork(
             fit_steps=fit_steps, search_steps=search_steps, scaling="normalised"
         ),
@@ -113,7 +150,7 @@ def place(
     # By LEAF's recipe most clients hold records of one class, which hardly differ: `gls` needs all
     # the noise of their order.
     drift = 3 if dataset == "leaf_synthetic" else 0
-    return Place(dataset, settings, attacks(size, drift, source_messages))
+    return Place(dataset, settings, attacks(dataset, size, drift, source_messages))
 
 
 def _grid(

@@ -138,15 +138,30 @@ def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous
 @pytest.mark.parametrize("scaling", ["literal", "normalised"])
 def test_the_published_network_runs_and_says_how_little_it_explains(heterogeneous, scaling):
     _, _, messages = heterogeneous
-    found = mapping_network(
-        messages[0], KEY, settings=Mapping((16, 16), 200, 1e-2, 50, scaling=scaling)
-    )
-    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(
-        jnp.shape, last_returned(messages[0])
-    )
-    assert np.isfinite(float(found.unexplained))
-    if scaling == "normalised":  # the update's mean, at least, is learnt
-        assert found.unexplained < 1
+    settings = Mapping((16, 16), 3000, 1e-4, 50, scaling=scaling)
+    reconstructed = mapping_network(messages[0], KEY, settings=settings)
+    shapes = jax.tree.map(jnp.shape, last_returned(messages[0]))
+    assert jax.tree.map(jnp.shape, reconstructed.params) == shapes
+    assert reconstructed.unexplained < 0.7
+    assert not reconstructed.misfit
+
+
+def test_a_map_that_is_not_fitted_or_dead_is_a_misfit(heterogeneous):
+    _, _, messages = heterogeneous
+
+    def fitted(steps, rate):
+        settings = Mapping((16, 16), steps, rate, 50, scaling="literal")
+        return mapping_network(messages[0], KEY, settings=settings)
+
+    early = fitted(5, 1e-3)
+    assert early.unexplained > 1
+    assert early.misfit
+    # All its units are off around the last model, but it explains the mean of held-out updates.
+    dead = fitted(200, 1.0)
+    assert dead.unexplained < 1
+    assert dead.kept_last
+    assert dead.misfit
+    assert largest_difference(dead.params, last_returned(messages[0])) == 0
 
 
 def test_a_network_without_hidden_layers_is_the_affine_map():

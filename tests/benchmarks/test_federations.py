@@ -40,7 +40,7 @@ ATTACKS = {
     "pseudo_records": {"records": 8, "steps": 20, "finish": 20},
     "cos": {"attack.steps": 20},
     "network": {"fit_steps": 20, "search_steps": 5},
-    "network_literal": {"fit_steps": 20, "search_steps": 5},
+    "network_literal": {"fit_steps": 20, "search_steps": (5,)},
     "invert_gradient": {"steps": 20},
     "gls": DECODING,
     "records": DECODING,
@@ -89,6 +89,27 @@ def test_a_table_of_clients():
     assert found["decode_sources", "source_accuracy"] >= 0.9
     assert ("global", "source_accuracy") not in found
     assert all(np.isfinite(o.value) for o in outcomes)
+    maps = [o for o in outcomes if o.job.method == "network_literal"]  # fitted in 20 steps
+    assert {o.status for o in maps} == {"misfit"}
+    assert all(o.explained < 0 for o in maps)
+
+
+def test_maps_are_the_papers_client_by_client():
+    """Driouich 2023, Tables 5 to 8."""
+    expected = {
+        ("flight_airlines", 7): (64, 1e-5, 7000, 5e-3),
+        ("adult_bachelors", 6): (32, 1e-4, 100, 1e-2),
+        ("adult_bachelors", 9): (16, 1e-4, 1000, 1e-1),
+        ("leaf_synthetic", 5): (32, 1e-3, 5000, 1e-2),
+        ("att_faces", 3): (64, 1e-4, 10_000, 1e-3),
+    }
+    cells = SUITES["driouich2023"].table("table1").cells("driouich2023", "paper", None)
+    for (dataset, c), numbers in expected.items():
+        cell = next(cell for cell in cells if cell.dataset == dataset)
+        client = dict(cell.attacks)["network_literal"].of(c)
+        printed = client.hidden[0], client.fit_rate, client.search_steps, client.search_rate
+        assert printed == numbers
+        assert client.scaling == "literal"
 
 
 def test_faces_and_batch_normalisation(data_dir, cache):

@@ -43,7 +43,7 @@ ATTACKS = {
     "pseudo_records": {"records": 4, "steps": 5, "finish": 5},
     "cos": {"attack.steps": 5},
     "network": {"fit_steps": 5, "search_steps": 5},
-    "network_literal": {"fit_steps": 5, "search_steps": 5},
+    "network_literal": {"fit_steps": 5, "search_steps": (5,)},
     "gls": RECORDS,
     "records": RECORDS,
 }

@@ -3,7 +3,12 @@ local model reconstruction, attribute inference, source inference, sample recons
 
 from benchmarks.measurements.local_models.experiment import EXPERIMENT
 from benchmarks.measurements.local_models.methods import METHODS, METRICS
-from benchmarks.measurements.local_models.work import First, FirstMessages, LocalModelSettings
+from benchmarks.measurements.local_models.work import (
+    First,
+    FirstMessages,
+    LocalModelSettings,
+    MapsOfClients,
+)
 
 __all__ = [
     "EXPERIMENT",
@@ -12,4 +17,5 @@ __all__ = [
     "First",
     "FirstMessages",
     "LocalModelSettings",
+    "MapsOfClients",
 ]

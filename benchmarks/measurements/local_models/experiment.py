@@ -71,7 +71,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         }
         detail: dict[str, Value] = {"simulation_s": round(federation.seconds, 1), **_spent(work)}
         if isinstance(answer, LocalModels) and answer.unexplained is not None:
-            detail["unexplained"] = round(mean(answer.unexplained), 3)
+            shared["explained"] = 1 - mean(answer.unexplained)
+            shared["status"] = "misfit" if answer.misfit else "ok"
         facts = {
             metric: shared
             | {"majority": majority, "chance": chance}

@@ -44,6 +44,7 @@ from benchmarks.measurements.local_models.work import (
     Images,
     LocalModels,
     LocalModelSettings,
+    MapsOfClients,
     Sources,
     Values,
     Work,
@@ -64,7 +65,8 @@ def _of_each(one: Callable[[Work, int, Any], Any]) -> Callable[[Work, Any], Loca
         made = [one(work, c, settings) for c in range(work.count)]
         if not isinstance(made[0], LocalModel):
             return LocalModels(made)
-        return LocalModels([m.params for m in made], [float(m.unexplained) for m in made])
+        missed = [float(m.unexplained) for m in made]
+        return LocalModels([m.params for m in made], missed, any(bool(m.misfit) for m in made))
 
     return run
 
@@ -75,6 +77,10 @@ def _of_messages(infer: Callable[[Messages], Any]) -> Callable[[Work, Any], Loca
 
 def _network(work: Work, c: int, settings: Mapping) -> LocalModel:
     return mapping_network(work.federation.messages[c], work.key(c), settings=settings)
+
+
+def _published_network(work: Work, c: int, settings: MapsOfClients) -> LocalModel:
+    return _network(work, c, settings.of(c))
 
 
 def _pseudo_records(work: Work, c: int, settings: PseudoRecords) -> LocalModel:
@@ -198,8 +204,8 @@ METHODS = (
     Method(
         "network_literal",
         "the zero of a network fitted to messages, as published (Driouich 2023, Algorithm 2)",
-        _of_each(_network),
-        Mapping(fit_steps=200, search_steps=1000, scaling="literal"),
+        _of_each(_published_network),
+        MapsOfClients((32,), (1e-4,), (1000,), (1e-2,), fit_steps=3000),
     ),
     Method(
         "network",

@@ -12,6 +12,7 @@ import numpy as np
 
 from attacks import (
     Inversion,
+    Mapping,
     gls,
 )
 from benchmarks.harness.clock import Clock, Spent
@@ -73,17 +74,52 @@ class FirstMessages:
     messages: int
 
 
+@dataclasses.dataclass(frozen=True)
+class MapsOfClients:
+    """A `Mapping` of models and updates as they are for each client, as Driouich 2023 prints them
+    (Tables 5 to 8). A federation of more clients takes them in turn.
+
+    Attributes:
+      widths: of both hidden layers, for each client.
+      fit_rates: step sizes of Eq. 7.
+      search_steps: of Eq. 8.
+      search_rates: their step sizes.
+      fit_steps: of Eq. 7, everyone's. The paper prints none; of so many that which explains
+        held-out updates best is taken.
+    """
+
+    widths: tuple[int, ...]
+    fit_rates: tuple[float, ...]
+    search_steps: tuple[int, ...]
+    search_rates: tuple[float, ...]
+    fit_steps: int
+
+    def of(self, c: int) -> Mapping:
+        """The settings of client `c`'s."""
+        width = self.widths[c % len(self.widths)]
+        return Mapping(
+            hidden=(width, width),
+            fit_steps=self.fit_steps,
+            fit_rate=self.fit_rates[c % len(self.fit_rates)],
+            search_steps=self.search_steps[c % len(self.search_steps)],
+            search_rate=self.search_rates[c % len(self.search_rates)],
+            scaling="literal",
+        )
+
+
 class LocalModels(NamedTuple):
     """Models that stand for the attacked clients' own.
 
     Attributes:
       params: one model per attacked client.
       unexplained: what a fitted map misses of held-out updates' energy, per client, where one is
-      fitted.
+        fitted.
+      misfit: whether any of them says nothing that the client's last model does not.
     """
 
     params: list[Any]
     unexplained: list[float] | None = None
+    misfit: bool = False
 
 
 class Values(NamedTuple):
