@@ -170,7 +170,7 @@ METHODS = (
         "votes of sums in which a client took part",
         lambda sight, settings: gradient_votes(sight.observations, sight.seen),
     ),
-    Method("detector", "the detectors themselves"),
+    Method("detector", "the detectors themselves", observes=False),
 )
 METRICS = (
     Metric("f1", "of who has the property, at a threshold fixed in advance", True),

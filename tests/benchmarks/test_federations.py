@@ -19,6 +19,7 @@ from benchmarks.suites.grids import published_rows
 from jaxfl import Federated, simulate, stack_clients
 from tests.benchmarks.cells import all_methods, cell_of, outcomes_of
 from tests.conftest import assert_same, largest_difference
+from tests.laws.rows import LAWS
 
 TINY = {
     "hidden": (16,),
@@ -92,6 +93,11 @@ def test_a_table_of_clients():
     maps = [o for o in outcomes if o.job.method == "network_literal"]  # fitted in 20 steps
     assert {o.status for o in maps} == {"misfit"}
     assert all(o.explained < 0 for o in maps)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_rows_obey(law, monkeypatch):
+    law(tiny("table1", "leaf_milder"), monkeypatch)
 
 
 def test_maps_are_the_papers_client_by_client():

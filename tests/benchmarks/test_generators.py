@@ -7,6 +7,7 @@ from benchmarks.measurements import generator_judges, generators
 from benchmarks.scenarios import generated
 from jaxfl.datasets import Dataset
 from tests.benchmarks.cells import TINY_GAME, all_methods, cell_of, outcomes_of, pictures
+from tests.laws.rows import LAWS
 
 
 def tiny(table, changes, **more):
@@ -43,6 +44,11 @@ def test_every_generator_is_judged(images):
     )
     assert not np.array_equal(passive, adversarial)
     assert {m for m, metric in found if metric == "degraded_like"} == {"victim", "others"}
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_rows_obey(law, images, monkeypatch):
+    law(tiny("table4", TINY_GAME), monkeypatch)
 
 
 def test_turned_digits_and_worn_glasses_make_the_victim(images):

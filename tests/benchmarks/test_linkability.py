@@ -18,6 +18,7 @@ from benchmarks.suites.grids import published_rows
 from jaxfl import stack_clients
 from jaxfl.training import local_update
 from tests.benchmarks.cells import TINY_LINKS, all_methods, cell_of, outcomes_of, pictures
+from tests.laws.rows import LAWS
 
 METHODS = linkability.METHODS
 
@@ -38,6 +39,11 @@ def images(monkeypatch):
     monkeypatch.setattr(linkability, "REFERENCES", 40)
     monkeypatch.setattr(linkability, "PAIRS", 50)
     monkeypatch.setattr(solvers, "BEFORE", 100)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_rows_obey(law, images, monkeypatch):
+    law(tiny("table3", TINY_LINKS), monkeypatch)
 
 
 def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):

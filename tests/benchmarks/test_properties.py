@@ -17,6 +17,7 @@ from benchmarks.suites.grids import published_rows
 from jaxfl import mlp
 from jaxfl.datasets import Dataset
 from tests.benchmarks.cells import cell_of, outcomes_of
+from tests.laws.rows import LAWS
 
 # At a learning rate of .05 inverting clients make training diverge, for detectors of every round
 # too.
@@ -69,6 +70,12 @@ def test_every_method_answers_for_every_number_of_rounds(images):
     assert found["detector", 30, "separation"] > 1
     assert 0 <= found["detector", 30, "overlap"] <= 1
     assert found["gibbs", "mean", "auc"] >= 0.5
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_rows_obey(law, images, monkeypatch):
+    """But for `gibbs` and `prolin`, which take long to compile."""
+    law(*cells(10), monkeypatch, ("box", "ridge", "ols", "baseline", "detector"))
 
 
 def test_positive_clients_share_the_record_and_nobody_else_has_it(images):

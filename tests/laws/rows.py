@@ -1,0 +1,70 @@
+"""Laws of rows, which bind every method of an experiment: no method is named here.
+
+A test file of an experiment calls them on a small cell, whose programs its other tests use too.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.harness import engines
+from benchmarks.harness.jobs import group
+from benchmarks.harness.runner import run_safely
+from benchmarks.measurements import generators
+from benchmarks.scenarios import anonymous, federations, sums, victims
+from jaxfl import simulate
+from tests.benchmarks.cells import all_methods, outcomes_of
+
+
+@functools.wraps(simulate)
+def spoilt(*arguments, **options):
+    """A simulation whose recorded messages are not finite."""
+    run = simulate(*arguments, **options)
+    broken = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), (run.returned, run.sums))
+    return dataclasses.replace(run, returned=broken[0], sums=broken[1])
+
+
+def values(jobs):
+    return {(o.job.method, o.metric, o.selection): (o.value, o.status) for o in outcomes_of(jobs)}
+
+
+def a_row_depends_on_its_seed_and_not_on_who_runs_beside_it(cell, monkeypatch, methods=None):
+    """The same seed gives the same row, and another compiles nothing."""
+    jobs = all_methods(cell, methods)
+    together = values(jobs)
+    assert {method for method, _, _ in together} == {job.method for job in jobs}
+    alone = values(jobs[::-1][: len(jobs) // 2 or 1])
+    assert alone == {place: together[place] for place in alone}
+    compiled = []
+
+    def listen(event, seconds, **facts):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(facts.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    another = values([dataclasses.replace(job, seed=1) for job in jobs])
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert set(another) == set(together)
+    assert not compiled, f"another seed compiles {compiled}"
+
+
+def messages_that_are_not_finite_give_no_score(cell, monkeypatch, methods=None):
+    """But for methods that look at none."""
+    for module in (anonymous, federations, sums, victims, generators):
+        monkeypatch.setattr(module, "simulate", spoilt)
+    engines._compile.cache_clear()
+    jobs = all_methods(cell, methods)
+    (together,) = group(jobs)
+    outcomes = [o for some in run_safely(together, None) for o in some]
+    engines._compile.cache_clear()
+    scored = {(o.job.method, o.metric) for o in outcomes if o.status == "ok"}
+    blind = {job.method for job in jobs if not job.how.observes}
+    assert {method for method, _ in scored} == blind, scored
+
+
+LAWS = (
+    a_row_depends_on_its_seed_and_not_on_who_runs_beside_it,
+    messages_that_are_not_finite_give_no_score,
+)
