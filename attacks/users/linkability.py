@@ -95,11 +95,17 @@ def _whiten(vectors: Array, gradients: Array, ridge: float | Array) -> Array:
 
 
 @checked
-def unit(descriptors: Num[Array, "rounds participants d"]) -> Array:
-    """Descriptors `[rounds, participants, d]` less their round's mean, which the model brings about
-    and no client, at unit length."""
-    centred = descriptors - descriptors.mean(1, keepdims=True)
-    return centred / jnp.maximum(jnp.linalg.norm(centred, axis=-1, keepdims=True), 1e-12)
+def unit(descriptors: Num[Array, "rounds participants d"], centred: bool = False) -> Array:
+    """Descriptors `[rounds, participants, d]` at unit length (Song 2020, section V-F).
+
+    Args:
+      descriptors: one for each update.
+      centred: take them less their round's mean first, which the model brings about and no client
+        (not in the paper). It helps where clients are alike.
+    """
+    if centred:
+        descriptors = descriptors - descriptors.mean(1, keepdims=True)
+    return descriptors / jnp.maximum(jnp.linalg.norm(descriptors, axis=-1, keepdims=True), 1e-12)
 
 
 def similarity(a: Array, b: Array) -> Array:

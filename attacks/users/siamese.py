@@ -81,6 +81,10 @@ class Siamese:
       embedding_rate: of the embedding's parameters, in units of `learning_rate`. The network after
         which the paper's is made gives a trunk that has learned already a tenth of its
         identification layer's (not in the paper).
+      centred: whether both layers see descriptors less the mean that the samples' have at the
+        start, in units of their spread about it (not in the paper; static). Descriptors as they are
+        may differ by so little that the loss stays that of guessing; the embedding's gradient grows
+        as the spread falls.
     """
 
     epochs: Count = struct.field(pytree_node=False, default=100)
@@ -88,6 +92,7 @@ class Siamese:
     learning_rate: Positive = 1e-3
     momentum: NotNegative = 0.9
     embedding_rate: NotNegative = 1.0
+    centred: bool = struct.field(pytree_node=False, default=False)
 
 
 class Trained(NamedTuple):
@@ -120,10 +125,7 @@ def train_siamese(
 
     The identification layer names the client of each sample of a pair; the verification layer says
     from the squared difference of the two descriptors whether they are of one client. Half of the
-    pairs are. Both layers see descriptors less the mean that the samples' have at the start, in
-    units of their spread about it (not in the paper): neither matters to `unit`, by which
-    descriptors are compared, and descriptors as they are differ by so little that at the paper's
-    rate the loss stays that of guessing. The embedding's gradient grows as the spread falls.
+    pairs are.
 
     Args:
       embedding: from a sample to its descriptor.
@@ -153,8 +155,10 @@ def train_siamese(
             f"take ({str(error).splitlines()[0]})"
         ) from None
     begun = describe(embedding, start, samples)
-    middle = begun.mean(0)
-    spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)
+    middle, spread = jnp.zeros_like(begun[0]), jnp.ones((), begun.dtype)
+    if settings.centred:
+        middle = begun.mean(0)
+        spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)
     network = _Siamese(embedding, clients, samples, jnp.asarray(identities), middle, spread)
     return _train(network, start, described, key, settings)
 

@@ -34,7 +34,7 @@ Descriptors = tuple[Array, Array]
 VOTES = 3
 PAIRS = 2000
 TRUNK_RATE = 0.1
-"""See `attacks.users.linkability.Siamese.embedding_rate`."""
+"""Of a centred network's; see `attacks.users.siamese.Siamese.embedding_rate`."""
 REFERENCES = 1000
 """Gradients of single records that `whitened` learns its metric from."""
 
@@ -56,6 +56,17 @@ class LinkSettings(AnonymousSettings):
     siamese: networks.Siamese = networks.Siamese(100, 64)
     epoch: int = 100
     interval: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How descriptors are compared.
+
+    Attributes:
+      centred: less their round's mean; a network's layers see them so too (not in the paper).
+    """
+
+    centred: bool = False
 
 
 class Linking:
@@ -119,10 +130,11 @@ class Linking:
         return made[0], made[1]
 
     def train(
-        self, samples: Descriptors, embedding: networks.Embedding, start: Any, rate: float
+        self, samples: Descriptors, embedding: networks.Embedding, start: Any, rule: Rule
     ) -> Descriptors:
-        """Descriptors of samples after each epoch of a siamese network's training, from `start`,
-        its embedding at a rate relative to the rest."""
+        """Descriptors of samples after each epoch of a siamese network's training, from `start`. A
+        trunk that has learned already learns at `TRUNK_RATE`, if the rule is not the paper's."""
+        slower = rule.centred and start is not None
         flat = tuple(s.reshape(-1, *s.shape[2:]) for s in samples)
         settings = self.settings.siamese
         trained = networks.train_siamese(
@@ -132,7 +144,9 @@ class Linking:
             stream(self.drawn.key, Stream.SIAMESE),
             start=start,
             described=flat,
-            settings=dataclasses.replace(settings, embedding_rate=rate),
+            settings=dataclasses.replace(
+                settings, embedding_rate=TRUNK_RATE if slower else 1.0, centred=rule.centred
+            ),
         )
         mine, other = (
             d.reshape(len(d), *side.senders.shape, -1)
@@ -141,34 +155,34 @@ class Linking:
         return mine, other
 
 
-def _siamese_representatives(linking: Linking, settings: None) -> Descriptors:
+def _siamese_representatives(linking: Linking, rule: Rule) -> Descriptors:
     embedding = networks.image_embedding(linking.drawn.model)
-    return linking.train(linking.representatives, embedding, linking.trunk, TRUNK_RATE)
+    return linking.train(linking.representatives, embedding, linking.trunk, rule)
 
 
-def _siamese_updates(linking: Linking, settings: None) -> Descriptors:
+def _siamese_updates(linking: Linking, rule: Rule) -> Descriptors:
     model = linking.drawn.model
     heads = [link.pooled_head(model, side.pseudo_gradient) for side in linking.sides]
     mine, other = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in heads)
-    return linking.train((mine, other), networks.vector_embedding(mine.shape[-1]), None, 1.0)
+    return linking.train((mine, other), networks.vector_embedding(mine.shape[-1]), None, rule)
 
 
-def _whitened(linking: Linking, settings: None) -> Descriptors:
+def _whitened(linking: Linking, rule: Rule) -> Descriptors:
     updates = [link.updates_as_vectors(side.pseudo_gradient) for side in linking.sides]
     whitened = link.whiten(jnp.concatenate(updates), linking.gradients())
     mine, other = jnp.split(whitened, [len(updates[0])])
     return mine, other
 
 
-def _of_each(describe: Callable[[Linking, Side], Array]) -> Callable[[Linking, None], Descriptors]:
-    def run(linking: Linking, settings: None) -> Descriptors:
+def _of_each(describe: Callable[[Linking, Side], Array]) -> Callable[[Linking, Rule], Descriptors]:
+    def run(linking: Linking, rule: Rule) -> Descriptors:
         mine, other = (describe(linking, side) for side in linking.sides)
         return mine, other
 
     return run
 
 
-def _pooled(linking: Linking, settings: None) -> Descriptors:
+def _pooled(linking: Linking, rule: Rule) -> Descriptors:
     """Descriptors of both sides' representatives by the shared model as it is."""
     embedding, trunk = networks.image_embedding(linking.drawn.model), linking.trunk
 
@@ -187,31 +201,56 @@ def _histogram(linking: Linking, side: Side) -> Array:
 
 METHODS = (
     Method(
-        "siamese_rep", "a siamese network on representatives, the paper's", _siamese_representatives
+        "siamese_rep",
+        "a siamese network on representatives, the paper's",
+        _siamese_representatives,
+        Rule(),
     ),
-    Method("siamese_update", "a siamese network on updates, its rival", _siamese_updates),
-    Method("whitened", "cosines in the metric of the server's own records' gradients", _whitened),
+    Method("siamese_update", "a siamese network on updates, its rival", _siamese_updates, Rule()),
+    Method(
+        "siamese_rep_centred",
+        "the paper's on centred descriptors",
+        _siamese_representatives,
+        Rule(centred=True),
+    ),
+    Method(
+        "siamese_update_centred",
+        "its rival on centred descriptors",
+        _siamese_updates,
+        Rule(centred=True),
+    ),
+    Method(
+        "whitened",
+        "cosines in the metric of the server's own records' gradients",
+        _whitened,
+        Rule(centred=True),
+    ),
     Method(
         "update",
         "cosines of whole updates",
         _of_each(lambda linking, side: link.updates_as_vectors(side.pseudo_gradient)),
+        Rule(centred=True),
     ),
     Method(
         "head",
         "cosines of the last layer's part, pooled",
         _of_each(lambda linking, side: link.pooled_head(linking.drawn.model, side.pseudo_gradient)),
+        Rule(centred=True),
     ),
     Method(
         "bias",
         "cosines of the last bias' part",
         _of_each(lambda linking, side: link.last_bias(linking.drawn.model, side.pseudo_gradient)),
+        Rule(centred=True),
     ),
     Method(
         "histogram",
         "labels inferred from the bias",
         _of_each(_histogram),
+        Rule(centred=True),
     ),
-    Method("rep", "the shared model's trunk on representatives", _pooled),
+    Method("rep", "the shared model's trunk on representatives, untrained", _pooled, Rule()),
+    Method("rep_centred", "the same, centred", _pooled, Rule(centred=True)),
 )
 METRICS = (
     Metric("precision", "of the nearest update so many rounds later (rank 1)", True),
@@ -231,9 +270,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     drawn = draw(cell.dataset, cell.settings, data_dir, seed)
     simulated = time.perf_counter() - began
     linking = Linking(cell.settings, drawn)
-    for method, _, wanted in by_method(jobs):
+    for method, rule, wanted in by_method(jobs):
         clock = Clock()
-        descriptors = method.run(linking, None)
+        descriptors = method.run(linking, rule)
         jax.block_until_ready(descriptors)
         shared: dict[str, Any] = {
             "test_accuracy": drawn.test_accuracy,
@@ -247,7 +286,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             settings = job.cell.settings
             trained = descriptors[0].ndim == 4
             at = [d[settings.epoch - 1] if trained else d for d in descriptors]
-            scores = _scores(settings, drawn, *map(link.unit, at))
+            compared = [link.unit(each, rule.centred) for each in at]
+            scores = _scores(settings, drawn, *compared)
             for metric, value in scores.items():
                 known = cell.experiment.metric(metric).chance
                 chance = 1 / settings.clients if known is None else known

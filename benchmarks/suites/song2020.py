@@ -192,7 +192,10 @@ SUITE = Suite(
             "fig5",
             "Matching accuracy against the siamese network's epochs (Figure 5)",
             _epochs,
-            methods=("siamese_rep", "siamese_update"),
+            methods=(
+                *("siamese_rep", "siamese_update"),
+                *("siamese_rep_centred", "siamese_update_centred"),
+            ),
         ),
         _table("fig6", "Precision against the interval (Figure 6)", _intervals),
         _table(
@@ -206,7 +209,7 @@ SUITE = Suite(
             "Labels of representatives: inferred, uniform or known",
             _labels,
             [DIGITS],
-            ("rep", "histogram"),
+            ("rep", "rep_centred", "histogram"),
         ),
         _generative_table(
             "fig7",

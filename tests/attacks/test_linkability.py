@@ -115,7 +115,7 @@ def test_whitened_updates_link_clients_by_their_records_and_by_nothing_else(same
     names = senders[15:]
 
     def precision(vectors):
-        found = link.unit(vectors)
+        found = link.unit(vectors, centred=True)
         return float(link.link_precision(found[3:], names[3:], found[:-3], names[:-3]))
 
     linked = precision(link.whiten(vectors, gradients))
@@ -160,7 +160,8 @@ def test_equal_similarities_are_judged_alike(seed):
     assert found == pytest.approx(best)
 
 
-def test_a_siamese_network_finds_what_tells_clients_apart():
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_siamese_network_finds_what_tells_clients_apart(centred):
     """The client stands in the small entries, noise in the large ones. With names at random there
     is nothing to learn."""
     rng = np.random.default_rng(5)
@@ -176,7 +177,7 @@ def test_a_siamese_network_finds_what_tells_clients_apart():
     shadow, real = federation(10), federation(10)
     senders = jnp.broadcast_to(jnp.arange(10), (20, 10))
     embedding = siamese.vector_embedding(16, 32)
-    settings = siamese.Siamese(epochs=60, batch_size=20, learning_rate=0.02)
+    settings = siamese.Siamese(60, 20, 0.02, centred=centred)
 
     samples = shadow.reshape(-1, 16)
 
@@ -188,18 +189,32 @@ def test_a_siamese_network_finds_what_tells_clients_apart():
         assert np.allclose(
             found.descriptors[-1, 7], embedding.apply(found.params, samples[7]), atol=1e-5
         )
-        mine = link.unit(jax.vmap(jax.vmap(lambda s: embedding.apply(found.params, s)))(real))
+        describe = jax.vmap(jax.vmap(lambda s: embedding.apply(found.params, s)))
+        mine = link.unit(describe(real), centred)
         return float(
             link.link_precision(mine[1:], senders[1:], mine[:-1], senders[:-1])
         ), found.loss
 
     learned, loss = precision(senders.ravel())
-    raw = link.unit(real)
+    raw = link.unit(real, centred)
     untrained = float(link.link_precision(raw[1:], senders[1:], raw[:-1], senders[:-1]))
     assert loss[-1] < loss[0]
     assert learned > untrained + 0.2
     blind, _ = precision(jnp.asarray(rng.permutation(np.asarray(senders).ravel())))
     assert blind < learned - 0.2
+
+
+def test_lengths_are_nothing_to_compare_and_centring_is_asked_for():
+    rng = np.random.default_rng(3)
+    raw = jnp.asarray(rng.normal(size=(4, 5, 6)) + 2, jnp.float32)
+    for centred in (False, True):
+        here = link.unit(raw, centred)
+        assert np.allclose(jnp.linalg.norm(here, axis=-1), 1, atol=1e-6)
+        assert np.allclose(link.unit(3 * raw, centred), here, atol=1e-6)
+    assert np.allclose(link.unit(raw), raw / jnp.linalg.norm(raw, axis=-1, keepdims=True))
+    moved = raw + jnp.arange(4.0)[:, None, None]
+    assert np.allclose(link.unit(moved, centred=True), link.unit(raw, centred=True), atol=1e-5)
+    assert not np.allclose(link.unit(moved), link.unit(raw), atol=0.1)
 
 
 def test_shift_and_scale_of_descriptors_are_nothing_to_learn():
@@ -209,7 +224,7 @@ def test_shift_and_scale_of_descriptors_are_nothing_to_learn():
     samples, identities = jnp.asarray(rng.normal(size=(12, 5)), jnp.float32), jnp.arange(12) % 3
     plain = siamese.vector_embedding(5, 6)
     moved = plain._replace(apply=lambda params, sample: 0.01 * plain.apply(params, sample) + 3)
-    still = siamese.Siamese(epochs=20, batch_size=4, learning_rate=0.02, embedding_rate=0.0)
+    still = siamese.Siamese(20, 4, 0.02, embedding_rate=0.0, centred=True)
     one, other = (
         siamese.train_siamese(e, samples, identities, jax.random.key(0), settings=still)
         for e in (plain, moved)

@@ -69,7 +69,8 @@ def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):
     renamed = dataclasses.replace(drawn, clients=drawn.clients._replace(senders=senders))
     misled = linkability.Linking(cells[0].settings, renamed)
     for method in METHODS:
-        pairs = zip(method.run(linking, None), method.run(misled, None), strict=True)
+        rule = method.settings
+        pairs = zip(method.run(linking, rule), method.run(misled, rule), strict=True)
         assert all((one == other).all() for one, other in pairs)
 
 
