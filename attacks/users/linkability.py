@@ -96,7 +96,7 @@ def _whiten(vectors: Array, gradients: Array, ridge: float | Array) -> Array:
 
 @checked
 def unit(descriptors: Num[Array, "rounds participants d"], centred: bool = False) -> Array:
-    """Descriptors `[rounds, participants, d]` at unit length (Song 2020, section V-F).
+    """Descriptors `[rounds, participants, d]` at unit length (Song 2020, section VI-B).
 
     Args:
       descriptors: one for each update.

@@ -1,5 +1,5 @@
 """Two federations: the clients', whose updates arrive without names, and the server's own, whose
-senders it knows (Song 2020, sections V-F and VI)."""
+senders it knows (Song 2020, section VI)."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -108,7 +108,7 @@ class Anonymous:
 
 def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int) -> Anonymous:
     """Train both federations, from the model that the server sent out first (Song 2020, section
-    V-F).
+    VI-A).
 
     Raises:
       ValueError: if the source has too few records, or `trunk_round` is none of the window's.
