@@ -2,14 +2,17 @@
 is seen, and the models that their own recipe would make."""
 
 import dataclasses
+import operator
 import time
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from attacks import Knowledge, UnknownColumn
+from attacks.metrics import accuracy
 from benchmarks.scenarios.sources import source
 from jaxfl import (
     DPSGD,
@@ -33,6 +36,8 @@ from jaxfl.datasets import Dataset, partitions
 
 Array = jax.Array
 DELTA = 1e-5
+ADAM_RATE, BETWEEN_LOOKS = 1e-3, 100
+"""Of an optimum's training, and its steps between two looks at the fit."""
 LEAF_RECORDS = 2000
 """Records of each of LEAF's clients (Driouich 2023, Appendix C)."""
 
@@ -216,22 +221,50 @@ def federate(
     return Federation(data, parts, model, recipes, start, run.params, messages, key, seconds)
 
 
-def optimum(federation: Federation, c: int, steps: int, x: Array | None = None) -> Any:
-    """What the client's recipe, without defences, makes of its records alone, from the common
-    start: its optimal local model.
+def optimum(
+    federation: Federation,
+    c: int,
+    steps: int,
+    x: Array | None = None,
+    fit: float | None = None,
+) -> Any:
+    """What a client would make of its records alone, without defences, from the common start: its
+    optimal local model.
 
     Args:
       federation: the federation.
       c: the client.
-      steps: at least so many SGD steps, in whole epochs.
+      steps: so many steps of its recipe, in whole epochs.
       x: records to train on in place of its own.
+      fit: train by Adam in place of the recipe's SGD, on the recipe's batches, until the model fits
+        the records so well (see `fit_of`), for at most so many steps.
     """
     data, training = federation.client(c), federation.training[c]
-    each = dataclasses.replace(training, epochs=1).steps(len(data.mask))
-    alone = dataclasses.replace(training.without(), epochs=-(-steps // each))
     data = data if x is None else dataclasses.replace(data, x=jnp.asarray(x))
-    key = jax.random.fold_in(federation.key, c)
-    return _train(federation.model, federation.start, data, key, alone)
+    each = dataclasses.replace(training, epochs=1).steps(len(data.mask))
+    key, model = jax.random.fold_in(federation.key, c), federation.model
+    if fit is None:
+        alone = dataclasses.replace(training.without(), epochs=-(-steps // each))
+        return local_update(model, federation.start, data, key, alone)
+    epochs = -(-BETWEEN_LOOKS // each)
+    adam = LocalTraining(ADAM_RATE, epochs, training.batch_size, optax.adam)
+    better = operator.le if federation.data.classes is None else operator.ge
+    params = federation.start
+    for look in range(-(-steps // (epochs * each))):
+        params = local_update(model, params, data, jax.random.fold_in(key, look), adam)
+        if better(fit_of(model, params, data), fit):
+            break
+    return params
+
+
+def fit_of(model: Model, params: Any, data: ClientData) -> float:
+    """Accuracy on records; of a regression, their mean absolute percentage error, as a share. NaN
+    of a model that is not finite."""
+    outputs, y = np.asarray(model.apply(params, data.x)), np.asarray(data.y)
+    if model.classes is None:
+        return float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean())
+    named = np.where(np.isfinite(outputs).all(1), outputs.argmax(1), -1)
+    return float(accuracy(jnp.asarray(named), jnp.asarray(y)))
 
 
 def isolated(federation: Federation, c: int, rounds: int) -> Any:
@@ -243,9 +276,6 @@ def isolated(federation: Federation, c: int, rounds: int) -> Any:
     key = jax.random.fold_in(federation.key, c)
     run = simulate(federation.model, federation.start, data, key, federated)
     return jax.tree.map(lambda a: a[0, 0], run.returned)
-
-
-_train = jax.jit(local_update, static_argnames="model")
 
 
 def epsilon_of(federation: Federation, rounds: int, c: int) -> float:

@@ -139,6 +139,17 @@ def test_an_isolated_client_trains_alone():
     assert largest_difference(alone, federation.final) > 1e-3
 
 
+def test_an_optimum_ends_at_the_fit_that_is_asked_for():
+    cell = tiny("table9", "leaf_synthetic")
+    federation = federate(cell)
+    data = federation.client(1)
+    params = [optimum(federation, 1, 3000, fit=fit) for fit in (0.6, 0.9)]
+    fits = [federations.fit_of(federation.model, p, data) for p in params]
+    assert 0.6 <= fits[0] < 0.9 <= fits[1]
+    once = optimum(federation, 1, 100, fit=2.0)  # which no model has
+    assert federations.fit_of(federation.model, once, data) < 0.9
+
+
 def test_private_clients_say_what_they_spend():
     found, outcomes = scores(tiny("table10", "leaf_synthetic", defense="dp"), ["last", "gls"])
     assert outcomes[0].detail["epsilon_of_fewest_records"] <= 10.01

@@ -97,7 +97,7 @@ def _records(work: Work, c: int, settings: First) -> Any:
     x, guess = federation.data.x[federation.parts[c]].copy(), work.attributes(settings)[c]
     x[:, list(column.positions)] = np.where(guess[:, None] < 0, np.nan, column.values[guess])
     other = dataclasses.replace(federation, key=work.key(c))  # batch orders are not known
-    return optimum(other, c, work.settings.optimum_steps, x)
+    return optimum(other, c, work.settings.optimum_steps, x, work.settings.optimum_fit)
 
 
 def _majority(work: Work, settings: None) -> Values:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import optimize
 
 from attacks.metrics import accuracy, explain, ssim, zest_masks
-from benchmarks.scenarios.federations import Federation
+from benchmarks.scenarios.federations import Federation, fit_of
 from jaxfl import Model
 
 Array = jax.Array
@@ -58,15 +58,8 @@ def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]
     model, losses, scores = federation.model, [], []
     for c, own in enumerate(params):
         data = federation.client(c)
-        outputs = np.asarray(model.apply(own, data.x))
-        losses.append(float(model.loss(jnp.asarray(outputs), data.y).mean()))
-        y = np.asarray(data.y)
-        if model.classes is None:
-            scores.append(float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean()))
-        else:
-            scores.append(
-                accuracy_of(np.where(np.isfinite(outputs).all(1), outputs.argmax(1), -1), y)
-            )
+        losses.append(float(model.loss(model.apply(own, data.x), data.y).mean()))
+        scores.append(fit_of(model, own, data))
     yield "train_loss", (mean(losses), None, None)
     yield "mape" if model.classes is None else "train_accuracy", (mean(scores), None, None)
 

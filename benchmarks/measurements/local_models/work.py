@@ -40,7 +40,9 @@ class LocalModelSettings(FederationSettings):
 
     Attributes:
       measures: "zest", "attribute", "source", "samples", or several.
-      optimum_steps: SGD steps from the common start that make the local optimum.
+      optimum_steps: steps from the common start that make the local optimum, at most.
+      optimum_fit: how well it fits its client's records when its training ends: accuracy, or the
+        mean absolute percentage error of a regression; None for all steps, by SGD.
       zest_records, zest_masks: reference records of a client, and masks for each.
       targets: records per client whose source is asked for; 0 for all.
       inversion: of a model into images.
@@ -48,6 +50,7 @@ class LocalModelSettings(FederationSettings):
 
     measures: tuple[str, ...] = ("zest",)
     optimum_steps: int = 4000
+    optimum_fit: float | None = None
     zest_records: int = 32
     zest_masks: int = 300
     targets: int = 100
@@ -224,9 +227,10 @@ class Work:
 
 
 def local_optima(work: Work, settings: None) -> LocalModels:
-    """What the clients' recipe makes of their records alone."""
-    steps = work.settings.optimum_steps
-    return LocalModels([optimum(work.federation, c, steps) for c in range(work.count)])
+    """What the clients would make of their records alone."""
+    steps, fit = work.settings.optimum_steps, work.settings.optimum_fit
+    made = [optimum(work.federation, c, steps, fit=fit) for c in range(work.count)]
+    return LocalModels(made)
 
 
 def drift(settings: FederationSettings, asked: int) -> int:
