@@ -62,6 +62,8 @@ class FederationSettings:
       attacked: clients that are attacked: so many, the largest if not all; of linear clients the
         first, by whose numbers Driouich 2022 reports.
       side: pixels down and across a face.
+      fares: rows that are drawn of the fares.
+      encoding: of their columns.
     """
 
     model: Literal["linear", "mlp"] = "mlp"
@@ -76,6 +78,8 @@ class FederationSettings:
     epsilon: float = 10.0
     attacked: int = 10
     side: tuple[int, int] = (80, 70)
+    fares: int = 8_000
+    encoding: Literal["onehot", "scalar"] = "onehot"
 
     @property
     def observed(self) -> tuple[int, ...]:
@@ -141,7 +145,8 @@ def records_of(name: str, settings: FederationSettings, data_dir: str | None) ->
     if name == "att_faces":
         return source(name, data_dir, size=settings.side)
     if name == "flight_airlines":
-        return source(name, data_dir, clients=settings.clients)
+        drawn = {"clients": settings.clients, "records": settings.fares}
+        return source(name, data_dir, encoding=settings.encoding, **drawn)
     return source(name, data_dir)
 
 

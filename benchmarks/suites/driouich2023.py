@@ -33,7 +33,9 @@ TABULAR_MEASURES = ("zest", "attribute", "source")
 MEASURES = {FACES: ("zest", "source", "samples")}
 MEASURES |= dict.fromkeys((*TABULAR, "leaf_milder"), TABULAR_MEASURES)
 FACE_SETTINGS = {"hidden": (32, 32, 32), "training.batch_size": 32}
-"""Appendix C.1 and C.2."""
+FARES = {"fares": 100_000, "encoding": "scalar"}
+"""Appendix C.1 and C.2: of fares, 100,000 rows of nine columns."""
+OF_DATA = {FACES: FACE_SETTINGS, "flight_airlines": FARES}
 FIT = {
     "flight_airlines": (0.107, 0.103),
     "adult_bachelors": (0.905, 0.901),
@@ -60,6 +62,7 @@ SHRUNK: dict[str, dict[Any, Any]] = {
     "rounds": {600: 60, 1000: 100},
     "every": {6: 3, 10: 5},
     "attacked": {10: 3},
+    "fares": {100_000: 8_000},
     "targets": {100: 40},
 }
 """Likewise, by the paper's value."""
@@ -178,7 +181,7 @@ def _grid(
             place(
                 dataset,
                 size,
-                (FACE_SETTINGS if dataset == FACES else {}) | values,
+                OF_DATA.get(dataset, {}) | values,
                 measures=measures,
                 source_messages=source_messages,
             )
