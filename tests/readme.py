@@ -1,0 +1,36 @@
+"""Runs the code of README.md and compares what it prints with what its comments say: `python -m
+tests.readme`."""
+
+import contextlib
+import io
+import re
+import sys
+import time
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^print\(.*\)  # (\d+(?:\.\d+)?)\b", re.MULTILINE)
+
+
+def main() -> int:
+    """The number of figures that are not as README says."""
+    code = "\n".join(BLOCK.findall(README.read_text()))
+    said = PRINTED.findall(code)
+    began = time.perf_counter()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(code, str(README), "exec"), {"__name__": "readme"})
+    printed = output.getvalue().split()
+    wrong = 0
+    for expected, value in zip(said, printed, strict=True):
+        places = len(expected.partition(".")[2])
+        agrees = round(float(value), places) == float(expected)
+        wrong += not agrees
+        print(f"README says {expected}, its code prints {value}{'' if agrees else '  <- differs'}")
+    print(f"{len(said)} figures in {time.perf_counter() - began:.0f} s")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
