@@ -132,7 +132,7 @@ class Store:
         names = ", ".join(f'"{c}"' for c in ("job", *COLUMNS))
         marks = ", ".join("?" * (len(COLUMNS) + 1))
         with self._database:
-            self._database.execute("BEGIN")
+            self._database.execute("BEGIN IMMEDIATE")
             rows = list(rows)
             for name in ("results", "images"):
                 self._database.executemany(
