@@ -191,6 +191,21 @@ def _grid(
     return places
 
 
+def _clients(size: str, data_dir: str | None) -> list[Place]:
+    """Cells of Figure 4: all clients are attacked, and are candidates for a record's source."""
+    counts = {"leaf_synthetic": (10, 20, 40, 100), FACES: (10, 20, 40)}
+    return [
+        place(
+            dataset,
+            size,
+            OF_DATA.get(dataset, {}) | {"clients": count, "attacked": count},
+            {"attacked": SHRUNK["clients"][count]},
+        )
+        for dataset, several in counts.items()
+        for count in several
+    ]
+
+
 def _both(
     *grids: Callable[[str, str | None], list[Place]],
 ) -> Callable[[str, str | None], list[Place]]:
@@ -253,7 +268,7 @@ SUITE = Suite(
         _table(
             "fig4",
             "Number of clients (Figure 4)",
-            _grid(("leaf_synthetic", FACES), clients=(10, 20, 40)),
+            _clients,
             without=CONTROLS,
         ),
         _table(

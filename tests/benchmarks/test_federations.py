@@ -1,6 +1,7 @@
 """The experiments of Driouich 2022 and 2023, end to end on small federations."""
 
 import csv
+import dataclasses
 import types
 
 import jax
@@ -191,6 +192,25 @@ def test_who_holds_what():
     known, truth = federation.knowledge(1)
     assert np.isnan(np.asarray(known.x)[:, 0]).all()
     assert set(truth) == {0, 1}
+
+
+@pytest.mark.parametrize("size", ["small", "paper"])
+def test_in_figure_4_every_client_is_a_candidate(size):
+    cells = SUITES["driouich2023"].table("fig4").cells("driouich2023", size, None)
+    counts = {(cell.dataset, cell.settings.clients) for cell in cells}
+    assert len(counts) == len(cells) == 7
+    assert all(cell.settings.attacked == cell.settings.clients for cell in cells)
+
+
+def test_more_clients_with_faces_are_copies():
+    settings = cell_of(
+        "driouich2023/fig4", {"clients": 13, "attacked": 13}, dataset="att_faces"
+    ).settings
+    data = types.SimpleNamespace(y=np.repeat(np.arange(40), 10))
+    parts = federations.divide("att_faces", data, dataclasses.replace(settings, records=0), 0)
+    assert {len(part) for part in parts} == {148, 220}  # Table 4
+    assert len({tuple(part) for part in parts[:10]}) == 10
+    assert {tuple(part) for part in parts[10:]} < {tuple(part) for part in parts[:10]}
 
 
 def test_clients_keep_their_distribution_whatever_their_size():
