@@ -67,7 +67,7 @@ class Ranking:
 
     Attributes:
       f1: harmonic mean of precision and recall of the scores above a threshold fixed in advance; 0
-      where undefined.
+        where undefined.
       auc: area under the receiver operating characteristic.
       average_precision: area under the precision-recall curve.
       brier: mean squared error of the scores, where they are probabilities.

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import struct
 
 from jaxfl.domains import Domain, EachNotNegative, EachPositive, numbers_where
@@ -130,10 +129,9 @@ def private_gradient(
             return jax.tree.map(lambda g: jnp.where(present, g, 0), gradient_of_one)
 
         every = jax.vmap(gradient)(x, y, mask, jax.random.split(dropout_key, len(x)))
-        leaves, structure = jax.tree.flatten(every)
-        total = jax.tree.unflatten(
-            structure, optax.per_example_global_norm_clip(leaves, privacy.clip)[0]
-        )
+        squares = sum((g**2).reshape(len(g), -1).sum(1) for g in jax.tree.leaves(every))
+        factor = _clipping(jnp.asarray(squares), privacy.clip)
+        total = jax.tree.map(lambda g: jnp.tensordot(factor, g, 1), every)
     count = jnp.maximum(mask.sum(), 1)
     leaves, structure = jax.tree.flatten(total)
     keys = jax.random.split(noise_key, len(leaves))
@@ -143,6 +141,13 @@ def private_gradient(
         for g, k in zip(leaves, keys, strict=True)
     ]
     return jax.tree.unflatten(structure, [g / count for g in noised])
+
+
+def _clipping(squares: Array, clip: float | Array) -> Array:
+    """By what gradients of squared norms `[batch]` are multiplied so that none is longer than
+    `clip`; differentiable where a gradient is 0."""
+    long = squares > clip**2
+    return jnp.where(long, clip / jnp.sqrt(jnp.where(long, squares, 1)), 1)
 
 
 def _clipped_by_layers(
@@ -157,10 +162,7 @@ def _clipped_by_layers(
         ((inputs[n] ** 2).sum(1) + ("bias" in dense[n])) * (errors[n] ** 2).sum(1)
         for n in layers.names
     ]
-    norm = jnp.sqrt(jnp.stack(squares).sum(0))
-    factor = jnp.where(
-        mask, jnp.minimum(1, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)), 0
-    )
+    factor = jnp.where(mask, _clipping(jnp.stack(squares).sum(0), clip), 0)
     totals = {
         n: {"kernel": (inputs[n] * factor[:, None]).T @ errors[n], "bias": factor @ errors[n]}
         for n in layers.names

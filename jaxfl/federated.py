@@ -140,6 +140,9 @@ def simulate(
         are not looked at.
     """
     server = HonestServer() if server is None else server
+    if jax.tree_util.all_leaves([server]):
+        kind = type(server).__name__
+        raise ValueError(f"server is a {kind}, which is no pytree; see `jaxfl.servers`")
     check_parameters(model, params)
     federated.check(clients)
     check_clients(model, params, clients, federated.training.batch_size)

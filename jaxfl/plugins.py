@@ -2,9 +2,8 @@
 
 A plug-in of one's own is a frozen record, registered as a pytree, that overrides one hook or more:
 
->>> import dataclasses, jax, jax.numpy as jnp, jaxfl
->>> @jax.tree_util.register_dataclass
-... @dataclasses.dataclass(frozen=True)
+>>> import flax, jax, jax.numpy as jnp, jaxfl
+>>> @flax.struct.dataclass
 ... class SignOnly(jaxfl.Plugin):
 ...     step: float
 ...     def send(self, update, key):

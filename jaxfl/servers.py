@@ -3,15 +3,14 @@
 A server of one's own is a frozen record, registered as a pytree, that overrides what it does
 differently:
 
->>> import dataclasses, jax, jax.numpy as jnp, jaxfl
->>> @jax.tree_util.register_dataclass
-... @dataclasses.dataclass(frozen=True)
+>>> import flax, jax, jax.numpy as jnp, jaxfl
+>>> @flax.struct.dataclass
 ... class Median(jaxfl.Server):
 ...     step: float
 ...     def receive(self, state, returned, sizes, ids):
 ...         middle = jax.tree.map(lambda models: jnp.median(models, 0), returned)
 ...         moved = jax.tree.map(lambda w, m: w + self.step * (m - w), state.params, middle)
-...         return dataclasses.replace(state, params=moved)
+...         return state.replace(params=moved)
 """
 
 import dataclasses

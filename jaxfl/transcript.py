@@ -12,7 +12,7 @@ from flax import struct
 from jaxtyping import Bool, Int, Num
 
 from jaxfl import _check
-from jaxfl.domains import Count
+from jaxfl.domains import Count, Index, Key, check
 from jaxfl.evaluation import Evaluation
 from jaxfl.files import read_tree, write_tree
 
@@ -227,8 +227,11 @@ class Transcript:
           ValueError: if the client or a round was not kept, or the client took part in none of
             them.
         """
+        check("client", client, Index)
         place = self._place(client)
         wanted = self.rounds if rounds is None else tuple(rounds)
+        if len(set(wanted)) < len(wanted):
+            raise ValueError(f"rounds={wanted} names a round twice; name each once")
         if _check.is_traced(self.participation) and self.cohort is not None:
             raise ValueError(
                 f"messages(client={client}) of clients that are drawn ({self.cohort} a round) has "
@@ -265,6 +268,7 @@ class Transcript:
           ValueError: if not every client's messages were kept, or the server sent personal models
             (which name them).
         """
+        check("key", key, Key)
         self._need_everyone("anonymous")
         if self.personal:
             raise ValueError(
@@ -286,7 +290,7 @@ class Transcript:
 
     def aggregates(self) -> Aggregates:
         """View of a server behind secure aggregation: sums of pseudo-gradients and who took part,
-          nothing else.
+        nothing else.
 
         Raises:
           ValueError: if neither the sums nor every client's messages were kept, or the server sent

@@ -1,11 +1,10 @@
 """Which client holds a record (Driouich 2023, section 2.3; Hu et al. 2021).
 
 Threat model: a server that sees all clients' messages, and records with their labels, each of which
-some client holds. Ways to
-tell whose it is: the model under which its loss is least; the client for which that was so in most
-rounds; the client whose training lowered it most; or `decode_sources`, which reads the weight of
-every record out of the messages. Answers of either can be learned from, where clients' records are
-distributed apart: `by_discriminants`.
+some client holds. Ways to tell whose it is: the model under which its loss is least; the client for
+which that was so in most rounds; the client whose training lowered it most; or `decode_sources`,
+which reads the weight of every record out of the messages. Answers of either can be learned from,
+where clients' records are distributed apart: `by_discriminants`.
 """
 
 import functools

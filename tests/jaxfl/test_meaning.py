@@ -301,3 +301,15 @@ def test_a_last_batch_of_one_record_costs_private_training_nothing():
 def test_models_that_give_no_numbers_at_random_parameters_are_taken_for_unmixed():
     model = dataclasses.replace(MODEL, apply=lambda p, x, **rest: jnp.log(-jnp.abs(x[:, :3])))
     assert not mixes_records(model, MODEL.init(KEY), jnp.asarray(X))
+
+
+def test_views_name_their_bad_arguments():
+    run = simulate(MODEL, MODEL.init(KEY), stack_clients([(X, Y), (X, Y)]), KEY, Federated(3))
+    with pytest.raises(ValueError, match=r"rounds=\(1, 1\) names a round twice"):
+        run.messages(0, rounds=(1, 1))
+    for client in (True, 1.0, "0"):
+        with pytest.raises(ValueError, match="client="):
+            run.messages(client)
+    assert len(run.messages(np.int64(1))) == 3
+    with pytest.raises(ValueError, match="key=3 must be one key"):
+        run.anonymous(3)

@@ -143,7 +143,8 @@ class Trial:
 
 
 def blind_to_another_clients_messages(trial):
-    assert trial.accuracy(trial.answer(trial.view("another"))) < CHANCE
+    accuracy = trial.accuracy(trial.answer(trial.view("another")))
+    assert accuracy < CHANCE, "it reads a client that sent nothing: the truth leaks into it"
 
 
 def another_clients_messages_are_a_misfit(trial):
@@ -152,12 +153,14 @@ def another_clients_messages_are_a_misfit(trial):
     assert np.isfinite(own.fit.misfit) == trial.method.explains
     assert own.status == Status.OK
     if trial.method.explains:
-        assert own.fit.misfit < 1 < another.fit.misfit
+        assert own.fit.misfit < 1, "the client's own messages are called a misfit"
+        assert another.fit.misfit > 1, "another client's messages are called explained"
         assert another.status == Status.MISFIT
 
 
 def an_absent_column_is_not_found(trial):
-    assert trial.accuracy(trial.answer(trial.view("absent"))) < CHANCE
+    accuracy = trial.accuracy(trial.answer(trial.view("absent")))
+    assert accuracy < CHANCE, "a column that does not enter the model is read"
 
 
 def erased_truth_changes_nothing(trial):
@@ -165,7 +168,7 @@ def erased_truth_changes_nothing(trial):
     answers = [trial.answer(trial.view(left_in=left)) for left in (np.nan, truth, 1 - truth)]
     for other in answers[1:]:
         same = jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), answers[0], other)
-        assert all(jax.tree.leaves(same))
+        assert all(jax.tree.leaves(same)), "what stands in the unknown columns enters the answer"
 
 
 def messages_that_are_not_finite_give_no_answer(trial):
@@ -173,7 +176,7 @@ def messages_that_are_not_finite_give_no_answer(trial):
     models = messages.received, messages.returned
     broken = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), models)
     answer = trial.answer(trial.view(messages=Messages(*broken, messages.rounds)))
-    assert int(answer.status) == 1
+    assert int(answer.status) == 1, "it answers to messages that are not finite"
     assert all((np.asarray(values) == -1).all() for values in answer.values)
 
 
@@ -188,7 +191,7 @@ def messages_that_hold_no_update_give_no_answer(trial):
 def same_key_same_answer(trial):
     first, again = (trial.answer(trial.view()) for _ in range(2))
     for a, b in zip(first.values, again.values, strict=True):
-        assert np.array_equal(a, b)
+        assert np.array_equal(a, b), "the same key gives two answers"
 
 
 def outer_jit_changes_nothing(trial):

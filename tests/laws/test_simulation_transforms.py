@@ -1,7 +1,6 @@
 """The simulation under transformations: gradients, batches, devices, types, compilations."""
 
 import dataclasses
-import functools
 import os
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from jax.sharding import AxisType, PartitionSpec
 
+import jaxfl
 from jaxfl import (
     DPSGD,
     Federated,
@@ -47,7 +46,7 @@ def test_gradient_through_the_simulation_matches_finite_differences(world):
         wide = dataclasses.replace(
             world, params=jax.tree.map(lambda a: a.astype(jnp.float64), world.params)
         )
-        function = functools.partial(objective)
+        function = objective
         world = wide
         direction = jax.random.normal(jax.random.key(3), x.shape, jnp.float64)
         tangent = jnp.vdot(jax.grad(function)(x, 0.1), direction)
@@ -110,6 +109,13 @@ training, record = LocalTraining(0.1, batch_size=8), Record(clients=(0,))
 federated = Federated(rounds=3, training=training, strategy="vmap", record=record)
 one = simulate(model, params, clients, key, federated)
 mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
+def length(rate):
+    run = simulate(model, params, clients, key, Federated(2, LocalTraining(rate, batch_size=8)))
+    return sum((a**2).sum() for a in jax.tree.leaves(run.params))
+slopes, rates = jax.vmap(jax.grad(length)), jnp.linspace(0.05, 0.4, 8)
+shards = jax.shard_map(
+    slopes, mesh=mesh, in_specs=P("clients"), out_specs=P("clients"), check_vma=False)
+assert np.allclose(jax.jit(shards)(rates), slopes(rates), rtol=1e-4, atol=1e-6)
 spread = jax.device_put(clients, NamedSharding(mesh, P("clients")))
 params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
 four = simulate(model, params, spread, key, federated)
@@ -144,12 +150,6 @@ def test_a_simulation_runs_inside_jit_vmap_and_grad(world):
     together = jax.jit(jax.vmap(jax.grad(distance)))(rates)
     apart = jnp.stack([jax.grad(distance)(rate) for rate in rates])
     assert np.allclose(together, apart, rtol=1e-4)
-    mesh = jax.make_mesh((1,), ("rates",), axis_types=(AxisType.Auto,))
-    spec = PartitionSpec("rates")
-    sharded = jax.shard_map(
-        jax.vmap(jax.grad(distance)), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )
-    assert np.allclose(jax.jit(sharded)(rates), apart, rtol=1e-4)
 
 
 def test_64_bit_types_change_no_draw(world):
@@ -173,6 +173,36 @@ def test_64_bit_types_change_no_draw(world):
     assert np.array_equal(plain.participation, wide.participation)
     assert np.array_equal(senders, same_senders)
     assert_same(plain.params, wide.params, "a draw depends on 64-bit types")
+
+
+PLUGINS = {
+    "mixup": Mixup(),
+    "DP-SGD": DPSGD(1.0, 0.5),
+    "clip": Upload(clip=0.1),
+    "noise": Upload(clip=1.0, noise_multiplier=0.5),
+    "bits": Upload(bits=8),
+}
+
+
+@pytest.mark.parametrize("layers", [True, False])
+@pytest.mark.parametrize("plugin", PLUGINS.values(), ids=PLUGINS)
+def test_gradients_are_finite_through_padding_and_records_without_a_gradient(plugin, layers):
+    """At zero weights a record of zeros has no gradient, nor has padding."""
+    model, key = jaxfl.linear(4), jax.random.key(0)
+    model = model if layers else dataclasses.replace(model, layers=None)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    x[0] = 0
+    clients = stack_clients([(x, np.r_[0.0, np.ones(7)]), (x[:3], np.zeros(3))])
+    federated = Federated(2, LocalTraining(0.1), plugins=(plugin,))
+
+    def end(params):
+        run = simulate(model, params, clients, key, federated)
+        return sum((leaf**2).sum() for leaf in jax.tree.leaves(run.params))
+
+    start = jax.tree.map(jnp.zeros_like, model.init(key))
+    value, slope = jax.value_and_grad(end)(start)
+    assert np.isfinite(value)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slope)), "a gradient is NaN"
 
 
 @pytest.fixture
@@ -233,3 +263,9 @@ def test_a_servers_shapes_are_looked_at(world):
 
     with pytest.raises(ValueError, match=r"First\.receive gave shapes"):
         run(world, server=First())
+
+    class Unregistered(Server):
+        pass
+
+    with pytest.raises(ValueError, match="server is a Unregistered, which is no pytree"):
+        run(world, server=Unregistered())
