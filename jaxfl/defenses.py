@@ -145,7 +145,8 @@ def private_gradient(
 
 def _clipping(squares: Array, clip: float | Array) -> Array:
     """By what gradients of squared norms `[batch]` are multiplied so that none is longer than
-    `clip`; differentiable where a gradient is 0."""
+    `clip`; differentiable where a gradient is 0, as `optax.per_example_global_norm_clip` is
+    not."""
     long = squares > clip**2
     return jnp.where(long, clip / jnp.sqrt(jnp.where(long, squares, 1)), 1)
 

@@ -218,7 +218,7 @@ class Table:
       experiment: what is measured.
       places: from (size, data_dir) to its cells; a real source replaces its stand-in where it is at
         hand.
-      methods: the methods of its rows; all of the experiment's if empty, new ones among them.
+      listed: the methods of its rows, by name; all of the experiment's if empty, new ones too.
       without: methods that it leaves out of these.
       skips: from (settings, method) to whether the table leaves a method out, for its cost.
 
@@ -230,19 +230,19 @@ class Table:
     title: str
     experiment: Experiment
     places: Callable[[str, str | None], Sequence[Place]]
-    methods: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
     skips: Callable[[Any, Method], bool] = lambda settings, method: False
     without: tuple[str, ...] = ()
-    takes_new: bool = dataclasses.field(init=False)
-    """Whether a method that is added to the experiment has rows here, and no list to enter."""
 
     def __post_init__(self) -> None:
-        for name in self.methods + self.without:
+        for name in self.listed + self.without:
             self.experiment.method(name)
-        object.__setattr__(self, "takes_new", not self.methods)
-        names = self.methods or tuple(method.name for method in self.experiment.methods)
-        kept = tuple(name for name in names if name not in self.without)
-        object.__setattr__(self, "methods", kept)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods that have rows here."""
+        names = self.listed or tuple(method.name for method in self.experiment.methods)
+        return tuple(name for name in names if name not in self.without)
 
     def cells(self, suite: str, size: str, data_dir: str | None) -> list[Cell]:
         """Its cells, each once."""

@@ -1,11 +1,13 @@
 """Which anonymous updates come from the same client? (Song 2020, section VII-B; linkability)
 
 A method here is `run(linking, settings) -> descriptors` of the clients' side and of the server's
-own, `[rounds, participants, d]` each; a trained one gives them after every epoch, `[epochs, ...]`.
+own, `[rounds, participants, d]` each; a trained one gives them after every epoch, `[epochs, ...]`,
+and its loss `[epochs]`.
 """
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -30,7 +32,7 @@ from jaxfl.federated import map_clients, strategy_here
 from jaxfl.models import record_gradient
 
 Array = jax.Array
-Descriptors = tuple[Array, Array]
+Descriptors = tuple[Array, ...]
 VOTES = 3
 PAIRS = 2000
 TRUNK_RATE = 0.1
@@ -152,7 +154,7 @@ class Linking:
             d.reshape(len(d), *side.senders.shape, -1)
             for d, side in zip(trained.descriptors, self.sides, strict=True)
         )
-        return mine, other
+        return mine, other, trained.loss
 
 
 def _siamese_representatives(linking: Linking, rule: Rule) -> Descriptors:
@@ -279,19 +281,23 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             **clock.read()._asdict(),
             "dtype": "float32",
             "note": drawn.data.note,
-            "detail": {"simulation_s": round(simulated, 1)},
         }
+        mine, other, *losses = descriptors
         outcomes = []
         for job in wanted:
             settings = job.cell.settings
-            trained = descriptors[0].ndim == 4
-            at = [d[settings.epoch - 1] if trained else d for d in descriptors]
+            detail: dict[str, Any] = {"simulation_s": round(simulated, 1)}
+            at = mine, other
+            for loss in losses:
+                at = mine[settings.epoch - 1], other[settings.epoch - 1]
+                detail["loss"] = round(float(loss[settings.epoch - 1]), 3)
+                detail["loss_of_guessing"] = round(math.log(2 * settings.clients), 3)
             compared = [link.unit(each, rule.centred) for each in at]
             scores = _scores(settings, drawn, *compared)
             for metric, value in scores.items():
                 known = cell.experiment.metric(metric).chance
                 chance = 1 / settings.clients if known is None else known
-                outcomes.append(Outcome(job, metric, value, chance=chance, **shared))
+                outcomes.append(Outcome(job, metric, value, chance=chance, detail=detail, **shared))
         yield outcomes
 
 

@@ -246,7 +246,8 @@ def optimum(
       steps: so many steps of its recipe, in whole epochs.
       x: records to train on in place of its own.
       fit: train by Adam in place of the recipe's SGD, on the recipe's batches, until the model fits
-        the records so well (see `fit_of`), for at most so many steps.
+        the records so well (see `fit_of`), for at most so many steps. Adam's moments begin anew
+        after every look at the fit.
     """
     data, training = federation.client(c), federation.training[c]
     data = data if x is None else dataclasses.replace(data, x=jnp.asarray(x))

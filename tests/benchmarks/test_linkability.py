@@ -56,6 +56,10 @@ def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):
     monkeypatch.setattr(linkability, "Linking", lambda *_: linking)
     outcomes = outcomes_of(jobs)
     assert all(o.chance == 0.25 for o in outcomes if o.metric == "precision")
+    trained = {o.job.method: o.detail for o in outcomes if "loss" in o.detail}
+    assert all(name.startswith("siamese") for name in trained)
+    assert len(trained) == 4
+    assert {d["loss_of_guessing"] for d in trained.values()} == {2.079}  # four clients, one or two
     found = {(o.job.method, o.job.cell.settings.interval, o.metric): o.value for o in outcomes}
     for method in METHODS:
         assert 0 <= found[method.name, 3, "precision"] <= 1
