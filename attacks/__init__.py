@@ -6,6 +6,7 @@ inversion of one column).
 `membership`: is a record among a client's (MIA), and whose is it (source inference, SIA).
 `local_models`: what would a client's own model be (LMRA), and what does that give away.
 `properties`: which clients have a property, seen through secure aggregation.
+`records`: all columns and labels of a client's records, with nothing known but the schema.
 `users`: which anonymous updates come from one client, and how do its records look.
 """
 
@@ -106,6 +107,8 @@ from attacks.properties.observations import (
 )
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Property
+from attacks.records.by_products import count_records, lies_in_span
+from attacks.records.reconstruction import Records, RecordSearch, reconstruct_records
 from attacks.users.counts import (
     infer_all_counts,
     infer_counts,
@@ -168,6 +171,8 @@ __all__ = [
     "Property",
     "PseudoRecords",
     "Reconstruction",
+    "RecordSearch",
+    "Records",
     "Representatives",
     "Representing",
     "Siamese",
@@ -185,6 +190,7 @@ __all__ = [
     "closed_form",
     "cos_matching",
     "cosine_distance",
+    "count_records",
     "decode_membership",
     "decode_sources",
     "diagnose",
@@ -220,6 +226,7 @@ __all__ = [
     "last_returned",
     "least_loss",
     "least_squares",
+    "lies_in_span",
     "linear_parameters",
     "link_precision",
     "local_moments",
@@ -240,6 +247,7 @@ __all__ = [
     "pseudo_records",
     "public_model",
     "random_guess",
+    "reconstruct_records",
     "represent",
     "representatives",
     "ridge",

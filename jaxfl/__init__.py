@@ -16,6 +16,7 @@ from jaxfl.models import (
     squared_error,
 )
 from jaxfl.plugins import PerClient, Plugin
+from jaxfl.schema import Listed, Measured, Schema
 from jaxfl.servers import HonestServer, IsolatingServer, Server, ServerState
 from jaxfl.training import LocalTraining, client_round, clipped_sgd, local_update
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
@@ -32,13 +33,16 @@ __all__ = [
     "Federated",
     "HonestServer",
     "IsolatingServer",
+    "Listed",
     "LocalTraining",
+    "Measured",
     "Messages",
     "Mixup",
     "Model",
     "PerClient",
     "Plugin",
     "Record",
+    "Schema",
     "Server",
     "ServerState",
     "Transcript",

@@ -97,6 +97,30 @@ class Messages:
                 _check.finite(**{f"{name}{jax.tree_util.keystr(path)}": leaf})
         return Messages(received, returned, jnp.asarray(numbers))
 
+    @staticmethod
+    def from_gradients(
+        received: Any, gradients: Any, rounds: Sequence[int] | None = None
+    ) -> "Messages":
+        """Messages of a client that sends gradients (FedSGD), as if it had taken steps of rate 1:
+        in float64, so that nothing of a gradient is lost.
+
+        Args:
+          received: models the client received, a pytree with leaves `[rounds, ...]`.
+          gradients: what it sent, likewise.
+          rounds: as for `from_arrays`.
+
+        Raises:
+          ValueError: as `from_arrays`.
+        """
+        models, sent = (
+            jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
+            for tree in (received, gradients)
+        )
+        _check.alike("gradients", models, sent)
+        with jax.enable_x64(True):
+            returned = jax.tree.map(np.subtract, models, sent)
+            return Messages.from_arrays(models, returned, rounds)
+
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`. Values may be NaN: a client may diverge."""
         _check.of_rounds(f"{name}.", self.rounds, received=self.received, returned=self.returned)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -10,8 +10,43 @@ from jaxtyping import Int, Num
 
 from jaxfl import _check
 from jaxfl.domains import Count, Index, Shape, check, checked
+from jaxfl.schema import Listed, Measured, Schema, tied
 
 Encoding = Literal["onehot", "scalar"]
+
+
+MOST_LISTED = 128
+"""A whole number with more values than that is measured, not listed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """What numbers a numeric attribute has in its source, all records taken.
+
+    Attributes:
+      low, high: its range.
+      whole: whether all are whole numbers.
+      mean, deviation: a feature is (number - mean) / deviation.
+    """
+
+    low: float
+    high: float
+    whole: bool
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @staticmethod
+    def of(values: np.ndarray, standardize: bool) -> "Numbers":
+        """Those of a column `[records]`."""
+        mean, deviation = (values.mean(), values.std() or 1.0) if standardize else (0.0, 1.0)
+        whole = bool((values == np.rint(values)).all())
+        return Numbers(
+            float(values.min()), float(values.max()), whole, float(mean), float(deviation)
+        )
+
+    def features(self, values: np.ndarray) -> np.ndarray:
+        """Numbers as features."""
+        return (values - values.dtype.type(self.mean)) / values.dtype.type(self.deviation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +59,14 @@ class Column:
       categories: its possible values, as in the source; empty for a numeric attribute.
       values: `[K, len(positions)]`, what each category looks like at those positions; `[0, 1]` for
         a numeric attribute.
+      numbers: of a numeric attribute; None for a categorical one.
     """
 
     name: str
     positions: tuple[Index, ...]
     categories: tuple[str, ...]
     values: np.ndarray
+    numbers: Numbers | None = None
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
@@ -104,6 +141,33 @@ class Dataset:
             )
         distance = np.abs(self.x[:, None, list(column.positions)] - column.values[None]).sum(-1)
         return distance.argmin(1)
+
+    def schema(self) -> Schema:
+        """What is public of this table: what each attribute can be, by its source. Columns that
+        another one tells (a category and its number) are one attribute.
+
+        Raises:
+          ValueError: if the records are images, which have no attributes.
+        """
+        if not self.columns:
+            raise ValueError(f"{self.name} has no columns: its records are no rows of a table")
+        listed = [column for column in self.columns if column.categories]
+        numeric = [column for column in self.columns if not column.categories]
+        attributes = []
+        for column in listed:
+            told = _told(self.x, self.values_of(column.name), column, numeric)
+            others = [other for other in numeric if other.name in told]
+            numeric = [other for other in numeric if other.name not in told]
+            attributes.append(_listed(column, told, others))
+        measured = []
+        for column in numeric:
+            numbers = column.numbers
+            assert numbers is not None
+            if numbers.whole and 0 < numbers.high - numbers.low < MOST_LISTED:
+                attributes.append(_counted(column, numbers))
+            else:
+                measured.append(_measured(column, numbers))
+        return Schema(self.x.shape[1], tuple(attributes), tuple(measured))
 
     def prior(self, name: str | int, records: np.ndarray | None = None) -> np.ndarray:
         """Distribution of a categorical attribute `[K]` over all (or the given) records."""
@@ -182,8 +246,8 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     for j, (name, categories) in enumerate(zip(table.names, table.categories, strict=True)):
         raw = table.values[:, j]
         looks = _looks(len(categories), encoding, table.codes)
-        numbers = _standardised(raw) if table.standardize else raw
-        part = numbers[:, None] if looks is None else looks[raw.astype(int)]
+        numbers = Numbers.of(raw, table.standardize) if looks is None else None
+        part = numbers.features(raw)[:, None] if numbers else np.asarray(looks)[raw.astype(int)]
         positions = tuple(range(width, width + part.shape[1]))
         columns.append(
             Column(
@@ -191,6 +255,7 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
                 positions,
                 categories,
                 np.zeros((0, 1), np.float32) if looks is None else looks,
+                numbers,
             )
         )
         parts.append(part)
@@ -235,6 +300,48 @@ def _looks(count: int, encoding: Encoding, codes: Sequence[float] | None) -> np.
     return np.eye(count, dtype=np.float32)
 
 
-def _standardised(values: np.ndarray) -> np.ndarray:
-    deviation = values.std()
-    return (values - values.mean()) / (deviation if deviation > 0 else 1)
+def _told(
+    x: np.ndarray, places: np.ndarray, column: Column, numeric: Sequence[Column]
+) -> dict[str, np.ndarray]:
+    """Numeric columns that a category tells, of more than two that all occur: the number of each
+    category `[K]`."""
+    if len(np.unique(places)) < len(column.categories) or len(column.categories) <= 2:
+        return {}
+    looks = {other.name: tied(x, places, other.positions) for other in numeric}
+    return {name: look for name, look in looks.items() if look is not None}
+
+
+def _listed(column: Column, told: dict[str, np.ndarray], others: Sequence[Column]) -> Listed:
+    positions = [p for other in others for p in other.positions]
+    looks = np.concatenate([column.values, *told.values()], 1)
+    numbers = [_numbers(other, told[other.name][:, 0]) for other in others]
+    values: tuple[tuple[Any, ...], ...] = tuple(zip(column.categories, *numbers, strict=True))
+    names = (column.name, *(other.name for other in others))
+    return Listed(names, (*column.positions, *positions), looks, values)
+
+
+def _numbers(column: Column, features: np.ndarray) -> list[float]:
+    numbers = column.numbers
+    assert numbers is not None
+    values = features * numbers.deviation + numbers.mean
+    return (np.rint(values) if numbers.whole else values).tolist()
+
+
+def _counted(column: Column, numbers: Numbers) -> Listed:
+    """A whole number of few values."""
+    values = np.arange(numbers.low, numbers.high + 1, dtype=np.float32)
+    looks = numbers.features(values)[:, None]
+    return Listed((column.name,), column.positions, looks, tuple((float(v),) for v in values))
+
+
+def _measured(column: Column, numbers: Numbers) -> Measured:
+    high = numbers.high if numbers.high > numbers.low else numbers.low + 1
+    return Measured(
+        column.name,
+        column.positions[0],
+        numbers.low,
+        high,
+        numbers.mean,
+        numbers.deviation,
+        numbers.whole,
+    )

@@ -1,0 +1,218 @@
+"""Which records that a search comes upon pass: what their own evidence says, and whether another
+record would pass too."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.records.evidence import Evidence, Findings, examine
+from attacks.records.search import FIRST_WEIGHT, Moves, Sight, State, buckets, rivals
+from jaxfl import Model
+from jaxfl.schema import Schema
+
+MARGIN = 20.0
+"""How far from a span, in units of what the noise leaves of a right record, one may be: right ones
+are within 4 or so, others 1e4 and more away where messages have float32's noise."""
+SHARE = 0.05
+"""Relative error of a record's weight that is more than any certificate allows."""
+EXACT = 1e-6
+"""Relative error of a record's weight by the arithmetic of the client, beside the noise."""
+MOST_COPIES = 4
+"""Copies of each record, on average, that are looked for."""
+CHUNK = 32
+"""Records that are examined in one call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """Records that passed.
+
+    Attributes:
+      x: `[passed, features]`.
+      y: labels `[passed]`.
+      copies: how often the client has each `[passed]`.
+      certified: whether no other would pass in its place `[passed]`.
+      open: names of columns of which another value passes, for each.
+      deviation: of measured columns by the noise, in features `[passed, measured]`.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    copies: np.ndarray
+    certified: np.ndarray
+    open: tuple[tuple[str, ...], ...]
+    deviation: np.ndarray
+
+    @staticmethod
+    def none(schema: Schema) -> "Passed":
+        """Of no record."""
+        empty = np.zeros((0, schema.features)), np.zeros(0, int), np.zeros(0, int)
+        return Passed(*empty, np.zeros(0, bool), (), np.zeros((0, len(schema.measured))))
+
+    def and_these(self, more: "Passed") -> "Passed":
+        """Both."""
+        joined: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            a, b = getattr(self, field.name), getattr(more, field.name)
+            joined[field.name] = a + b if isinstance(a, tuple) else np.concatenate([a, b])
+        return Passed(**joined)
+
+    def where(self, chosen: np.ndarray) -> "Passed":
+        """Some of them, by a mask."""
+        kept: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            a = getattr(self, field.name)
+            pairs = zip(a, chosen, strict=True)
+            kept[field.name] = (
+                tuple(v for v, c in pairs if c) if isinstance(a, tuple) else a[chosen]
+            )
+        return Passed(**kept)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def different(schema: Schema, state: State) -> tuple[np.ndarray, np.ndarray]:
+    """Where the starts ended, each place once, best first."""
+    places = np.zeros((len(state.cost), len(schema.listed)), int)
+    for bucket, chosen in zip(buckets(schema), state.places, strict=True):
+        places[:, bucket] = chosen
+    order = np.argsort(state.cost)
+    _, first = np.unique(places[order], axis=0, return_index=True)
+    kept = order[np.sort(first)]
+    return places[kept], np.asarray(state.numbers, np.float64)[kept]
+
+
+def examined(model: Model, schema: Schema, evidence: Evidence, x: np.ndarray) -> Findings:
+    """`examine` in pieces of one shape."""
+    pieces, counted = [], tuple(position for _, position, _ in schema.counted)
+    with jax.enable_x64(True):
+        for begin in range(0, len(x), CHUNK):
+            piece = padded(x[begin : begin + CHUNK])
+            pieces.append(examine(model, evidence, piece, tuple(schema.positions), counted))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(x)], *pieces)
+
+
+def passing(findings: Findings, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which labels of the records tried pass all tests `[records, classes]`, and how many copies
+    there would be of each.
+
+    Args:
+      findings: what the evidence says of them.
+      total: number of the client's records with their copies; 0 if unknown: weights are not tested.
+    """
+    findings = jax.tree.map(np.asarray, findings)
+    whole = findings.whole.mean(-1)
+    passed = (findings.off_inputs <= MARGIN)[:, None] & (findings.off_errors <= MARGIN)
+    passed &= np.isfinite(whole) & (whole > 1 - SHARE)
+    copies = np.maximum(np.rint(total / np.where(passed, whole, np.inf)), 1)
+    if total:
+        off = np.abs(findings.whole * copies[..., None] - total)
+        allowed = MARGIN * findings.whole_deviation * copies[..., None] + EXACT * total
+        passed &= np.all((off <= allowed) & (allowed < SHARE * total), axis=-1)
+    return np.asarray(passed), copies.astype(int)
+
+
+def total_of(findings: Findings, count: int) -> int:
+    """Number of a client's records with their copies: the least of which the weights of most
+    records that pass are whole parts, from that of different ones on; 0 if none passes."""
+    passed, _ = passing(findings, 0)
+    rows = np.flatnonzero(passed.any(1))
+    if not len(rows):
+        return 0
+    whole = findings.whole.mean(-1)[rows, passed[rows].argmax(1)]
+    for total in range(count, MOST_COPIES * count + 1):
+        copies = np.maximum(np.rint(total / whole), 1)
+        if np.mean(np.abs(whole * copies / total - 1) <= SHARE) > 0.5:
+            return total
+    return count
+
+
+def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Whole numbers where the messages leave no other."""
+    x = x.copy()
+    for j, attribute in enumerate(schema.measured):
+        if not attribute.whole:
+            continue
+        value = attribute.value(x[:, attribute.position])
+        sure = 3 * deviation[:, j] * attribute.deviation < 0.5
+        value = np.where(sure, np.rint(value), value)
+        x[:, attribute.position] = attribute.feature(value)
+    return x
+
+
+def rivalled(
+    model: Model,
+    schema: Schema,
+    evidence: Evidence,
+    search: tuple[Sight, Moves],
+    places: np.ndarray,
+    findings: Findings,
+) -> tuple[tuple[str, ...], ...]:
+    """Columns of each record `[records]` of which another value passes too. What the search sees,
+    in float32, tells most; the closest are examined.
+
+    Args:
+      model: the model.
+      schema: of the table.
+      evidence: what is seen.
+      search: what the search looked at, and its tables.
+      places: the records' listed attributes `[records, listed]`.
+      findings: what the evidence says of them.
+    """
+    numbers = np.asarray(findings.x)[:, schema.positions]
+    costs, values = _closest(model, schema, search, places, numbers)
+    limit = np.maximum(MARGIN * findings.expected * (1 + FIRST_WEIGHT), 1e-4) ** 2
+    rows, attributes = np.nonzero(costs <= limit[:, None])
+    opened = _loose(schema, findings)
+    if len(rows):
+        others = places[rows].copy()
+        others[np.arange(len(rows)), attributes] = values[rows, attributes]
+        found = examined(model, schema, evidence, schema.records(others, numbers[rows]))
+        passes, _ = passing(found, int(evidence.count))
+        for row, attribute in zip(rows[passes.any(1)], attributes[passes.any(1)], strict=True):
+            opened[row].update(schema.listed[attribute].columns)
+    return tuple(tuple(sorted(columns)) for columns in opened)
+
+
+def _loose(schema: Schema, findings: Findings) -> list[set[str]]:
+    """Listed numbers of each record that another value of all numbers together could take the place
+    of."""
+    return [
+        {
+            column
+            for (column, _, gap), loose in zip(schema.counted, row, strict=True)
+            if not MARGIN * loose < gap / 2
+        }
+        for row in np.asarray(findings.looseness)
+    ]
+
+
+def _closest(
+    model: Model,
+    schema: Schema,
+    search: tuple[Sight, Moves],
+    places: np.ndarray,
+    numbers: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`attacks.records.search.rivals` in pieces of one shape, attributes in the schema's order."""
+    costs, values = np.zeros(places.shape), np.zeros(places.shape, int)
+    for begin in range(0, len(places), CHUNK):
+        piece = slice(begin, begin + CHUNK)
+        whole = padded(places[piece])
+        chosen = tuple(jnp.asarray(whole[:, bucket]) for bucket in buckets(schema))
+        near = jnp.asarray(padded(numbers[piece]), jnp.float32)
+        for bucket, (cost, value) in zip(
+            buckets(schema), rivals(model, *search, chosen, near), strict=True
+        ):
+            count = len(places[piece])
+            costs[piece, bucket], values[piece, bucket] = cost[:count], value[:count]
+    return costs, values
+
+
+def padded(rows: np.ndarray) -> np.ndarray:
+    """At most `CHUNK` rows and copies of the first, so that all programs have one shape."""
+    return np.concatenate([rows, np.repeat(rows[:1], CHUNK - len(rows), 0)])

@@ -1,0 +1,236 @@
+"""What the messages of full-batch rounds say of a record that is tried: nothing else is known of
+it.
+
+With one hidden layer the record itself must lie in the span of the first layer's inputs, and its
+error in that layer's span of errors. With more, what it becomes before the second layer must lie in
+that layer's span of inputs as well: those keep full rank where one-hot columns, which depend on
+each other, have lost it.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from attacks.records.spans import Span, off_columns, off_rows, whole_of
+from jaxfl import Model
+from jaxfl.models import inputs_and_errors
+
+Array = jax.Array
+STEPS = 8
+"""Gauss-Newton steps for numeric columns: within one pattern of active units they are linear."""
+
+
+@struct.dataclass
+class Evidence:
+    """What is seen.
+
+    Attributes:
+      params: the models received, leaves `[rounds, ...]`.
+      first: spans of the first layer over all rounds together, stacked by rows: records have the
+        same inputs in all; its columns are of no one space and are not used.
+      layer: spans of the layer that is looked at, round by round: arrays `[rounds, ...]`.
+      count: number of the client's records with their copies; 0 if unknown.
+      place: which layer that is: the second one, if there are two hidden ones, or the first
+        (static).
+    """
+
+    params: Any
+    first: Span
+    layer: Span
+    count: Any
+    place: int = struct.field(pytree_node=False)
+
+
+class Findings(NamedTuple):
+    """Of records that are tried.
+
+    Attributes:
+      x: the records, numeric columns fitted `[records, features]`.
+      deviation: standard deviation of the fitted columns by the messages' noise, others as they are
+        `[records, measured]`, in units of features.
+      looseness: of listed numbers, as if all numbers were fitted `[records, counted]`.
+      off_inputs: how far inputs are from their spans, the worst of layers and rounds `[records]`;
+        about 1 for a right record.
+      off_errors: the same of its errors, by label `[records, classes]`.
+      whole: of how many records it would be one, by label and round `[records, classes, rounds]`:
+        N for a right one, a part of N if the client has it more than once.
+      whole_deviation: its standard deviation by the messages' noise, likewise.
+      expected: what the noise leaves of a right record outside the spans of the search, in the
+        units of `attacks.records.search.Sight` `[records]`.
+    """
+
+    x: Array
+    deviation: Array
+    looseness: Array
+    off_inputs: Array
+    off_errors: Array
+    whole: Array
+    whole_deviation: Array
+    expected: Array
+
+
+def extended(model: Model, name: str, params: Any, inputs: Array) -> Array:
+    """Inputs of a layer `[..., width]`, with the 1 that its bias takes, if it has one."""
+    assert model.layers is not None
+    if "bias" not in model.layers.parameters(params, name):
+        return inputs
+    return jnp.concatenate([inputs, jnp.ones((*inputs.shape[:-1], 1), inputs.dtype)], -1)
+
+
+def hidden(model: Model, params: Any, first: Array, features: int) -> Array:
+    """The second layer's inputs `[batch, width + 1]` by the first's outputs `[batch, width]`."""
+    layers = model.layers
+    assert layers is not None
+    records = jnp.zeros((len(first), features), first.dtype)
+    _, inputs = layers.forward(params, records, {}, first)
+    return extended(model, layers.names[1], params, inputs[layers.names[1]])
+
+
+def errors_of_first(model: Model, params: Any, first: Array, features: int) -> Array:
+    """The first layer's errors `[classes, batch, width]`, for each label, by its outputs `[batch,
+    width]`."""
+    layers = model.layers
+    assert layers is not None
+    records = jnp.zeros((len(first), features), first.dtype)
+
+    def loss(first: Array, label: Array) -> Array:
+        outputs, _ = layers.forward(params, records, {}, first)
+        return model.loss(outputs, jnp.full(len(first), label)).sum()
+
+    return jax.vmap(jax.grad(loss), (None, 0))(first, jnp.arange(model.classes or 0))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "measured", "counted"))
+def examine(
+    model: Model,
+    evidence: Evidence,
+    x: Array,
+    measured: tuple[int, ...],
+    counted: tuple[int, ...],
+) -> Findings:
+    """What the messages say of records `[records, features]`, whose measured columns are fitted
+    first. Positions of those and of listed numbers are static. Float64: of float32 messages no bit
+    is lost here."""
+    return jax.vmap(lambda record: _examined(model, evidence, record, measured, counted))(x)
+
+
+def _examined(
+    model: Model,
+    evidence: Evidence,
+    x: Array,
+    measured: tuple[int, ...],
+    counted: tuple[int, ...],
+) -> Findings:
+    places, fitted = jnp.asarray(measured, int), jnp.zeros(0, x.dtype)
+    both = jnp.asarray(measured + counted, int)
+    deviation, loose = fitted, fitted
+
+    def slopes_of(x: Array, places: Array) -> Array:
+        return jax.jacfwd(lambda n: _left(model, evidence, x.at[places].set(n)))(x[places])
+
+    def step(x: Array, _: None) -> tuple[Array, None]:
+        slopes = slopes_of(x, places)
+        moved = _inverse(slopes) @ (slopes.T @ _left(model, evidence, x))
+        return x.at[places].add(-moved), None
+
+    if measured:
+        x, _ = jax.lax.scan(step, x, length=STEPS)
+    if measured or counted:
+        slopes = slopes_of(x, both)
+        deviation = jnp.sqrt(jnp.diag(_inverse(slopes[:, : len(measured)])))
+        loose = jnp.sqrt(jnp.diag(_inverse(slopes))[len(measured) :])
+    offs, expected = _offs(model, evidence, x)
+    off_errors, whole, whole_deviation = _by_label(model, evidence, x)
+    return Findings(x, deviation, loose, offs, off_errors, whole, whole_deviation, expected)
+
+
+def _inverse(slopes: Array) -> Array:
+    """Of their Gram matrix."""
+    gram = slopes.T @ slopes
+    ridge = 1e-12 * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
+    return jnp.linalg.inv(gram + ridge * jnp.eye(len(gram), dtype=gram.dtype))
+
+
+def _inputs(model: Model, params: Any, x: Array) -> list[Array]:
+    """Of the layers that are looked at, the 1 for the bias included."""
+    layers = model.layers
+    assert layers is not None
+    _, inputs = layers.forward(params, x[None], {})
+    return [extended(model, name, params, inputs[name])[0] for name in layers.names[:2]]
+
+
+def _left(model: Model, evidence: Evidence, x: Array) -> Array:
+    """What lies outside the spans of inputs, and what the weight lacks, each number in units of its
+    noise."""
+
+    def outside(span: Span, inputs: Array) -> Array:
+        length = jnp.linalg.norm((inputs @ span.rows) * span.inverse)
+        return inputs @ span.beyond_rows / jax.lax.stop_gradient(span.noise * length + 1e-30)
+
+    first = outside(evidence.first, _inputs(model, _round(evidence.params, 0), x)[0])
+    parts = [first]
+    if evidence.place:
+        parts += [
+            outside(_round(evidence.layer, t), _inputs(model, _round(evidence.params, t), x)[1])
+            for t in range(_rounds(evidence))
+        ]
+    # On a line between records of equal categories nothing but the weight tells where they are.
+    _, whole, deviation = _by_label(model, evidence, x)
+    right = jnp.abs(whole / jnp.maximum(evidence.count, 1) - 1).max(1).argmin()
+    copies = jnp.maximum(jnp.rint(evidence.count / whole[right].mean()), 1)
+    off = jnp.where(
+        evidence.count, whole[right] - jax.lax.stop_gradient(evidence.count / copies), 0
+    )
+    return jnp.concatenate([*parts, off / jax.lax.stop_gradient(deviation[right] + 1e-30)])
+
+
+def _offs(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array]:
+    def expected(span: Span, inputs: Array) -> Array:
+        return span.noise * jnp.linalg.norm((inputs @ span.rows) * span.inverse)
+
+    first = _inputs(model, _round(evidence.params, 0), x)[0]
+    offs, lengths = [off_rows(evidence.first, first)], [expected(evidence.first, first)]
+    if evidence.place:
+        for t in range(_rounds(evidence)):
+            span = _round(evidence.layer, t)
+            second = _inputs(model, _round(evidence.params, t), x)[1]
+            offs.append(off_rows(span, second))
+            lengths.append(expected(span, second) * jnp.sqrt(span.free[0]))
+    return jnp.stack(offs).max(), jnp.stack(lengths).max()
+
+
+def _by_label(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array, Array]:
+    layers, labels = model.layers, jnp.arange(model.classes or 0)
+    assert layers is not None
+    name = layers.names[evidence.place]
+
+    def of_round(params: Any, span: Span) -> tuple[Array, Array, Array]:
+        records = jnp.broadcast_to(x, (len(labels), *x.shape))
+        inputs, errors = inputs_and_errors(model, params, records, labels)
+        ones = extended(model, name, params, inputs[name])
+        off = jax.vmap(lambda e: off_columns(span, e))(errors[name])
+        return off, *jax.vmap(lambda e, a: whole_of(span, e, a))(errors[name], ones)
+
+    off, whole, deviation = jax.vmap(of_round)(evidence.params, evidence.layer)
+    return off.max(0), whole.T, deviation.T
+
+
+def _round(tree: Any, t: int) -> Any:
+    return jax.tree.map(lambda a: a[t], tree)
+
+
+def _rounds(evidence: Evidence) -> int:
+    return len(evidence.layer.noise)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def parts_of(model: Model, params: Any, x: Array, y: Array) -> Any:
+    """Inputs, the 1 for the bias included, and errors `[records, width]` of every dense layer, in
+    the model `params`."""
+    layers = model.layers
+    assert layers is not None
+    inputs, errors = inputs_and_errors(model, params, x, y)
+    return [(extended(model, name, params, inputs[name]), errors[name]) for name in layers.names]

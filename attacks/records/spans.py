@@ -1,0 +1,133 @@
+"""What the gradient of a dense layer says of the records without knowing one: two spans.
+
+The gradient by a dense layer's weights and bias is `G = sum_i errors_i [inputs_i, 1]'`, so that its
+rows span the records' inputs to the layer, and its columns their errors. Rounding and noise blur
+both; what they leave beyond the rank tells how much, and so how far from a span a right answer may
+be.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+Array = jax.Array
+LEAST_GAP = 10.0
+"""By which the last singular value of the records exceeds the first of the noise: below it, the
+number of records is not told."""
+
+FLOOR, END = 1e-9, 1e-13
+"""Singular values below the first, relative to the largest, are taken for equal; below the second,
+for those of rows and columns that depend on each other."""
+
+
+@struct.dataclass
+class Span:
+    """Rows and columns of a gradient `[outputs, inputs]`, padded with zeros to shapes that do not
+    depend on the rank.
+
+    Attributes:
+      rows: orthonormal basis of the row space `[inputs, k]`, k = min(outputs, inputs).
+      columns: of the column space `[outputs, k]`.
+      inverse: inverse singular values `[k]`, 0 beyond the rank.
+      beyond_rows: orthonormal complement of the row space `[inputs, inputs]`.
+      beyond_columns: of the column space `[outputs, outputs]`.
+      noise: standard deviation of an entry's error.
+      free: how many dimensions the complements have, among inputs and outputs that are not 0 for
+        all records `[2]`.
+    """
+
+    rows: Any
+    columns: Any
+    inverse: Any
+    beyond_rows: Any
+    beyond_columns: Any
+    noise: Any
+    free: Any
+
+    @property
+    def rank(self) -> int:
+        """Of the gradient without its noise."""
+        return int(np.count_nonzero(self.inverse))
+
+
+def rank_of(values: np.ndarray, scale: float, most: int) -> tuple[int, float]:
+    """Number of singular values above the noise: the last from which they fall by `LEAST_GAP`. A
+    fall to the end of all values counts only if there is no other: rows and columns that depend on
+    each other to the last bit make one in noise as well.
+
+    Args:
+      values: singular values, falling.
+      scale: largest singular value of the whole message: rounding is relative to it.
+      most: largest rank that is looked at.
+
+    Returns:
+      The rank, 0 if there is nothing but noise, and the ratio of the values on both sides of
+      the gap; the widest there is where none is wide enough.
+    """
+    floored = np.maximum(np.append(values, 0.0), FLOOR * scale + np.finfo(float).tiny)
+    gaps = (floored[:-1] / floored[1:])[: max(most, 0)]
+    end = np.count_nonzero(values > END * scale)
+    wide = np.flatnonzero(gaps >= LEAST_GAP)
+    if not len(wide):
+        return 0, float(gaps.max(initial=1.0))
+    inside = wide[wide + 1 < end]
+    place = inside[-1] if len(inside) else wide[-1]
+    return int(place) + 1, float(gaps[place])
+
+
+def span_of(gradient: np.ndarray, rank: int) -> Span:
+    """The spans of a gradient `[outputs, inputs]` of a known rank."""
+    left, values, right = np.linalg.svd(gradient, full_matrices=True)
+    k = min(gradient.shape)
+    rows, columns = right[:rank].T, left[:, :rank]
+    inverse = np.zeros(k)
+    inverse[:rank] = 1 / values[:rank]
+    alive = np.asarray([np.any(gradient != 0, axis=a).sum() for a in (0, 1)])
+    free = np.maximum(alive - rank, 0)
+    noise = np.sqrt(np.square(values[rank:]).sum() / max(free.prod(), 1))
+    return Span(
+        _padded(rows, k),
+        _padded(columns, k),
+        inverse,
+        _padded(right[rank:].T, gradient.shape[1]),
+        _padded(left[:, rank:], gradient.shape[0]),
+        noise,
+        free.astype(float),
+    )
+
+
+def _padded(basis: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(basis, ((0, 0), (0, width - basis.shape[1])))
+
+
+def off_rows(span: Span, inputs: Array) -> Array:
+    """How far an input `[inputs]`, its 1 for the bias included, is from the row space, in units of
+    what the noise leaves of a right one (Wedin: the errors of the gradient, times the length of the
+    combination of its rows that is the input)."""
+    length = jnp.linalg.norm((inputs @ span.rows) * span.inverse)
+    left = jnp.linalg.norm(inputs @ span.beyond_rows)
+    return left / _expected(span.noise, length, span.free[0])
+
+
+def off_columns(span: Span, errors: Array) -> Array:
+    """The same for errors `[outputs]` and the column space."""
+    length = jnp.linalg.norm((errors @ span.columns) * span.inverse)
+    left = jnp.linalg.norm(errors @ span.beyond_columns)
+    return left / _expected(span.noise, length, span.free[1])
+
+
+def whole_of(span: Span, errors: Array, inputs: Array) -> tuple[Array, Array]:
+    """1/w for the weight w with which `errors inputs'` is a part of the gradient, so that without
+    it the rank is less by one (Wedderburn 1934): N for one of N records; 0 if it has no part. And
+    its standard deviation by the noise."""
+    row = (inputs @ span.rows) * span.inverse
+    column = (errors @ span.columns) * span.inverse
+    deviation = span.noise * jnp.linalg.norm(row) * jnp.linalg.norm(column)
+    return row @ (errors @ span.columns), deviation
+
+
+def _expected(noise: Array, length: Array, free: Array) -> Array:
+    return jnp.maximum(noise * length * jnp.sqrt(free), jnp.finfo(length.dtype).tiny)
