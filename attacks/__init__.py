@@ -108,7 +108,9 @@ from attacks.properties.observations import (
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Property
 from attacks.records.by_products import count_records, lies_in_span
-from attacks.records.reconstruction import Records, RecordSearch, reconstruct_records
+from attacks.records.matching import RecordMatching, match_records
+from attacks.records.reading import RecordSearch
+from attacks.records.reconstruction import Records, reconstruct_records
 from attacks.users.counts import (
     infer_all_counts,
     infer_counts,
@@ -171,6 +173,7 @@ __all__ = [
     "Property",
     "PseudoRecords",
     "Reconstruction",
+    "RecordMatching",
     "RecordSearch",
     "Records",
     "Representatives",
@@ -234,6 +237,7 @@ __all__ = [
     "majority_guess",
     "majority_of_rounds",
     "mapping_network",
+    "match_records",
     "matching_accuracy",
     "matching_objective",
     "mgan_passive",

@@ -117,18 +117,20 @@ def passing(findings: Findings, total: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def total_of(findings: Findings, count: int) -> int:
-    """Number of a client's records with their copies: the least of which the weights of most
-    records that pass are whole parts, from that of different ones on; 0 if none passes."""
-    passed, _ = passing(findings, 0)
-    rows = np.flatnonzero(passed.any(1))
-    if not len(rows):
+    """Number of a client's records with their copies, from that of different ones on: the least of
+    which the weights of most records are whole parts; 0 if none passes.
+
+    Args:
+      findings: what the evidence says of records.
+      count: number of different ones.
+    """
+    findings = jax.tree.map(np.asarray, findings)
+    rows = passing(findings, 0)[0].any(1)
+    if not rows.any():
         return 0
-    whole = findings.whole.mean(-1)[rows, passed[rows].argmax(1)]
-    for total in range(count, MOST_COPIES * count + 1):
-        copies = np.maximum(np.rint(total / whole), 1)
-        if np.mean(np.abs(whole * copies / total - 1) <= SHARE) > 0.5:
-            return total
-    return count
+    findings = jax.tree.map(lambda a: a[rows], findings)
+    totals = range(count, MOST_COPIES * count + 1)
+    return max(totals, key=lambda total: int(passing(findings, total)[0].any(1).sum()))
 
 
 def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:

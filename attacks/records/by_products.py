@@ -3,6 +3,8 @@
 Threat model: as in `attacks.records.reconstruction`.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Num
 
@@ -41,7 +43,7 @@ def count_records(model: Model, messages: Messages) -> int:
 
 def scales_of(layer: np.ndarray) -> np.ndarray:
     """Largest singular value of each gradient `[rounds]`, of `[rounds, outputs, inputs]`."""
-    return np.linalg.norm(layer, 2, axis=(1, 2))
+    return np.linalg.norm(np.nan_to_num(layer), 2, axis=(1, 2))
 
 
 def told_by(layer: np.ndarray, scales: np.ndarray) -> tuple[int, float]:
@@ -52,8 +54,10 @@ def told_by(layer: np.ndarray, scales: np.ndarray) -> tuple[int, float]:
       layer: what is left of the messages.
       scales: see `scales_of`, of the messages.
     """
-    told = []
+    told = [(0, 1.0)]
     for gradient, scale in zip(layer, scales, strict=True):
+        if not np.isfinite(gradient).all():
+            continue
         values = np.linalg.svd(gradient, compute_uv=False)
         alive = min(int(np.count_nonzero(gradient.any(axis))) for axis in (0, 1))
         told.append(rank_of(values, scale, alive - AMONG_NOISE))
@@ -74,7 +78,7 @@ def lies_in_span(
 
     Returns:
       True for every record of the client; for others too if they are combinations of records, as
-      all are of a client with more records than features.
+      all are of a client with more records than features, or if messages tell nothing.
 
     Raises:
       ValueError: as `count_records`, and if records have other features than the model takes.
@@ -84,12 +88,15 @@ def lies_in_span(
     inputs = np.asarray(x, np.float64)
     features = features_of(model, messages)
     _check.shape((None, features), x=inputs)
+    _check.finite(x=inputs)
     bias = first.shape[-1] - features
     inputs = np.concatenate([inputs, np.ones((len(inputs), bias))], 1)
-    stacked = np.concatenate(list(first))
+    finite = [gradient for gradient in first if np.isfinite(gradient).all()]
+    stacked = np.concatenate(finite or [np.zeros((1, first.shape[-1]))])
     values = np.linalg.svd(stacked, compute_uv=False)
     rank, _ = rank_of(values, values[0], min(stacked.shape) - 1)
     if not rank:
         return np.ones(len(inputs), bool)
-    span = span_of(stacked, rank)
-    return np.asarray([float(off_rows(span, record)) <= MARGIN for record in inputs])
+    with jax.enable_x64(True):
+        off = jax.vmap(off_rows, (None, 0))(span_of(stacked, rank), jnp.asarray(inputs))
+    return np.asarray(off) <= MARGIN

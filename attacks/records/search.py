@@ -271,6 +271,8 @@ def _sweep(model: Model, sight: Sight, moves: Moves, state: State) -> State:
         state, moved = jax.lax.scan(one, state, (chosen.T, *tables))
         places.append(moved.T)
     state = state._replace(places=tuple(places))
+    if not len(moves.grid):
+        return state
     return jax.lax.fori_loop(
         0, len(moves.grid), lambda q, s: _number_moved(model, sight, moves, s, q), state
     )

@@ -14,6 +14,7 @@ class Stream(enum.IntEnum):
     ATTACK = 1
     SIAMESE = 2
     PAIRS = 3
+    WARMING = 4
     DECODING = 7
 
 

@@ -12,11 +12,12 @@ from benchmarks.suites import (
     kerkouche2023,
     lyu2021,
     quick,
+    records,
     song2020,
 )
 from benchmarks.suites.grids import strays
 
-_PAPERS = (quick, lyu2021, driouich2022, driouich2023, kerkouche2023, song2020, frontier)
+_PAPERS = (quick, lyu2021, driouich2022, driouich2023, kerkouche2023, song2020, frontier, records)
 SUITES: dict[str, Suite] = {paper.SUITE.name: paper.SUITE for paper in _PAPERS}
 
 

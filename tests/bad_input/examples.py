@@ -114,6 +114,26 @@ def membership():
     }
 
 
+def whole_records():
+    schema = jaxfl.Schema(
+        FEATURES,
+        (jaxfl.Listed(("a",), (0,), np.asarray([[0.0], [1.0]]), (("no",), ("yes",))),),
+        tuple(jaxfl.Measured(name, j + 1, 0.0, 1.0) for j, name in enumerate("bcd")),
+    )
+    model = jaxfl.mlp(FEATURES, (16, 16), CLASSES)
+    params = model.init(KEY)
+    sent = jax.grad(lambda p: jaxfl.mean_loss(model, p, X[:3], Y[:3]))(params)
+    received, sent = jax.tree.map(lambda a: a[None], (params, sent))
+    seen = {"model": model, "messages": jaxfl.Messages.from_gradients(received, sent)}
+    few = attacks.RecordSearch(starts=8, sweeps=2, passes=1)
+    recipe = {"training": jaxfl.LocalTraining(1.0), "key": KEY}
+    return {
+        attacks.count_records: seen,
+        attacks.lies_in_span: seen | {"x": X},
+        attacks.reconstruct_records: seen | {"schema": schema, "settings": few} | recipe,
+    }
+
+
 def local_models():
     linear = jaxfl.linear(FEATURES)
     messages = run_of(linear).messages(0)
@@ -508,6 +528,7 @@ def scores():
 GROUPS = (
     attributes,
     membership,
+    whole_records,
     local_models,
     properties,
     users,

@@ -124,7 +124,7 @@ def _shorter(leaf):
 
 
 def _not_a_number(leaf):
-    return leaf * jnp.nan
+    return np.full_like(np.asarray(leaf), np.nan)  # of float64 too, where its types are off
 
 
 def _of_record(value):

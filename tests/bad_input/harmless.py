@@ -21,7 +21,7 @@ ALL = (
     (r"^whiten vectors$", "another axis", "vectors have any leading axes"),
     (r"\bseen$", "less", FEWER),
     (r"^(round_counts shares|split_variances variance|explain masks)$", "less", FEWER),
-    (r"^(public_model|name_by_public_model|explain) x$", "less", FEWER),
+    (r"^(public_model|name_by_public_model|explain|lies_in_span) x$", "less", FEWER),
     (
         r"^(fit_public_model x_public|by_discriminants x|classifier_score probabilities)$",
         "less",

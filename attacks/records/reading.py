@@ -1,0 +1,252 @@
+"""Records are taken out of a client's gradients one after another, until nothing but noise is
+left."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from flax import struct
+
+from attacks.records.acceptance import (
+    CHUNK,
+    MARGIN,
+    Passed,
+    different,
+    examined,
+    padded,
+    passing,
+    rivalled,
+    rounded,
+    total_of,
+)
+from attacks.records.by_products import scales_of, told_by
+from attacks.records.evidence import Evidence, parts_of
+from attacks.records.gradients import looked_at
+from attacks.records.search import moves_of, occurring, search, sight_of
+from attacks.records.spans import rank_of, span_of
+from jaxfl import Model
+from jaxfl.domains import Count
+from jaxfl.schema import Listed, Schema
+
+Array = jax.Array
+WORSE = 4.0
+"""By which factor more of the messages' energy is left with another value in place of one that is
+certified by what is left."""
+
+
+@struct.dataclass
+class RecordSearch:
+    """Settings of `reconstruct_records`.
+
+    Attributes:
+      starts: random records from which each pass descends (static).
+      sweeps: how often a pass changes every attribute of each (static).
+      passes: of the search at most; those in which nothing is found count double (static).
+      rounds: how many of the messages a pass looks at; what it finds is held against all (static).
+    """
+
+    starts: Count = struct.field(pytree_node=False, default=128)
+    sweeps: Count = struct.field(pytree_node=False, default=8)
+    passes: Count = struct.field(pytree_node=False, default=24)
+    rounds: Count = struct.field(pytree_node=False, default=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What stays the same while records are taken out.
+
+    Attributes:
+      model: the model.
+      schema: of the client's table.
+      params: the models received, leaves `[rounds, ...]`, float64.
+      gradients: the client's, `[rounds, outputs, inputs]` of each dense layer.
+      settings: of the search.
+    """
+
+    model: Model
+    schema: Schema
+    params: Any
+    gradients: list[np.ndarray]
+    settings: RecordSearch
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How far it has come.
+
+    Attributes:
+      left: gradients without the records taken.
+      taken: records that are certified.
+      opened: others that passed last.
+      total: number of the client's records with their copies; 0 if unknown.
+      noise: energy of the gradients' noise.
+      ranks: of the layers that may be looked at; 0 where nothing is left, or nothing told.
+    """
+
+    left: list[np.ndarray]
+    taken: Passed
+    opened: Passed
+    total: int
+    noise: float
+    ranks: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of different records, those that are left included."""
+        return len(self.taken) + max(self.ranks)
+
+
+def energy(gradients: list[np.ndarray]) -> float:
+    """Sum of the squares of all numbers."""
+    return sum(float(np.square(layer).sum()) for layer in gradients)
+
+
+def read(task: Task, key: Array) -> Reading:
+    """Takes records out until nothing is left, or passes are used up. Where the layer that is
+    looked at gives no more, the other one is: records that the second layer's errors do not tell
+    apart, those of the first may."""
+    place = looked_at(len(task.gradients))
+    nothing = Passed.none(task.schema)
+    reading = Reading(task.gradients, nothing, nothing, 0, 0.0, _ranks(task, task.gradients))
+    budget = task.settings.passes
+    while max(reading.ranks) and budget > 0:
+        place = place if reading.ranks[place] else int(np.argmax(reading.ranks))
+        key, pass_key = jax.random.split(key)
+        before = len(reading.taken)
+        reading = _next(task, reading, place, pass_key)
+        progress = len(reading.taken) > before
+        budget -= 1 if progress else 2
+        place = place if progress else (place + 1) % len(reading.ranks)
+    return reading
+
+
+def _ranks(task: Task, left: list[np.ndarray]) -> tuple[int, ...]:
+    layers = range(looked_at(len(left)) + 1)
+    return tuple(told_by(left[p], scales_of(task.gradients[p]))[0] for p in layers)
+
+
+def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
+    """After one more pass."""
+    evidence = _evidence(task, reading, place)
+    noise = reading.noise or _noise_energy(evidence, reading.left)
+    passed, total = _pass(task, evidence, key, reading.total)
+    reading = dataclasses.replace(reading, noise=noise, total=total)
+    opened, more = passed.where(~passed.certified), passed.where(passed.certified)
+    if not len(more) and len(opened) == max(reading.ranks):
+        more, opened = _settled(task, reading, evidence, opened), more
+    if not len(more):
+        return dataclasses.replace(reading, opened=opened)
+    left = _without(task, reading.left, more, total)
+    done = energy(left) <= MARGIN**2 * noise
+    ranks = tuple(0 for _ in reading.ranks) if done else _ranks(task, left)
+    taken = reading.taken.and_these(more)
+    return dataclasses.replace(reading, left=left, taken=taken, opened=opened, ranks=ranks)
+
+
+def _evidence(task: Task, reading: Reading, place: int) -> Evidence:
+    """The spans of what is left. The first layer's inputs have as many dimensions as they show:
+    records of categories depend on each other."""
+    left, rank = reading.left, reading.ranks[place]
+    stacked, whole = (np.concatenate(list(g[0])) for g in (left, task.gradients))
+    values = np.linalg.svd(stacked, compute_uv=False)
+    most = min(stacked.shape) - 1
+    first = rank_of(values, float(np.linalg.norm(whole, 2)), most)[0] or min(rank, most)
+    spans = [span_of(gradient, rank) for gradient in left[place]]
+    layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)
+    return Evidence(task.params, span_of(stacked, first), layer, float(reading.total), place)
+
+
+def _noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:
+    """Of all numbers of the messages that moved, by the errors of the layers looked at."""
+    first, others = np.square(evidence.first.noise), np.square(evidence.layer.noise).mean()
+    noises = [first] + [others] * (len(gradients) - 1)
+    return float(sum(n * np.count_nonzero(g) for n, g in zip(noises, gradients, strict=True)))
+
+
+def _pass(task: Task, evidence: Evidence, key: Array, total: int) -> tuple[Passed, int]:
+    """One search, and which of what it comes upon pass."""
+    model, schema, settings = task.model, task.schema, task.settings
+    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
+    rounds = list(range(len(evidence.layer.noise)))
+    rounds = sorted(rng.permutation(rounds)[: settings.rounds].tolist())
+    sight = sight_of(evidence, rounds, schema.features, rng)
+    moves = moves_of(model, evidence, schema, occurring(schema, evidence), rounds)
+    state = search(model, sight, moves, key, settings.starts, settings.sweeps)
+    places, numbers = different(schema, jax.tree.map(np.asarray, state))
+    findings = examined(model, schema, evidence, schema.records(places, numbers))
+    if not total:
+        total = total_of(findings, evidence.layer.rank // len(evidence.layer.noise))
+        evidence = dataclasses.replace(evidence, count=float(total))
+        findings = examined(model, schema, evidence, np.asarray(findings.x))
+    passed, copies = passing(findings, total)
+    rows = np.flatnonzero(passed.any(1))
+    if not len(rows):
+        return Passed.none(schema), total
+    y = np.where(passed, findings.off_errors, np.inf).argmin(1)[rows]
+    findings = jax.tree.map(lambda a: a[rows], findings)
+    opened = rivalled(model, schema, evidence, (sight, moves), places[rows], findings)
+    certified = np.asarray([not columns for columns in opened])
+    x = rounded(schema, findings.x, findings.deviation)
+    return Passed(x, y, copies[rows, y], certified, opened, findings.deviation), total
+
+
+def _settled(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> Passed:
+    """The last records, certified by what they leave of the messages: noise, and more with any
+    neighbour of theirs. None if they do not."""
+    rest = energy(_without(task, reading.left, opened, reading.total))
+    if rest > MARGIN**2 * reading.noise:
+        return Passed.none(task.schema)
+    places = task.schema.places(opened.x)
+    for row, columns in enumerate(opened.open):
+        others = _neighbours(task.schema, places[row], columns)
+        numbers = np.repeat(opened.x[row : row + 1, task.schema.positions], len(others), 0)
+        records = task.schema.records(others, numbers)
+        fitted = examined(task.model, task.schema, evidence, records)
+        for x in np.asarray(fitted.x):
+            swapped = opened.x.copy()
+            swapped[row] = x
+            trial = dataclasses.replace(opened, x=swapped)
+            if energy(_without(task, reading.left, trial, reading.total)) < WORSE * rest:
+                return Passed.none(task.schema)
+    certain = np.ones(len(opened), bool)
+    return dataclasses.replace(opened, certified=certain, open=((),) * len(opened))
+
+
+def _neighbours(schema: Schema, places: np.ndarray, columns: tuple[str, ...]) -> np.ndarray:
+    """Records that differ in one of these columns: numbers by one value, categories by any."""
+    others = []
+    for j, attribute in enumerate(schema.listed):
+        if not set(attribute.columns) & set(columns):
+            continue
+        for value in _nearby(attribute, int(places[j])):
+            other = places.copy()
+            other[j] = value
+            others.append(other)
+    return np.asarray(others)
+
+
+def _nearby(attribute: Listed, place: int) -> list[int]:
+    count = len(attribute.values)
+    if len(attribute.positions) == 1:
+        return [p for p in (place - 1, place + 1) if 0 <= p < count]
+    return [p for p in range(count) if p != place]
+
+
+def _without(
+    task: Task, gradients: list[np.ndarray], found: Passed, total: int
+) -> list[np.ndarray]:
+    """Gradients without the parts of records that are found."""
+    left = [gradient.copy() for gradient in gradients]
+    for begin in range(0, len(found), CHUNK):
+        piece = slice(begin, begin + CHUNK)
+        x, y = padded(found.x[piece]), padded(found.y[piece])
+        weights = np.zeros(CHUNK)
+        weights[: len(found.x[piece])] = found.copies[piece] / total
+        for t in range(len(gradients[0])):
+            params = jax.tree.map(lambda a, t=t: a[t], task.params)
+            with jax.enable_x64(True):
+                parts = parts_of(task.model, params, x, y)
+            for layer, (inputs, errors) in zip(left, parts, strict=True):
+                layer[t] -= np.asarray(errors).T @ (weights[:, None] * np.asarray(inputs))
+    return left

@@ -1,0 +1,184 @@
+"""One client's rows of a table, and what it sends of them; nothing of them is known."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.streams import Stream, stream
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Messages,
+    Model,
+    Record,
+    Schema,
+    Upload,
+    evaluate,
+    mean_loss,
+    mlp,
+    one_client,
+    simulate,
+    stack_clients,
+)
+from jaxfl.plugins import Plugin, overriding
+
+Array = jax.Array
+TEST_RECORDS, WARM_BATCH, WARM_RATE = 1000, 128, 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeRecordsSettings:
+    """Whose records are read, and what is sent.
+
+    Attributes:
+      records: of the client.
+      hidden: widths of the hidden layers.
+      rounds: in which it sends.
+      sends: "gradient" (FedSGD: one float32 gradient a round), or "model" (FedAvg: the difference
+        of two float32 models).
+      training: of the client.
+      warm: steps of Adam on other people's records before the first round; 0: a fresh model.
+      upload: what the client does to what it sends.
+      half: whether what is sent is rounded to float16.
+    """
+
+    records: int
+    hidden: tuple[int, ...] = (100, 100)
+    rounds: int = 1
+    sends: Literal["gradient", "model"] = "gradient"
+    training: LocalTraining = LocalTraining(0.1)
+    warm: int = 0
+    upload: Upload = Upload()
+    half: bool = False
+
+    @property
+    def senders(self) -> tuple[Plugin, ...]:
+        """What the client does beside its recipe."""
+        return () if self.upload == Upload() else (self.upload,)
+
+
+class Victim(NamedTuple):
+    """A client and what its adversary has.
+
+    Attributes:
+      model: the shared model.
+      schema: what is public of the table.
+      messages: what the client sent.
+      training: the recipe that the messages follow.
+      x, y: the client's records and labels, for scoring only.
+      public: other people's records, and their labels.
+      accuracy: of the model at first, on others' records.
+      note: what a reader must know of the data.
+      key: what the attack draws from.
+    """
+
+    model: Model
+    schema: Schema
+    messages: Messages
+    training: LocalTraining
+    x: np.ndarray
+    y: np.ndarray
+    public: tuple[np.ndarray, np.ndarray]
+    accuracy: float
+    note: str
+    key: Array
+
+
+def draw(name: str, settings: WholeRecordsSettings, data_dir: str | None, seed: int) -> Victim:
+    """The client of a seed, and what it sends."""
+    data = classified(name, data_dir)
+    order = np.random.default_rng(seed).permutation(len(data))
+    mine, others = np.split(order, [settings.records])
+    test, public = np.split(others, [min(TEST_RECORDS, len(others) // 2)])
+    key = jax.random.key(seed)
+    model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
+    x, y = data.x[mine], data.y[mine]
+    start = model.init(key)
+    if settings.warm:
+        start = _warmed(model, start, (data.x[public], data.y[public]), key, settings.warm)
+    training = stream(key, Stream.TRAINING)
+    messages = _sent(model, start, (x, y), training, settings)
+    recipe = settings.training if settings.sends == "model" else LocalTraining(1.0)
+    return Victim(
+        model,
+        data.schema(),
+        messages,
+        recipe,
+        x,
+        y,
+        (data.x[public], data.y[public]),
+        float(evaluate(model, start, one_client(data.x[test], data.y[test])).accuracy),
+        data.note,
+        stream(key, Stream.ATTACK),
+    )
+
+
+def _warmed(
+    model: Model, params: Any, records: tuple[np.ndarray, np.ndarray], key: Array, steps: int
+) -> Any:
+    """Trained on others' records by Adam, one batch a step."""
+    x, y = map(jnp.asarray, records)
+    adam = optax.adam(WARM_RATE)
+
+    def step(carry: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], None]:
+        params, state = carry
+        rows = jax.random.randint(key, (WARM_BATCH,), 0, len(x))
+        slope = jax.grad(lambda p: mean_loss(model, p, x[rows], y[rows]))(params)
+        updates, state = adam.update(slope, state)
+        return (optax.apply_updates(params, updates), state), None
+
+    keys = jax.random.split(stream(key, Stream.WARMING), steps)
+    (params, _), _ = jax.jit(lambda c, k: jax.lax.scan(step, c, k))(
+        (params, adam.init(params)), keys
+    )
+    return params
+
+
+def _sent(
+    model: Model,
+    params: Any,
+    records: tuple[np.ndarray, np.ndarray],
+    key: Array,
+    settings: WholeRecordsSettings,
+) -> Messages:
+    if settings.sends == "model":
+        training, kept = settings.training, Record(clients="all")
+        federated = Federated(settings.rounds, training, plugins=settings.senders, record=kept)
+        run = simulate(model, params, stack_clients([records]), key, federated)
+        return run.messages(0)
+    rate = settings.training.learning_rate
+    received: list[Any] = []
+    sent: list[Any] = []
+    for t in range(settings.rounds):
+        gradient = _gradient(model, params, records, jax.random.fold_in(key, t), settings)
+        received, sent = [*received, params], [*sent, gradient]
+        params = jax.tree.map(lambda w, g: w - rate * g, params, gradient)
+    stacked = (jax.tree.map(lambda *a: jnp.stack(a), *trees) for trees in (received, sent))
+    return Messages.from_gradients(*stacked)
+
+
+def _gradient(
+    model: Model,
+    params: Any,
+    records: tuple[np.ndarray, np.ndarray],
+    key: Array,
+    settings: WholeRecordsSettings,
+) -> Any:
+    """What a client of FedSGD sends in a round."""
+    x, y = map(jnp.asarray, records)
+    makers = overriding("step_gradient", (*settings.training.plugins, *settings.senders))
+    if makers:
+        whole = jnp.ones(len(x), bool)
+        gradient = makers[0].step_gradient(model, params, x, y, whole, key)
+    else:
+        gradient = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
+    for plugin in overriding("send", (*settings.training.plugins, *settings.senders)):
+        gradient = plugin.send(gradient, key)
+    if settings.half:
+        gradient = jax.tree.map(lambda g: g.astype(jnp.float16).astype(g.dtype), gradient)
+    return gradient

@@ -1,0 +1,82 @@
+"""Whole records: what a server reads of a table of which it knows the schema alone, and what stops
+it. Beyond the papers."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from attacks import RecordSearch
+from benchmarks.harness.jobs import Attacks, Place, Suite, Table
+from benchmarks.measurements.whole_records import EXPERIMENT
+from benchmarks.scenarios.whole_records import WholeRecordsSettings
+from jaxfl import DPSGD, LocalTraining, Upload
+
+ONE_LAYER = {"reconstruct_records": RecordSearch(starts=512, sweeps=10, passes=24)}
+"""With one hidden layer few starts arrive."""
+
+
+def _places(dataset: str, settings: Iterable[WholeRecordsSettings]) -> list[Place]:
+    return [Place(dataset, each, _attacks(each)) for each in settings]
+
+
+def _attacks(settings: WholeRecordsSettings) -> Attacks:
+    return ONE_LAYER if len(settings.hidden) == 1 else {}
+
+
+def _adult(size: str, data_dir: str | None) -> list[Place]:
+    two = [(8, 100), (16, 100), (32, 100), (64, 128), (100, 256), (200, 512)]
+    two += [(500, 1024)] if size == "paper" else []
+    return _places(
+        "adult",
+        [WholeRecordsSettings(records, (width, width)) for records, width in two]
+        + [WholeRecordsSettings(records, (100,)) for records in (8, 16, 32)],
+    )
+
+
+def _trained(size: str, data_dir: str | None) -> list[Place]:
+    steps = (0, 100, 1000)
+    return _places("adult", [WholeRecordsSettings(32, warm=warm) for warm in steps])
+
+
+def _models(size: str, data_dir: str | None) -> list[Place]:
+    rates = (1.0, 0.1, 0.01)
+    return _places(
+        "adult",
+        [
+            WholeRecordsSettings(16, sends="model", training=LocalTraining(rate), rounds=rounds)
+            for rate in rates
+            for rounds in (1, 5)
+        ],
+    )
+
+
+def _defenses(size: str, data_dir: str | None) -> list[Place]:
+    base: dict[str, Any] = {"records": 16}
+    noises = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+    private = [
+        LocalTraining(0.1, plugins=(DPSGD(clip, noise),))
+        for clip, noise in ((0.1, 0.0), (1.0, 0.0), (1.0, 1e-3), (1.0, 1.0))
+    ]
+    return _places(
+        "adult",
+        [WholeRecordsSettings(**base)]
+        + [WholeRecordsSettings(**base, upload=Upload(noise_multiplier=n)) for n in noises]
+        + [WholeRecordsSettings(**base, upload=Upload(bits=bits)) for bits in (16, 8)]
+        + [WholeRecordsSettings(**base, half=True)]
+        + [WholeRecordsSettings(**base, training=training) for training in private],
+    )
+
+
+def _tables(size: str, data_dir: str | None) -> list[Place]:
+    return _places("breast_cancer", [WholeRecordsSettings(n, (64, 64)) for n in (8, 16, 32)])
+
+
+SUITE = Suite(
+    "records",
+    (
+        Table("adult", "One gradient of a fresh model, by records and widths", EXPERIMENT, _adult),
+        Table("trained", "Steps of training before", EXPERIMENT, _trained),
+        Table("models", "Models returned in float32, by learning rate", EXPERIMENT, _models),
+        Table("defenses", "What stops it, one defence at a time", EXPERIMENT, _defenses),
+        Table("binary", "Answers of yes and no alone: embedded data", EXPERIMENT, _tables),
+    ),
+)
