@@ -155,14 +155,19 @@ def _sent(
     received: list[Any] = []
     sent: list[Any] = []
     for t in range(settings.rounds):
-        gradient = _gradient(model, params, records, jax.random.fold_in(key, t), settings)
+        gradient = sent_gradient(model, params, records, jax.random.fold_in(key, t), settings)
         received, sent = [*received, params], [*sent, gradient]
         params = jax.tree.map(lambda w, g: w - rate * g, params, gradient)
-    stacked = (jax.tree.map(lambda *a: jnp.stack(a), *trees) for trees in (received, sent))
-    return Messages.from_gradients(*stacked)
+    with jax.enable_x64(True):  # not `Messages.from_gradients`: a gradient may not be finite
+        models, gradients = (
+            jax.tree.map(lambda *a: jnp.stack([jnp.asarray(v, float) for v in a]), *trees)
+            for trees in (received, sent)
+        )
+        returned = jax.tree.map(jnp.subtract, models, gradients)
+        return Messages(models, returned, jnp.arange(settings.rounds))
 
 
-def _gradient(
+def sent_gradient(
     model: Model,
     params: Any,
     records: tuple[np.ndarray, np.ndarray],

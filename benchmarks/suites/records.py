@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from attacks import RecordSearch
+from benchmarks.harness.experiment import Method
 from benchmarks.harness.jobs import Attacks, Place, Suite, Table
 from benchmarks.measurements.whole_records import EXPERIMENT
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
@@ -12,6 +13,14 @@ from jaxfl import DPSGD, LocalTraining, Upload
 
 ONE_LAYER = {"reconstruct_records": RecordSearch(starts=512, sweeps=10, passes=24)}
 """With one hidden layer few starts arrive."""
+
+
+MOST_MATCHED = 32
+"""Records up to which matching runs: beyond, it takes minutes and reads none."""
+
+
+def _takes_minutes(settings: WholeRecordsSettings, method: Method) -> bool:
+    return method.name == "match_records" and settings.records > MOST_MATCHED
 
 
 def _places(dataset: str, settings: Iterable[WholeRecordsSettings]) -> list[Place]:
@@ -73,7 +82,13 @@ def _tables(size: str, data_dir: str | None) -> list[Place]:
 SUITE = Suite(
     "records",
     (
-        Table("adult", "One gradient of a fresh model, by records and widths", EXPERIMENT, _adult),
+        Table(
+            "adult",
+            "One gradient of a fresh model, by records and widths",
+            EXPERIMENT,
+            _adult,
+            skips=_takes_minutes,
+        ),
         Table("trained", "Steps of training before", EXPERIMENT, _trained),
         Table("models", "Models returned in float32, by learning rate", EXPERIMENT, _models),
         Table("defenses", "What stops it, one defence at a time", EXPERIMENT, _defenses),

@@ -13,7 +13,7 @@ from benchmarks.harness import engines
 from benchmarks.harness.jobs import group
 from benchmarks.harness.runner import run_safely
 from benchmarks.measurements import generators
-from benchmarks.scenarios import anonymous, federations, sums, victims
+from benchmarks.scenarios import anonymous, federations, sums, victims, whole_records
 from jaxfl import simulate
 from tests.benchmarks.cells import all_methods, outcomes_of
 
@@ -24,6 +24,11 @@ def spoilt(*arguments, **options):
     run = simulate(*arguments, **options)
     broken = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), (run.returned, run.sums))
     return dataclasses.replace(run, returned=broken[0], sums=broken[1])
+
+
+def not_a_number(model, params, *arguments):
+    """A gradient that is not finite."""
+    return jax.tree.map(lambda w: jnp.full_like(w, jnp.nan), params)
 
 
 def values(jobs):
@@ -52,8 +57,9 @@ def a_row_depends_on_its_seed_and_not_on_who_runs_beside_it(cell, monkeypatch, m
 
 def messages_that_are_not_finite_give_no_score(cell, monkeypatch, methods=None):
     """But for methods that look at none."""
-    for module in (anonymous, federations, sums, victims, generators):
+    for module in (anonymous, federations, sums, victims, whole_records, generators):
         monkeypatch.setattr(module, "simulate", spoilt)
+    monkeypatch.setattr(whole_records, "sent_gradient", not_a_number)
     engines._compile.cache_clear()
     jobs = all_methods(cell, methods)
     (together,) = group(jobs)

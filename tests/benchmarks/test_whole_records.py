@@ -1,0 +1,91 @@
+"""Whole records as a measurement: what counts as read, and the laws of rows."""
+
+import numpy as np
+import pytest
+
+from benchmarks.harness.jobs import Job
+from benchmarks.measurements.whole_records import Guess, scored
+from benchmarks.scenarios.whole_records import WholeRecordsSettings, draw
+from jaxfl import DPSGD, LocalTraining, Upload
+from tests.benchmarks.cells import cell_of, outcomes_of
+from tests.laws.rows import LAWS
+
+FEW = {
+    "match_records": {"steps": 20, "restarts": 1},
+    "reconstruct_records": {"starts": 64, "passes": 6},
+}
+SMALL = {"records": 6, "hidden": (40, 40)}
+CELL = cell_of("records/binary", SMALL, FEW)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_rows_obey(law, monkeypatch):
+    law(CELL, monkeypatch)
+
+
+def rows(changes, method="reconstruct_records"):
+    cell = cell_of("records/binary", SMALL | changes, FEW)
+    return {o.metric: o for o in outcomes_of([Job(cell, method, 0)])}
+
+
+def test_what_is_certain_is_right_and_what_is_hidden_is_not_read():
+    clear = rows({})
+    assert clear["complete"].value == 1
+    assert clear["certified"].value == 1
+    assert clear["certified_wrong"].value == 0
+    hidden = rows({"upload": Upload(noise_multiplier=1.0)})
+    assert hidden["complete"].value == hidden["certified"].value == 0
+    assert hidden["certified_wrong"].value == 0
+
+
+def test_a_model_that_is_returned_is_read_as_a_gradient_is():
+    training = LocalTraining(1.0)
+    assert rows({"sends": "model", "training": training})["complete"].value == 1
+
+
+def test_private_training_is_what_is_sent():
+    private = LocalTraining(1.0, plugins=(DPSGD(1.0, 1.0),))
+    assert rows({"training": private})["certified"].value == 0
+
+
+@pytest.fixture(scope="module")
+def victim():
+    return draw("breast_cancer", WholeRecordsSettings(6, (8, 8)), None, 0)
+
+
+def guess(victim, x, y, certified=False, opened=()):
+    measured = np.zeros((len(x), len(victim.schema.measured)))
+    return Guess(x, y, np.full(len(x), certified), [opened] * len(x), measured)
+
+
+def test_the_truth_is_complete_in_any_order(victim):
+    scores = scored(victim, guess(victim, victim.x[::-1].astype(float), victim.y[::-1], True))
+    assert scores["complete"] == scores["records_exact"] == scores["column_accuracy"] == 1
+    assert scores["certified_wrong"] == 0
+
+
+def test_half_of_the_truth_is_half(victim):
+    scores = scored(victim, guess(victim, victim.x[:3].astype(float), victim.y[:3]))
+    assert scores["complete"] == 0
+    assert scores["records_exact"] == scores["column_accuracy"] == 0.5
+
+
+def test_a_wrong_column_costs_its_record_unless_it_is_called_open(victim):
+    x = victim.x.astype(float)
+    x[:, 0] = 1 - x[:, 0]
+    name = victim.schema.columns[0]
+    scores = scored(victim, guess(victim, x, victim.y, True))
+    assert scores["records_exact"] == 0
+    assert scores["certified_wrong"] >= 1
+    assert scores["column_accuracy"] == pytest.approx(29 / 30, abs=1e-3)
+    assert scored(victim, guess(victim, x, victim.y, opened=(name,)))["records_but_open"] == 1
+
+
+def test_a_wrong_label_is_a_wrong_record(victim):
+    scores = scored(victim, guess(victim, victim.x.astype(float), 1 - victim.y))
+    assert scores["records_exact"] == 0
+
+
+def test_nothing_guessed_is_nothing_read(victim):
+    empty = victim.x[:0].astype(float), victim.y[:0]
+    assert set(scored(victim, guess(victim, *empty)).values()) == {0.0}
