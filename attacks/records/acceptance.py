@@ -2,12 +2,14 @@
 record would pass too."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attacks.records.averaged import off_idle
 from attacks.records.evidence import Evidence, Findings, examine
 from attacks.records.search import FIRST_WEIGHT, Moves, Sight, State, buckets, rivals
 from jaxfl import Model
@@ -87,13 +89,28 @@ def different(schema: Schema, state: State) -> tuple[np.ndarray, np.ndarray]:
 
 
 def examined(model: Model, schema: Schema, evidence: Evidence, x: np.ndarray) -> Findings:
-    """`examine` in pieces of one shape."""
-    pieces, counted = [], tuple(position for _, position, _ in schema.counted)
+    """`examine` in pieces of one shape; where clients take several steps a round, what it lets pass
+    is judged by idle units too."""
+    measured, counted = tuple(schema.positions), tuple(p for _, p, _ in schema.counted)
     with jax.enable_x64(True):
-        for begin in range(0, len(x), CHUNK):
-            piece = padded(x[begin : begin + CHUNK])
-            pieces.append(examine(model, evidence, piece, tuple(schema.positions), counted))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(x)], *pieces)
+        findings = _pieces(
+            lambda piece: examine(model, evidence, piece, measured, counted), np.asarray(x)
+        )
+        if evidence.returned is None:
+            return findings
+        inside = np.flatnonzero(findings.off_inputs <= MARGIN)
+        off_errors = np.full_like(findings.off_errors, np.inf)
+        if len(inside):
+            judged = _pieces(lambda piece: off_idle(model, evidence, piece), findings.x[inside])
+            off_errors[inside] = judged
+    ones = np.ones_like(findings.whole)
+    return findings._replace(off_errors=off_errors, whole=ones, whole_deviation=0 * ones)
+
+
+def _pieces(function: Callable[[np.ndarray], Any], x: np.ndarray) -> Any:
+    """What a function of `CHUNK` rows gives of all."""
+    parts = [function(padded(x[begin : begin + CHUNK])) for begin in range(0, len(x), CHUNK)]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(x)], *parts)
 
 
 def passing(findings: Findings, total: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,6 +131,12 @@ def passing(findings: Findings, total: int) -> tuple[np.ndarray, np.ndarray]:
         allowed = MARGIN * findings.whole_deviation * copies[..., None] + EXACT * total
         passed &= np.all((off <= allowed) & (allowed < SHARE * total), axis=-1)
     return np.asarray(passed), copies.astype(int)
+
+
+def total_in(evidence: Evidence) -> int:
+    """Number of a client's records with their copies, in units of which weights are; 0 if
+    unknown."""
+    return 1 if evidence.returned is not None else int(evidence.count)
 
 
 def total_of(findings: Findings, count: int) -> int:
@@ -140,7 +163,7 @@ def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
         if not attribute.whole:
             continue
         value = attribute.value(x[:, attribute.position])
-        sure = 3 * deviation[:, j] * attribute.deviation < 0.5
+        sure = MARGIN * deviation[:, j] * attribute.deviation < 0.5
         value = np.where(sure, np.rint(value), value)
         x[:, attribute.position] = attribute.feature(value)
     return x
@@ -174,7 +197,7 @@ def rivalled(
         others = places[rows].copy()
         others[np.arange(len(rows)), attributes] = values[rows, attributes]
         found = examined(model, schema, evidence, schema.records(others, numbers[rows]))
-        passes, _ = passing(found, int(evidence.count))
+        passes, _ = passing(found, total_in(evidence))
         for row, attribute in zip(rows[passes.any(1)], attributes[passes.any(1)], strict=True):
             opened[row].update(schema.listed[attribute].columns)
     return tuple(tuple(sorted(columns)) for columns in opened)

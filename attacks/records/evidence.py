@@ -35,6 +35,9 @@ class Evidence:
       count: number of the client's records with their copies; 0 if unknown.
       place: which layer that is: the second one, if there are two hidden ones, or the first
         (static).
+      returned: the models returned, if clients take several steps a round: then nothing is known of
+        a record's weight and errors but that units which it never moves have none. None if they
+        take one full-batch step.
     """
 
     params: Any
@@ -42,6 +45,7 @@ class Evidence:
     layer: Span
     count: Any
     place: int = struct.field(pytree_node=False)
+    returned: Any = None
 
 
 class Findings(NamedTuple):

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
@@ -20,8 +21,9 @@ from attacks.records.acceptance import (
     rounded,
     total_of,
 )
+from attacks.records.averaged import summed_errors
 from attacks.records.by_products import scales_of, told_by
-from attacks.records.evidence import Evidence, parts_of
+from attacks.records.evidence import Evidence, extended, parts_of
 from attacks.records.gradients import looked_at
 from attacks.records.search import moves_of, occurring, search, sight_of
 from attacks.records.spans import rank_of, span_of
@@ -60,7 +62,9 @@ class Task:
       model: the model.
       schema: of the client's table.
       params: the models received, leaves `[rounds, ...]`, float64.
-      gradients: the client's, `[rounds, outputs, inputs]` of each dense layer.
+      gradients: the client's, `[rounds, outputs, inputs]` of each dense layer; of clients that take
+        several steps a round, their sums, of the first layer alone.
+      returned: see `Evidence`.
       settings: of the search.
     """
 
@@ -68,6 +72,7 @@ class Task:
     schema: Schema
     params: Any
     gradients: list[np.ndarray]
+    returned: Any
     settings: RecordSearch
 
 
@@ -106,9 +111,10 @@ def read(task: Task, key: Array) -> Reading:
     """Takes records out until nothing is left, or passes are used up. Where the layer that is
     looked at gives no more, the other one is: records that the second layer's errors do not tell
     apart, those of the first may."""
-    place = looked_at(len(task.gradients))
+    place = len(_layers(task)) - 1
     nothing = Passed.none(task.schema)
-    reading = Reading(task.gradients, nothing, nothing, 0, 0.0, _ranks(task, task.gradients))
+    total = 0 if task.returned is None else 1
+    reading = Reading(task.gradients, nothing, nothing, total, 0.0, _ranks(task, task.gradients))
     budget = task.settings.passes
     while max(reading.ranks) and budget > 0:
         place = place if reading.ranks[place] else int(np.argmax(reading.ranks))
@@ -122,8 +128,12 @@ def read(task: Task, key: Array) -> Reading:
 
 
 def _ranks(task: Task, left: list[np.ndarray]) -> tuple[int, ...]:
-    layers = range(looked_at(len(left)) + 1)
-    return tuple(told_by(left[p], scales_of(task.gradients[p]))[0] for p in layers)
+    return tuple(told_by(left[p], scales_of(task.gradients[p]))[0] for p in _layers(task))
+
+
+def _layers(task: Task) -> range:
+    """Those that may be looked at."""
+    return range(1 if task.returned is not None else looked_at(len(task.gradients)) + 1)
 
 
 def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
@@ -133,11 +143,13 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     passed, total = _pass(task, evidence, key, reading.total)
     reading = dataclasses.replace(reading, noise=noise, total=total)
     opened, more = passed.where(~passed.certified), passed.where(passed.certified)
-    if not len(more) and len(opened) == max(reading.ranks):
-        more, opened = _settled(task, reading, evidence, opened), more
     if not len(more):
-        return dataclasses.replace(reading, opened=opened)
-    left = _without(task, reading.left, more, total)
+        opened = _distinct(task.schema, reading.opened.and_these(opened))
+        reading = dataclasses.replace(reading, opened=opened)
+        more, opened = _settled(task, reading, evidence), more
+    if not len(more):
+        return reading
+    left = _without(task, reading.left, more, total, evidence)
     done = energy(left) <= MARGIN**2 * noise
     ranks = tuple(0 for _ in reading.ranks) if done else _ranks(task, left)
     taken = reading.taken.and_these(more)
@@ -150,11 +162,13 @@ def _evidence(task: Task, reading: Reading, place: int) -> Evidence:
     left, rank = reading.left, reading.ranks[place]
     stacked, whole = (np.concatenate(list(g[0])) for g in (left, task.gradients))
     values = np.linalg.svd(stacked, compute_uv=False)
-    most = min(stacked.shape) - 1
+    most = min(max(reading.ranks), min(stacked.shape) - 1)
     first = rank_of(values, float(np.linalg.norm(whole, 2)), most)[0] or min(rank, most)
     spans = [span_of(gradient, rank) for gradient in left[place]]
     layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)
-    return Evidence(task.params, span_of(stacked, first), layer, float(reading.total), place)
+    total = reading.total if task.returned is None else 0
+    span = span_of(stacked, first)
+    return Evidence(task.params, span, layer, float(total), place, task.returned)
 
 
 def _noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:
@@ -185,16 +199,29 @@ def _pass(task: Task, evidence: Evidence, key: Array, total: int) -> tuple[Passe
         return Passed.none(schema), total
     y = np.where(passed, findings.off_errors, np.inf).argmin(1)[rows]
     findings = jax.tree.map(lambda a: a[rows], findings)
+    if task.returned is not None:  # no equations for errors that are sums
+        sight = dataclasses.replace(sight, basis=0 * sight.basis)
     opened = rivalled(model, schema, evidence, (sight, moves), places[rows], findings)
     certified = np.asarray([not columns for columns in opened])
     x = rounded(schema, findings.x, findings.deviation)
     return Passed(x, y, copies[rows, y], certified, opened, findings.deviation), total
 
 
-def _settled(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> Passed:
+def _distinct(schema: Schema, passed: Passed) -> Passed:
+    """Each record once, by its listed attributes."""
+    _, first = np.unique(schema.places(passed.x), axis=0, return_index=True)
+    chosen = np.zeros(len(passed), bool)
+    chosen[first] = True
+    return passed.where(chosen)
+
+
+def _settled(task: Task, reading: Reading, evidence: Evidence) -> Passed:
     """The last records, certified by what they leave of the messages: noise, and more with any
     neighbour of theirs. None if they do not."""
-    rest = energy(_without(task, reading.left, opened, reading.total))
+    opened = reading.opened
+    if len(opened) != max(reading.ranks) or task.returned is not None:
+        return Passed.none(task.schema)
+    rest = energy(_without(task, reading.left, opened, reading.total, evidence))
     if rest > MARGIN**2 * reading.noise:
         return Passed.none(task.schema)
     places = task.schema.places(opened.x)
@@ -207,7 +234,7 @@ def _settled(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -
             swapped = opened.x.copy()
             swapped[row] = x
             trial = dataclasses.replace(opened, x=swapped)
-            if energy(_without(task, reading.left, trial, reading.total)) < WORSE * rest:
+            if energy(_without(task, reading.left, trial, reading.total, evidence)) < WORSE * rest:
                 return Passed.none(task.schema)
     certain = np.ones(len(opened), bool)
     return dataclasses.replace(opened, certified=certain, open=((),) * len(opened))
@@ -234,7 +261,7 @@ def _nearby(attribute: Listed, place: int) -> list[int]:
 
 
 def _without(
-    task: Task, gradients: list[np.ndarray], found: Passed, total: int
+    task: Task, gradients: list[np.ndarray], found: Passed, total: int, evidence: Evidence
 ) -> list[np.ndarray]:
     """Gradients without the parts of records that are found."""
     left = [gradient.copy() for gradient in gradients]
@@ -244,9 +271,17 @@ def _without(
         weights = np.zeros(CHUNK)
         weights[: len(found.x[piece])] = found.copies[piece] / total
         for t in range(len(gradients[0])):
-            params = jax.tree.map(lambda a, t=t: a[t], task.params)
-            with jax.enable_x64(True):
-                parts = parts_of(task.model, params, x, y)
-            for layer, (inputs, errors) in zip(left, parts, strict=True):
+            for layer, (inputs, errors) in zip(left, _parts(task, evidence, x, y, t), strict=True):
                 layer[t] -= np.asarray(errors).T @ (weights[:, None] * np.asarray(inputs))
     return left
+
+
+def _parts(task: Task, evidence: Evidence, x: np.ndarray, y: np.ndarray, t: int) -> Any:
+    """Inputs and errors of records in a round, of every layer of `Task.gradients`."""
+    params = jax.tree.map(lambda a: a[t], task.params)
+    with jax.enable_x64(True):
+        if task.returned is None:
+            return parts_of(task.model, params, x, y)
+        names = task.model.layers.names if task.model.layers else ()
+        inputs = extended(task.model, names[0], params, jnp.asarray(x))
+        return [(inputs, summed_errors(task.model, evidence, x)[:, t])]

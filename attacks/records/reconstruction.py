@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from attacks.fit import Status
-from attacks.records.acceptance import Passed
+from attacks.records.acceptance import MARGIN, Passed
 from attacks.records.by_products import scales_of, told_by
 from attacks.records.gradients import check_dense, dense_gradients, features_of, looked_at
 from attacks.records.reading import Reading, RecordSearch, Task, energy, read
@@ -40,8 +40,9 @@ class Records:
         that is looked at lies in the messages' spans, so does its error, its weight is right, and
         no other value of any listed attribute would pass. Columns without such proof are in `open`.
       open: per record, names of the columns of which another value would pass too.
-      precision: half-width of measured columns in the table's units, three standard deviations
-        `[found, measured]`.
+      precision: half-width of measured columns in the table's units `[found, measured]`: as far as
+        any test lets a right record be, `attacks.records.acceptance.MARGIN` standard deviations;
+        0 where only one whole number is so near.
       count: how many different records the messages hold; 0 if they do not tell.
       left: share of the messages' energy that the records found do not account for.
       allowed: the share that is the messages' own noise.
@@ -83,14 +84,18 @@ def reconstruct_records(
     *,
     settings: RecordSearch | None = None,
 ) -> Records:
-    """All records of a client that takes one full-batch step a round, with their labels.
+    """All records of a client, with their labels.
+
+    Of a client that takes one full-batch step a round, everything is proven: columns, label, how
+    often it has the record, and that no record is left. Of one that takes several steps, in batches
+    or epochs, the first layer alone is read: the label is the likelier one, copies are not told.
 
     Args:
       model: a classifier whose layers are dense and whose first one takes the records (static).
       messages: the client's. Recorded in float64 where gradients were sent (see
         `Messages.from_gradients`): a float32 model that is returned has lost some of their bits.
       schema: of its table.
-      training: its recipe: plain SGD, one step a round.
+      training: its recipe, plain SGD.
       key: draws where the search begins.
       settings: see `RecordSearch`.
 
@@ -99,16 +104,19 @@ def reconstruct_records(
 
     Raises:
       ValueError: if the model has other layers than dense ones, mixes records, has no classes or
-        does not take the schema's records; if messages are of another model; if the recipe takes
-        several steps a round or another optimiser.
+        does not take the schema's records; if messages are of another model; if the recipe has
+        another optimiser.
     """
     settings = settings or RecordSearch()
     _check_setting(model, messages, schema, training)
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), messages.received)
     gradients = dense_gradients(model, messages, float(training.learning_rate))
-    place = looked_at(len(gradients))
+    several = training.epochs > 1 or training.batch_size is not None
+    returned = jax.tree.map(lambda a: np.asarray(a, np.float64), messages.returned)
+    gradients = gradients[:1] if several else gradients
+    place = 0 if several else looked_at(len(gradients))
     rank, gap = told_by(gradients[place], scales_of(gradients[place]))
-    task = Task(model, schema, params, gradients, settings)
+    task = Task(model, schema, params, gradients, returned if several else None, settings)
     if not rank or not np.isfinite(energy(gradients)):
         nothing = Passed.none(schema)
         reading = Reading(gradients, nothing, nothing, 0, 0.0, (0,))
@@ -128,11 +136,6 @@ def _check_setting(
             f"schema.features={schema.features}; the model's first layer takes {first}"
         )
     _check.plain_sgd(training.optimizer)
-    if training.epochs > 1 or training.batch_size is not None:
-        raise ValueError(
-            f"training takes epochs={training.epochs} of batch_size={training.batch_size}; "
-            "reconstruct_records reads clients that take one full-batch step a round"
-        )
 
 
 def _untold(gradients: list[np.ndarray], gap: float) -> str:
@@ -150,7 +153,6 @@ def _untold(gradients: list[np.ndarray], gap: float) -> str:
 
 def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Records:
     found = reading.taken.and_these(reading.opened) if max(reading.ranks) else reading.taken
-    units = np.asarray([attribute.deviation for attribute in schema.measured])
     left = energy(reading.left) / whole if whole else 1.0
     reason = untold or _shortfall(reading, found, left)
     status = Status.FAILED if untold else Status.MISFIT if reason else Status.OK
@@ -161,13 +163,19 @@ def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Reco
         found.copies,
         found.certified,
         found.open,
-        3 * found.deviation * units,
+        _half_width(schema, found),
         reading.count,
         left,
         reading.noise / whole if whole else 0.0,
         status,
         reason or f"all {reading.count} records were found and certified",
     )
+
+
+def _half_width(schema: Schema, found: Passed) -> np.ndarray:
+    widths = MARGIN * found.deviation * [attribute.deviation for attribute in schema.measured]
+    whole = np.asarray([attribute.whole for attribute in schema.measured], bool)
+    return np.where(whole & (widths < 0.5), 0.0, widths + 0.5 * whole)
 
 
 def _shortfall(reading: Reading, found: Passed, left: float) -> str:
@@ -178,9 +186,9 @@ def _shortfall(reading: Reading, found: Passed, left: float) -> str:
             f"{len(taken)} of {count} records were found and certified, {len(found) - len(taken)} "
             f"more with open columns; they leave {left:.2g} of the messages' energy"
         )
-    if taken.copies.sum() != total:
+    if total > 1 and taken.copies.sum() != total:
         return (
-            f"the records' weights sum to {taken.copies.sum() / total:.3g}, not 1: "
-            "training.learning_rate is not the client's, and copies mean nothing"
+            f"a record's weight is that of 1 in {total}, and {taken.copies.sum()} were found: the "
+            "others leave no trace above the noise, or training.learning_rate is not the client's"
         )
     return ""

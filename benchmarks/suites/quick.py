@@ -1,9 +1,11 @@
-"""The default suite: embedded data, a few minutes on two cores; attributes of a victim's records
-alone."""
+"""The default suite: embedded data, a few minutes on two cores; attributes of a victim's records,
+and whole records."""
 
 from benchmarks.harness.jobs import Place, Suite, Table
 from benchmarks.measurements.attributes import EXPERIMENT
+from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
 from benchmarks.scenarios.victims import VictimSettings
+from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from benchmarks.suites.lyu2021 import attacks
 from jaxfl import LocalTraining
 
@@ -40,6 +42,10 @@ def _learning_rate(size: str, data_dir: str | None) -> list[Place]:
     ]
 
 
+def _records(size: str, data_dir: str | None) -> list[Place]:
+    return [Place("breast_cancer", WholeRecordsSettings(records, (64, 64))) for records in (8, 32)]
+
+
 SUITE = Suite(
     "quick",
     (
@@ -57,6 +63,13 @@ SUITE = Suite(
             EXPERIMENT,
             _minibatch,
             ("majority", "cos", "cos_unrolled", "gls"),
+        ),
+        Table(
+            "records",
+            "Whole records of a table of yes and no, with nothing known but its schema",
+            RECORDS,
+            _records,
+            ("public", "reconstruct_records"),
         ),
         Table(
             "learning_rate",

@@ -12,7 +12,7 @@ from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from jaxfl import DPSGD, LocalTraining, Upload
 
 ONE_LAYER = {"reconstruct_records": RecordSearch(starts=512, sweeps=10, passes=24)}
-"""With one hidden layer few starts arrive."""
+"""Where the first layer alone is looked at, few starts arrive."""
 
 
 MOST_MATCHED = 32
@@ -28,7 +28,8 @@ def _places(dataset: str, settings: Iterable[WholeRecordsSettings]) -> list[Plac
 
 
 def _attacks(settings: WholeRecordsSettings) -> Attacks:
-    return ONE_LAYER if len(settings.hidden) == 1 else {}
+    several = settings.training.steps(settings.records) > 1
+    return ONE_LAYER if len(settings.hidden) == 1 or several else {}
 
 
 def _adult(size: str, data_dir: str | None) -> list[Place]:
@@ -54,6 +55,17 @@ def _models(size: str, data_dir: str | None) -> list[Place]:
             WholeRecordsSettings(16, sends="model", training=LocalTraining(rate), rounds=rounds)
             for rate in rates
             for rounds in (1, 5)
+        ],
+    )
+
+
+def _fedavg(size: str, data_dir: str | None) -> list[Place]:
+    training = LocalTraining(0.05, epochs=3, batch_size=8)
+    return _places(
+        "adult",
+        [
+            WholeRecordsSettings(records, (width,), sends="model", training=training)
+            for records, width in ((8, 100), (16, 100), (32, 256))
         ],
     )
 
@@ -91,6 +103,7 @@ SUITE = Suite(
         ),
         Table("trained", "Steps of training before", EXPERIMENT, _trained),
         Table("models", "Models returned in float32, by learning rate", EXPERIMENT, _models),
+        Table("fedavg", "Three epochs of batches of 8, by records", EXPERIMENT, _fedavg),
         Table("defenses", "What stops it, one defence at a time", EXPERIMENT, _defenses),
         Table("binary", "Answers of yes and no alone: embedded data", EXPERIMENT, _tables),
     ),

@@ -1,0 +1,75 @@
+"""What the messages of clients that take several steps a round say of a record.
+
+A record's inputs to the first layer are the same in all steps, so that the sum of its gradients is
+`errors [inputs, 1]'`, with the sum of its errors. Those are not known; but units that the record
+never activates have none. So the rows of the gradient of these units lack the record: their rank is
+less by one, and what they lack is the record's errors.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attacks.records.evidence import Evidence, errors_of_first, extended
+from attacks.records.spans import Span
+from jaxfl import Model
+
+Array = jax.Array
+SAME_LABEL, OTHER_LABEL = 0.8, 0.5
+"""Cosines of a record's summed errors with those of one step: of its label at least the first, of
+all others at most the second."""
+LEAST_PART = 1e-3
+"""Of a record in the rows that its units lack; below it, they lack another."""
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def off_idle(model: Model, evidence: Evidence, x: Array) -> Array:
+    """How far the units that a record never activates are from lacking one record `[records,
+    classes]`, infinite for labels that are not its: about 1 for a right one."""
+    off, cosines, _ = jax.vmap(lambda record: _judged(model, evidence, record))(x)
+    others = jnp.where(jnp.eye(cosines.shape[-1], dtype=bool), -jnp.inf, cosines[:, None, :])
+    labelled = (cosines >= SAME_LABEL) & (others.max(-1) <= OTHER_LABEL)
+    return jnp.where(labelled, off[:, None], jnp.inf)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def summed_errors(model: Model, evidence: Evidence, x: Array) -> Array:
+    """The sum of each record's errors in every round `[records, rounds, outputs]`."""
+    return jax.vmap(lambda record: _judged(model, evidence, record)[2])(x)
+
+
+def _judged(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array, Array]:
+    """How far from lacking it the units are that a record never activates, cosines of its errors
+    with those of one step by label `[classes]`, and the errors `[rounds, outputs]`."""
+    layers = model.layers
+    assert layers is not None
+
+    def of_round(received: Any, returned: Any, span: Span) -> tuple[Array, Array, Array]:
+        before, after = (
+            x @ end["kernel"] + end.get("bias", 0.0)
+            for end in (layers.parameters(tree, layers.names[0]) for tree in (received, returned))
+        )
+        by_label = errors_of_first(model, received, before[None], len(x))[:, 0]
+        # A unit may have been active on the way if it came as near as it moved.
+        idle = (by_label == 0).all(0) & (jnp.maximum(before, after) < -jnp.abs(after - before))
+        inputs = extended(model, layers.names[0], received, x)
+        # Rows of the gradient in the coordinates of its row space: `columns / inverse`.
+        values = jnp.where(span.inverse > 0, 1 / jnp.where(span.inverse > 0, span.inverse, 1), 0)
+        lacking = jnp.where(idle[:, None], span.columns * values, 0)
+        # Padding of the span is kept out of the null space.
+        gram = lacking.T @ lacking + jnp.diag(jnp.where(span.inverse > 0, 0.0, values.max() ** 2))
+        smallest, vectors = jnp.linalg.eigh(gram)
+        lacked, part = vectors[:, 0], inputs @ span.rows
+        share = part @ lacked
+        errors = (span.columns * values) @ lacked / jnp.where(share == 0, 1, share)
+        noise = span.noise * jnp.sqrt(idle.sum()) + jnp.finfo(x.dtype).tiny
+        off = jnp.sqrt(jnp.maximum(smallest[0], 0)) / noise
+        there = jnp.abs(share) > LEAST_PART * jnp.linalg.norm(part)
+        lengths = jnp.linalg.norm(by_label, axis=-1) * jnp.linalg.norm(errors)
+        cosines = by_label @ errors / jnp.maximum(lengths, jnp.finfo(x.dtype).tiny)
+        return jnp.where(there, off, jnp.inf), cosines, errors
+
+    off, cosines, errors = jax.vmap(of_round)(evidence.params, evidence.returned, evidence.layer)
+    return off.max(), cosines.mean(0), errors
