@@ -38,6 +38,7 @@ class Passed:
       copies: how often the client has each `[passed]`.
       certified: whether no other would pass in its place `[passed]`.
       open: names of columns of which another value passes, for each.
+      rivals: records that pass in its place `[rivals, features]`, for each.
       deviation: of measured columns by the noise, in features `[passed, measured]`.
     """
 
@@ -46,13 +47,14 @@ class Passed:
     copies: np.ndarray
     certified: np.ndarray
     open: tuple[tuple[str, ...], ...]
+    rivals: tuple[np.ndarray, ...]
     deviation: np.ndarray
 
     @staticmethod
     def none(schema: Schema) -> "Passed":
         """Of no record."""
         empty = np.zeros((0, schema.features)), np.zeros(0, int), np.zeros(0, int)
-        return Passed(*empty, np.zeros(0, bool), (), np.zeros((0, len(schema.measured))))
+        return Passed(*empty, np.zeros(0, bool), (), (), np.zeros((0, len(schema.measured))))
 
     def and_these(self, more: "Passed") -> "Passed":
         """Both."""
@@ -176,9 +178,9 @@ def rivalled(
     search: tuple[Sight, Moves],
     places: np.ndarray,
     findings: Findings,
-) -> tuple[tuple[str, ...], ...]:
-    """Columns of each record `[records]` of which another value passes too. What the search sees,
-    in float32, tells most; the closest are examined.
+) -> tuple[tuple[tuple[str, ...], ...], tuple[np.ndarray, ...]]:
+    """Columns of each record `[records]` of which another value passes too, and the records that
+    have it. What the search sees, in float32, tells most; the closest are examined.
 
     Args:
       model: the model.
@@ -193,14 +195,17 @@ def rivalled(
     limit = np.maximum(MARGIN * findings.expected * (1 + FIRST_WEIGHT), 1e-4) ** 2
     rows, attributes = np.nonzero(costs <= limit[:, None])
     opened = _loose(schema, findings)
+    also: list[list[np.ndarray]] = [[] for _ in places]
     if len(rows):
         others = places[rows].copy()
         others[np.arange(len(rows)), attributes] = values[rows, attributes]
         found = examined(model, schema, evidence, schema.records(others, numbers[rows]))
         passes, _ = passing(found, total_in(evidence))
-        for row, attribute in zip(rows[passes.any(1)], attributes[passes.any(1)], strict=True):
-            opened[row].update(schema.listed[attribute].columns)
-    return tuple(tuple(sorted(columns)) for columns in opened)
+        for k in np.flatnonzero(passes.any(1)):
+            opened[rows[k]].update(schema.listed[attributes[k]].columns)
+            also[rows[k]].append(np.asarray(found.x)[k])
+    names = tuple(tuple(sorted(columns)) for columns in opened)
+    return names, tuple(np.reshape(each, (-1, schema.features)) for each in also)
 
 
 def _loose(schema: Schema, findings: Findings) -> list[set[str]]:

@@ -145,6 +145,8 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     opened, more = passed.where(~passed.certified), passed.where(passed.certified)
     if not len(more):
         opened = _distinct(task.schema, reading.opened.and_these(opened))
+        more = _apart(task, reading, opened, place)
+    if not len(more):
         reading = dataclasses.replace(reading, opened=opened)
         more, opened = _settled(task, reading, evidence), more
     if not len(more):
@@ -168,6 +170,8 @@ def _evidence(task: Task, reading: Reading, place: int) -> Evidence:
     layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)
     total = reading.total if task.returned is None else 0
     span = span_of(stacked, first)
+    # Where all its dimensions are records', it shows no noise of its own.
+    span = dataclasses.replace(span, noise=max(span.noise, np.min(layer.noise)))
     return Evidence(task.params, span, layer, float(total), place, task.returned)
 
 
@@ -201,10 +205,10 @@ def _pass(task: Task, evidence: Evidence, key: Array, total: int) -> tuple[Passe
     findings = jax.tree.map(lambda a: a[rows], findings)
     if task.returned is not None:  # no equations for errors that are sums
         sight = dataclasses.replace(sight, basis=0 * sight.basis)
-    opened = rivalled(model, schema, evidence, (sight, moves), places[rows], findings)
+    opened, also = rivalled(model, schema, evidence, (sight, moves), places[rows], findings)
     certified = np.asarray([not columns for columns in opened])
     x = rounded(schema, findings.x, findings.deviation)
-    return Passed(x, y, copies[rows, y], certified, opened, findings.deviation), total
+    return Passed(x, y, copies[rows, y], certified, opened, also, findings.deviation), total
 
 
 def _distinct(schema: Schema, passed: Passed) -> Passed:
@@ -213,6 +217,26 @@ def _distinct(schema: Schema, passed: Passed) -> Passed:
     chosen = np.zeros(len(passed), bool)
     chosen[first] = True
     return passed.where(chosen)
+
+
+def _apart(task: Task, reading: Reading, opened: Passed, place: int) -> Passed:
+    """The first open record whose rivals are other records of the client's, not other readings of
+    it: without it they pass still. None if there is none."""
+    left, total = reading.left, reading.total
+    for row, (columns, rivals) in enumerate(zip(opened.open, opened.rivals, strict=True)):
+        names = {a.columns for a in task.schema.listed if set(a.columns) & set(columns)}
+        if not len(rivals) or len(names) > len(rivals) or task.returned is not None:
+            continue
+        one = opened.where(np.arange(len(opened)) == row)
+        rest = _without(task, left, one, total, _evidence(task, reading, place))
+        ranks = _ranks(task, rest)
+        if ranks[place] != reading.ranks[place] - 1 or not ranks[place]:
+            continue
+        without = _evidence(task, dataclasses.replace(reading, left=rest, ranks=ranks), place)
+        still, _ = passing(examined(task.model, task.schema, without, rivals), total)
+        if still.any(1).all():
+            return dataclasses.replace(one, certified=np.ones(1, bool), open=((),))
+    return Passed.none(task.schema)
 
 
 def _settled(task: Task, reading: Reading, evidence: Evidence) -> Passed:

@@ -18,6 +18,8 @@ LEAST_GAP = 10.0
 """By which the last singular value of the records exceeds the first of the noise: below it, the
 number of records is not told."""
 
+MOST_NOISE = 1e-3
+"""Relative to the largest singular value, above which what follows a gap is records, not noise."""
 FLOOR, END = 1e-9, 1e-13
 """Singular values below the first, relative to the largest, are taken for equal; below the second,
 for those of rows and columns that depend on each other."""
@@ -70,7 +72,7 @@ def rank_of(values: np.ndarray, scale: float, most: int) -> tuple[int, float]:
     floored = np.maximum(np.append(values, 0.0), FLOOR * scale + np.finfo(float).tiny)
     gaps = (floored[:-1] / floored[1:])[: max(most, 0)]
     end = np.count_nonzero(values > END * scale)
-    wide = np.flatnonzero(gaps >= LEAST_GAP)
+    wide = np.flatnonzero((gaps >= LEAST_GAP) & (floored[1 : len(gaps) + 1] <= MOST_NOISE * scale))
     if not len(wide):
         return 0, float(gaps.max(initial=1.0))
     inside = wide[wide + 1 < end]

@@ -122,6 +122,16 @@ def test_a_record_that_is_there_twice_counts_twice():
     assert answer.copies[places].tolist() == [3, 2] + [1] * 6
 
 
+def test_records_that_differ_in_one_column_are_two_records():
+    x, y = client(6)
+    member = SCHEMA.listed[[a.columns for a in SCHEMA.listed].index(("member",))].positions[0]
+    twins = x[:3].copy()
+    twins[:, member] = 1 - twins[:, member]
+    x, y = np.concatenate([x, twins]), np.concatenate([y, y[:3]])
+    answer = read(MODEL, gradients(MODEL, MODEL.init(KEY), x, y))
+    assert is_exactly(answer, x, y), answer.reason
+
+
 def test_rounds_go_together_and_models_that_are_trained_are_read_too():
     x, y = client(16)
     params, received, sent = MODEL.init(KEY), [], []
