@@ -163,7 +163,7 @@ def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Reco
         found.copies,
         found.certified,
         found.open,
-        _half_width(schema, found),
+        _half_width(schema, found, _underestimated(reading)),
         reading.count,
         left,
         reading.noise / whole if whole else 0.0,
@@ -172,9 +172,18 @@ def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Reco
     )
 
 
-def _half_width(schema: Schema, found: Passed) -> np.ndarray:
-    widths = MARGIN * found.deviation * [attribute.deviation for attribute in schema.measured]
+def _underestimated(reading: Reading) -> float:
+    """By how much the messages' errors exceed the noise beyond their spans, if all records are
+    found: what is left is those errors. Errors within the spans are seen only then."""
+    if max(reading.ranks) or not reading.noise:
+        return 1.0
+    return max(1.0, float(np.sqrt(energy(reading.left) / reading.noise)))
+
+
+def _half_width(schema: Schema, found: Passed, factor: float) -> np.ndarray:
+    units = np.asarray([attribute.deviation for attribute in schema.measured])
     whole = np.asarray([attribute.whole for attribute in schema.measured], bool)
+    widths = factor * MARGIN * found.deviation * units
     return np.where(whole & (widths < 0.5), 0.0, widths + 0.5 * whole)
 
 

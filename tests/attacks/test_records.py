@@ -23,7 +23,7 @@ from jaxfl import (
     simulate,
     stack_clients,
 )
-from jaxfl.datasets import Table, encode
+from jaxfl.datasets import Table, encode, load
 
 KEY = jax.random.key(0)
 STEP = LocalTraining(1.0)
@@ -306,3 +306,17 @@ def test_a_schema_is_of_all_features():
     twice = dataclasses.replace(SCHEMA.measured[0], column="age")
     with pytest.raises(ValueError, match="twice"):
         dataclasses.replace(SCHEMA, measured=(twice,)).check_whole("schema")
+
+
+def test_all_fourteen_columns_of_adult_are_read(data_dir):
+    data = load("adult", data_dir)
+    rows = np.random.default_rng(0).choice(len(data), 16, replace=False)
+    model = mlp(data.x.shape[1], (100, 100), 2)
+    x, y = data.x[rows], data.y[rows]
+    messages = gradients(model, model.init(KEY), x, y)
+    answer = reconstruct_records(model, messages, data.schema(), STEP, KEY)
+    assert is_exactly(answer, x, y), answer.reason
+    truth = data.schema().table(x.astype(float))
+    assert len(truth) == 14
+    for name, values in truth.items():
+        assert sorted(values.tolist()) == sorted(answer.table[name].tolist()), name
