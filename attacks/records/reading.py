@@ -101,6 +101,12 @@ class Reading:
         """Number of different records, those that are left included."""
         return len(self.taken) + max(self.ranks)
 
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether what is left is more than noise and tells no rank: then the noise was taken for
+        less than it is, and no test that measures by it proves anything."""
+        return not max(self.ranks) and energy(self.left) > MARGIN**2 * self.noise
+
 
 def energy(gradients: list[np.ndarray]) -> float:
     """Sum of the squares of all numbers."""

@@ -155,6 +155,8 @@ def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Reco
     found = reading.taken.and_these(reading.opened) if max(reading.ranks) else reading.taken
     left = energy(reading.left) / whole if whole else 1.0
     reason = untold or _shortfall(reading, found, left)
+    if reading.is_contradicted:
+        found = dataclasses.replace(found, certified=np.zeros(len(found), bool))
     status = Status.FAILED if untold else Status.MISFIT if reason else Status.OK
     return Records(
         found.x,
@@ -190,6 +192,11 @@ def _half_width(schema: Schema, found: Passed, factor: float) -> np.ndarray:
 def _shortfall(reading: Reading, found: Passed, left: float) -> str:
     """What is wrong with an answer; nothing if it is whole."""
     taken, count, total = reading.taken, reading.count, reading.total
+    if reading.is_contradicted:
+        return (
+            f"{left:.2g} of the messages' energy is left and tells of no record: they are noisier "
+            "than they look, and nothing is certified"
+        )
     if len(taken) < count:
         return (
             f"{len(taken)} of {count} records were found and certified, {len(found) - len(taken)} "

@@ -37,9 +37,12 @@ def _adult(size: str, data_dir: str | None) -> list[Place]:
     two += [(500, 1024)] if size == "paper" else []
     return _places(
         "adult",
-        [WholeRecordsSettings(records, (width, width)) for records, width in two]
-        + [WholeRecordsSettings(records, (100,)) for records in (8, 16, 32)],
+        [WholeRecordsSettings(records, (width, width)) for records, width in two],
     )
+
+
+def _one_layer(size: str, data_dir: str | None) -> list[Place]:
+    return _places("adult", [WholeRecordsSettings(records, (100,)) for records in (8, 16, 32)])
 
 
 def _trained(size: str, data_dir: str | None) -> list[Place]:
@@ -101,6 +104,7 @@ SUITE = Suite(
             _adult,
             skips=_takes_minutes,
         ),
+        Table("one_layer", "The same with one hidden layer", EXPERIMENT, _one_layer),
         Table("trained", "Steps of training before", EXPERIMENT, _trained),
         Table("models", "Models returned in float32, by learning rate", EXPERIMENT, _models),
         Table("fedavg", "Three epochs of batches of 8, by records", EXPERIMENT, _fedavg),

@@ -131,6 +131,9 @@ def whole_records():
         attacks.count_records: seen,
         attacks.lies_in_span: seen | {"x": X},
         attacks.reconstruct_records: seen | {"schema": schema, "settings": few} | recipe,
+        attacks.match_records: seen
+        | recipe
+        | {"schema": schema, "count": 3, "settings": attacks.RecordMatching(steps=1, restarts=1)},
     }
 
 
