@@ -1,9 +1,11 @@
 """A client's messages as gradients of dense layers."""
 
+import jax
 import numpy as np
 
 from jaxfl import Messages, Model
 from jaxfl.models import check_parameters
+from jaxfl.schema import Schema
 
 
 def check_dense(model: Model, messages: Messages) -> None:
@@ -18,6 +20,29 @@ def check_dense(model: Model, messages: Messages) -> None:
     if len(model.layers.names) < 2:
         raise ValueError(
             f"model has the one layer {model.layers.names[0]!r}; records need a hidden one"
+        )
+
+
+def check_readable(model: Model, messages: Messages, schema: Schema) -> None:
+    """As `check_dense`; and unless the model is a classifier whose first layer takes the schema's
+    records as they are."""
+    check_dense(model, messages)
+    layers = model.layers
+    assert layers is not None
+    if model.classes is None:
+        raise ValueError("model has classes=None; labels of a regression cannot be enumerated")
+    first = features_of(model, messages)
+    if first != schema.features:
+        raise ValueError(
+            f"schema.features={schema.features}; the model's first layer takes {first}"
+        )
+    params = jax.tree.map(lambda a: np.asarray(a[0], np.float32), messages.received)
+    tried = np.random.default_rng(0).normal(size=(1, first)).astype(np.float32)
+    _, inputs = layers.forward(params, tried, {})
+    if not np.array_equal(inputs[layers.names[0]], tried):
+        raise ValueError(
+            f"model changes a record before its first layer {layers.names[0]!r}, which must take "
+            "it as it is"
         )
 
 

@@ -19,7 +19,7 @@ from attacks.matching import (
     minimize_adam,
 )
 from attacks.precision import cast
-from attacks.records.gradients import check_dense
+from attacks.records.gradients import check_readable
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import Count, Key, Positive, checked
 from jaxfl.schema import Schema
@@ -67,19 +67,19 @@ def match_records(
 
     Returns:
       Records `[count, features]`, every column a value of the schema, and labels `[count]`. Nothing
-      tells which of them are right.
+      tells which of them are right. NaN and -1 if the objective was never finite.
 
     Raises:
       ValueError: as `reconstruct_records`.
     """
     settings = settings or RecordMatching()
-    check_dense(model, messages)
+    check_readable(model, messages, schema)
     messages = cast(messages, jnp.float32)
     groups = tuple(tuple(a.positions) for a in schema.listed)
     looks = tuple(jnp.asarray(a.looks, jnp.float32) for a in schema.listed)
     ends = [[a.feature(a.low), a.feature(a.high)] for a in schema.measured]
     span = jnp.asarray(np.reshape(ends, (-1, 2)), jnp.float32)
-    places, numbers, y = _match(
+    distance, places, numbers, y = _match(
         model,
         messages,
         (groups, tuple(schema.positions), count, schema.features),
@@ -88,7 +88,10 @@ def match_records(
         key,
         settings,
     )
-    return schema.records(np.asarray(places), np.asarray(numbers, np.float64)), np.asarray(y)
+    x = schema.records(np.asarray(places), np.asarray(numbers, np.float64))
+    if not np.isfinite(distance):
+        return np.full_like(x, np.nan), np.full(count, -1)
+    return x, np.asarray(y)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -100,7 +103,7 @@ def _match(
     virtual: Virtual,
     key: Array,
     settings: RecordMatching,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array]:
     groups, positions, count, features = shape
     looks, span = values
     classes = model.classes or 0
@@ -141,4 +144,5 @@ def _match(
     distances, ends = jax.lax.map(once, jax.random.split(key, settings.restarts))
     weights, numbers, labels = jax.tree.map(lambda a: a[distances.argmin()], ends)
     places = jnp.stack([weight.argmax(1) for weight in weights], 1)
-    return places, jnp.clip(numbers, span[:, 0], span[:, 1]), labels.argmax(1)
+    numbers = jnp.clip(numbers, span[:, 0], span[:, 1])
+    return distances.min(), places, numbers, labels.argmax(1)

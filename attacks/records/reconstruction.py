@@ -18,7 +18,7 @@ import numpy as np
 from attacks.fit import Status
 from attacks.records.acceptance import MARGIN, Passed
 from attacks.records.by_products import scales_of, told_by
-from attacks.records.gradients import check_dense, dense_gradients, features_of, looked_at
+from attacks.records.gradients import check_readable, dense_gradients, looked_at
 from attacks.records.reading import Reading, RecordSearch, Task, energy, read
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Key, checked
@@ -36,9 +36,10 @@ class Records:
       y: their labels `[found]`.
       table: the same in the table's own units, a column each `[found]`.
       copies: how often the client has each record `[found]`.
-      certified: whether a record's own evidence proves it `[found]`: what it is before every layer
-        that is looked at lies in the messages' spans, so does its error, its weight is right, and
-        no other value of any listed attribute would pass. Columns without such proof are in `open`.
+      certified: whether a record passes all tests and no other would `[found]`: what it is before
+        every layer that is looked at lies in the messages' spans, so does its error, its weight is
+        right, and no other value of any listed attribute would pass. Columns without such proof are
+        in `open`.
       open: per record, names of the columns of which another value would pass too.
       precision: half-width of measured columns in the table's units `[found, measured]`: as far as
         any test lets a right record be, `attacks.records.acceptance.MARGIN` standard deviations;
@@ -86,9 +87,11 @@ def reconstruct_records(
 ) -> Records:
     """All records of a client, with their labels.
 
-    Of a client that takes one full-batch step a round, everything is proven: columns, label, how
-    often it has the record, and that no record is left. Of one that takes several steps, in batches
-    or epochs, the first layer alone is read: the label is the likelier one, copies are not told.
+    Of a client that takes one full-batch step a round, everything is tested: columns, label, how
+    often it has the record, and whether a record is left. Of one that takes several steps, in
+    batches or epochs, the first layer alone is read: the label is the likelier one, and copies are
+    not told. Tests measure by the noise that messages show beyond their spans; where that nearly
+    hides the records, a certificate may be wrong.
 
     Args:
       model: a classifier whose layers are dense and whose first one takes the records (static).
@@ -104,11 +107,12 @@ def reconstruct_records(
 
     Raises:
       ValueError: if the model has other layers than dense ones, mixes records, has no classes or
-        does not take the schema's records; if messages are of another model; if the recipe has
-        another optimiser.
+        does not take the schema's records as they are; if messages are of another model; if the
+        recipe has another optimiser.
     """
     settings = settings or RecordSearch()
-    _check_setting(model, messages, schema, training)
+    check_readable(model, messages, schema)
+    _check.plain_sgd(training.optimizer)
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), messages.received)
     gradients = dense_gradients(model, messages, float(training.learning_rate))
     several = training.epochs > 1 or training.batch_size is not None
@@ -124,26 +128,12 @@ def reconstruct_records(
     return _answer(schema, read(task, key), energy(gradients), "")
 
 
-def _check_setting(
-    model: Model, messages: Messages, schema: Schema, training: LocalTraining
-) -> None:
-    check_dense(model, messages)
-    if model.classes is None:
-        raise ValueError("model has classes=None; labels of a regression cannot be enumerated")
-    first = features_of(model, messages)
-    if first != schema.features:
-        raise ValueError(
-            f"schema.features={schema.features}; the model's first layer takes {first}"
-        )
-    _check.plain_sgd(training.optimizer)
-
-
 def _untold(gradients: list[np.ndarray], gap: float) -> str:
     if not all(np.isfinite(g).all() for g in gradients):
         return "the messages hold numbers that are not finite"
     if not any(g.any() for g in gradients):
         return "no model came back changed: there is nothing to read"
-    widths = " and ".join(str(g.shape[1]) for g in gradients[:-1])
+    widths = " and ".join(str(g.shape[1]) for g in gradients[: max(len(gradients) - 1, 1)])
     return (
         f"the messages do not tell how many records there are: singular values fall by no more "
         f"than {gap:.3g} anywhere; there are as many records as units ({widths}), or noise hides "

@@ -211,6 +211,22 @@ def test_units_need_not_be_zero():
     assert is_exactly(read(model, gradients(model, model.init(KEY), x, y)), x, y)
 
 
+class Shifted(nn.Module):
+    """Its first layer does not see a record as it is."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.relu(nn.Dense(48)(nn.relu(nn.Dense(48)(x + 1)))))
+
+
+def test_a_model_that_changes_records_first_is_refused():
+    model = from_flax(Shifted(), (DATA.x.shape[1],), cross_entropy, 3)
+    x, y = client(5)
+    messages = gradients(model, model.init(KEY), x, y)
+    with pytest.raises(ValueError, match="changes a record before its first layer"):
+        read(model, messages)
+
+
 @pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-2, 1.0])
 def test_noise_hides_records_but_makes_up_none(noise):
     x, y = client(10)
