@@ -84,24 +84,28 @@ def extended(model: Model, name: str, params: Any, inputs: Array) -> Array:
     return jnp.concatenate([inputs, jnp.ones((*inputs.shape[:-1], 1), inputs.dtype)], -1)
 
 
+def _from_first(
+    model: Model, params: Any, first: Array, features: int
+) -> tuple[Array, dict[str, Array]]:
+    """Outputs, and inputs of the layers, by the first one's outputs `[batch, width]`."""
+    assert model.layers is not None
+    records = jnp.zeros((len(first), features), first.dtype)
+    return model.layers.forward(params, records, {}, first)
+
+
 def hidden(model: Model, params: Any, first: Array, features: int) -> Array:
     """The second layer's inputs `[batch, width + 1]` by the first's outputs `[batch, width]`."""
-    layers = model.layers
-    assert layers is not None
-    records = jnp.zeros((len(first), features), first.dtype)
-    _, inputs = layers.forward(params, records, {}, first)
-    return extended(model, layers.names[1], params, inputs[layers.names[1]])
+    assert model.layers is not None
+    name = model.layers.names[1]
+    return extended(model, name, params, _from_first(model, params, first, features)[1][name])
 
 
 def errors_of_first(model: Model, params: Any, first: Array, features: int) -> Array:
     """The first layer's errors `[classes, batch, width]`, for each label, by its outputs `[batch,
     width]`."""
-    layers = model.layers
-    assert layers is not None
-    records = jnp.zeros((len(first), features), first.dtype)
 
     def loss(first: Array, label: Array) -> Array:
-        outputs, _ = layers.forward(params, records, {}, first)
+        outputs, _ = _from_first(model, params, first, features)
         return model.loss(outputs, jnp.full(len(first), label)).sum()
 
     return jax.vmap(jax.grad(loss), (None, 0))(first, jnp.arange(model.classes or 0))
@@ -174,13 +178,12 @@ def _left(model: Model, evidence: Evidence, x: Array) -> Array:
         length = jnp.linalg.norm((inputs @ span.rows) * span.inverse)
         return inputs @ span.beyond_rows / jax.lax.stop_gradient(span.noise * length + 1e-30)
 
-    first = outside(evidence.first, _inputs(model, _round(evidence.params, 0), x)[0])
-    parts = [first]
+    def second(params: Any, span: Span) -> Array:
+        return outside(span, _inputs(model, params, x)[1])
+
+    parts = [outside(evidence.first, _inputs(model, _any_round(evidence), x)[0])]
     if evidence.place:
-        parts += [
-            outside(_round(evidence.layer, t), _inputs(model, _round(evidence.params, t), x)[1])
-            for t in range(_rounds(evidence))
-        ]
+        parts.append(jax.vmap(second)(evidence.params, evidence.layer).ravel())
     # On a line between records of equal categories nothing but the weight tells where they are.
     _, whole, deviation = _by_label(model, evidence, x)
     right = jnp.abs(whole / jnp.maximum(evidence.count, 1) - 1).max(1).argmin()
@@ -195,15 +198,16 @@ def _offs(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array]:
     def expected(span: Span, inputs: Array) -> Array:
         return span.noise * jnp.linalg.norm((inputs @ span.rows) * span.inverse)
 
-    first = _inputs(model, _round(evidence.params, 0), x)[0]
-    offs, lengths = [off_rows(evidence.first, first)], [expected(evidence.first, first)]
-    if evidence.place:
-        for t in range(_rounds(evidence)):
-            span = _round(evidence.layer, t)
-            second = _inputs(model, _round(evidence.params, t), x)[1]
-            offs.append(off_rows(span, second))
-            lengths.append(expected(span, second) * jnp.sqrt(span.free[0]))
-    return jnp.stack(offs).max(), jnp.stack(lengths).max()
+    def second(params: Any, span: Span) -> tuple[Array, Array]:
+        inputs = _inputs(model, params, x)[1]
+        return off_rows(span, inputs), expected(span, inputs) * jnp.sqrt(span.free[0])
+
+    first = _inputs(model, _any_round(evidence), x)[0]
+    off, length = off_rows(evidence.first, first), expected(evidence.first, first)
+    if not evidence.place:
+        return off, length
+    offs, lengths = jax.vmap(second)(evidence.params, evidence.layer)
+    return jnp.maximum(off, offs.max()), jnp.maximum(length, lengths.max())
 
 
 def _by_label(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array, Array]:
@@ -222,19 +226,20 @@ def _by_label(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array,
     return off.max(0), whole.T, deviation.T
 
 
-def _round(tree: Any, t: int) -> Any:
-    return jax.tree.map(lambda a: a[t], tree)
-
-
-def _rounds(evidence: Evidence) -> int:
-    return len(evidence.layer.noise)
+def _any_round(evidence: Evidence) -> Any:
+    """Models of one round, for what is the same in all."""
+    return jax.tree.map(lambda a: a[0], evidence.params)
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def parts_of(model: Model, params: Any, x: Array, y: Array) -> Any:
-    """Inputs, the 1 for the bias included, and errors `[records, width]` of every dense layer, in
-    the model `params`."""
+def parts_of(model: Model, params: Any, x: Array, y: Array) -> list[tuple[Array, Array]]:
+    """Inputs, the 1 for the bias included, and errors `[rounds, records, width]` of every dense
+    layer, in models with leaves `[rounds, ...]`."""
     layers = model.layers
     assert layers is not None
-    inputs, errors = inputs_and_errors(model, params, x, y)
-    return [(extended(model, name, params, inputs[name]), errors[name]) for name in layers.names]
+
+    def of_round(params: Any) -> list[tuple[Array, Array]]:
+        inputs, errors = inputs_and_errors(model, params, x, y)
+        return [(extended(model, n, params, inputs[n]), errors[n]) for n in layers.names]
+
+    return jax.vmap(of_round)(params)

@@ -151,7 +151,7 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     opened, more = passed.where(~passed.certified), passed.where(passed.certified)
     if not len(more):
         opened = _distinct(task.schema, reading.opened.and_these(opened))
-        more = _apart(task, reading, opened, place)
+        more = _apart(task, reading, evidence, opened)
     if not len(more):
         reading = dataclasses.replace(reading, opened=opened)
         more, opened = _settled(task, reading, evidence), more
@@ -225,16 +225,16 @@ def _distinct(schema: Schema, passed: Passed) -> Passed:
     return passed.where(chosen)
 
 
-def _apart(task: Task, reading: Reading, opened: Passed, place: int) -> Passed:
+def _apart(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> Passed:
     """The first open record whose rivals are other records of the client's, not other readings of
     it: without it they pass still. None if there is none."""
-    left, total = reading.left, reading.total
+    left, total, place = reading.left, reading.total, evidence.place
     for row, (columns, rivals) in enumerate(zip(opened.open, opened.rivals, strict=True)):
         names = {a.columns for a in task.schema.listed if set(a.columns) & set(columns)}
         if not len(rivals) or len(names) > len(rivals) or task.returned is not None:
             continue
         one = opened.where(np.arange(len(opened)) == row)
-        rest = _without(task, left, one, total, _evidence(task, reading, place))
+        rest = _without(task, left, one, total, evidence)
         ranks = _ranks(task, rest)
         if ranks[place] != reading.ranks[place] - 1 or not ranks[place]:
             continue
@@ -300,18 +300,18 @@ def _without(
         x, y = padded(found.x[piece]), padded(found.y[piece])
         weights = np.zeros(CHUNK)
         weights[: len(found.x[piece])] = found.copies[piece] / total
-        for t in range(len(gradients[0])):
-            for layer, (inputs, errors) in zip(left, _parts(task, evidence, x, y, t), strict=True):
-                layer[t] -= np.asarray(errors).T @ (weights[:, None] * np.asarray(inputs))
+        for layer, (inputs, errors) in zip(left, _parts(task, evidence, x, y), strict=True):
+            layer -= np.einsum("tno,n,tni->toi", errors, weights, inputs, optimize=True)
     return left
 
 
-def _parts(task: Task, evidence: Evidence, x: np.ndarray, y: np.ndarray, t: int) -> Any:
-    """Inputs and errors of records in a round, of every layer of `Task.gradients`."""
-    params = jax.tree.map(lambda a: a[t], task.params)
+def _parts(task: Task, evidence: Evidence, x: np.ndarray, y: np.ndarray) -> Any:
+    """Inputs and errors of records `[rounds, records, width]`, of every layer of
+    `Task.gradients`."""
     with jax.enable_x64(True):
         if task.returned is None:
-            return parts_of(task.model, params, x, y)
-        names = task.model.layers.names if task.model.layers else ()
-        inputs = extended(task.model, names[0], params, jnp.asarray(x))
-        return [(inputs, summed_errors(task.model, evidence, x)[:, t])]
+            return parts_of(task.model, task.params, x, y)
+        name = task.model.layers.names[0] if task.model.layers else ""
+        inputs = extended(task.model, name, task.params, jnp.asarray(x))
+        errors = jnp.swapaxes(summed_errors(task.model, evidence, x), 0, 1)
+        return [(jnp.broadcast_to(inputs, (len(errors), *inputs.shape)), errors)]
