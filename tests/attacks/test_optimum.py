@@ -106,9 +106,9 @@ def test_the_answer_is_the_least_loss_along_what_was_received():
 
 def test_late_rounds_of_a_deterministic_run_are_refused_or_right():
     """Their condition number alone would pass, of updates that are small beside what rounding does
-    to models. From the first round on all but one or two are told: how a processor sums decides
-    those at the limit."""
-    refused = told = 0
+    to models. From the first round on all are told, but where what is lost is the limit to two
+    digits: there it is the processor's sums that decide."""
+    refused = 0
     for seed in range(30):
         rng, d, m, theta, path = np.random.default_rng(seed), 4, 100, np.zeros(5), []
         data = [np.c_[rng.normal(size=(m, d)), np.ones(m)] for _ in range(10)]
@@ -125,9 +125,8 @@ def test_late_rounds_of_a_deterministic_run_are_refused_or_right():
             assert not found.identifiable or np.linalg.norm(
                 found.params - truth
             ) < 1e-3 * np.linalg.norm(truth)
-            told += first == 0 and found.identifiable
+            assert first or found.identifiable or "1.0e-04 of the least" in found.reason
             refused += first > 0 and not found.identifiable
-    assert told >= 28
     assert refused > 20
 
 
