@@ -61,6 +61,18 @@ def _named(name: str, array: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     return tuple(map(_unescaped, name.split("/"))), array
 
 
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file as they stand in it. Raises `ValueError` on any other file."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            _check_declared(arrays.zip, path.stat().st_size)
+            return {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # tampered archives fail in many ways
+        raise ValueError(f"path={str(path)!r} is not a readable .npz file ({error})") from error
+
+
 def read_tree(path: str | Path) -> dict[str, Any]:
     """What `write_tree` wrote, as nested dictionaries. Raises `ValueError` on any other file."""
 
@@ -68,12 +80,8 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         with jax.enable_x64(jax.config.read("jax_enable_x64") or array.dtype == np.float64):
             return jnp.asarray(array)
 
+    held = [_named(name, array) for name, array in read_npz(Path(path)).items()]
     try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            _check_declared(arrays.zip, Path(path).stat().st_size)
-            held = [_named(name, arrays[name]) for name in arrays.files]
-        return unflatten_dict({path: placed(array) for path, array in held})
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # tampered archives fail in many ways
+        return unflatten_dict({place: placed(array) for place, array in held})
+    except Exception as error:  # of another type, or a name that is a folder's too
         raise ValueError(f"path={str(path)!r} is not a readable .npz file ({error})") from error

@@ -1,0 +1,310 @@
+"""A recorded run: what was sent, what came back, as the views that attacks take."""
+
+import dataclasses
+import functools
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxfl.domains import checked
+from jaxfl.models import Model
+from jaxfl.recordings.arrays import read_arrays
+from jaxfl.recordings.layout import Layout, layout_of
+from jaxfl.transcript import Messages
+
+Returned = Literal["models", "changes", "gradients"]
+"""What a client returns: its model; returned - received; or received - returned, of a rate of 1."""
+Arrays = Mapping[str, Any] | Sequence[Any]
+"""A model as its framework gives it: a state_dict, or arrays in the model's order."""
+NEARLY_EQUAL = 1e-4
+"""Share of the clients' changes below which models are one."""
+
+
+class RecordingWarning(UserWarning):
+    """A recording is perhaps of something else than it is taken for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A recorded run. Models are pytrees of NumPy's arrays, as the model's parameters.
+
+    Attributes:
+      layout: which array of the first file is which parameter.
+      sent: what everyone was sent, by the file's round number.
+      returned: what came back, by client and by round number.
+    """
+
+    layout: Layout
+    sent: Mapping[int, Any] = dataclasses.field(repr=False)
+    returned: Mapping[str, Mapping[int, Any]] = dataclasses.field(repr=False)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Ids of the clients, as file names have them."""
+        return tuple(self.returned)
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Numbers of the rounds, as file names have them."""
+        return tuple(self.sent)
+
+    def messages(self, client: str, rounds: Sequence[int] | None = None) -> Messages:
+        """View of the server on one client.
+
+        Args:
+          client: its id.
+          rounds: numbers of rounds; by default all in which it sent something.
+
+        Raises:
+          ValueError: if there is no such client, or a round is not held.
+        """
+        if client not in self.returned:
+            raise ValueError(f"client={client!r} is not recorded; recorded: {list(self.clients)}")
+        held = self.returned[client]
+        chosen = list(held) if rounds is None else list(rounds)
+        missing = [t for t in chosen if t not in held]
+        if missing or not chosen:
+            what = f"names round {missing[0]}" if missing else "is empty"
+            raise ValueError(f"rounds={rounds!r} {what}; {client!r} took part in {list(held)}")
+        followed = [t for t in chosen if t + 1 in self.sent]
+        if len(followed) > 1 and all(_equal(held[t], self.sent[t + 1]) for t in followed):
+            warnings.warn(
+                f"client {client!r} returned what everyone is sent in the next round: it is the "
+                "only client of its federation, or its files hold sums of all clients",
+                RecordingWarning,
+                stacklevel=2,
+            )
+        return _messages([self.sent[t] for t in chosen], [held[t] for t in chosen], chosen)
+
+    def checkpoints(self) -> Messages:
+        """View of someone who sees global models alone, as published checkpoints: all clients
+        together taken for one large one, which is sent a round's model and returns the next one's.
+
+        For clients that take one full-batch step and count by their records that is exactly what a
+        client of all their records would send.
+
+        Raises:
+          ValueError: if no two rounds follow each other.
+        """
+        followed = [t for t in self.sent if t + 1 in self.sent]
+        if not followed:
+            raise ValueError(f"rounds {list(self.sent)} hold no two that follow each other")
+        sent = [self.sent[t] for t in followed]
+        return _messages(sent, [self.sent[t + 1] for t in followed], followed)
+
+
+@checked
+def read_rounds(  # noqa: PLR0913 - what nobody overrides is how files are usually named
+    folder: str | Path,
+    model: Model,
+    *,
+    sent: str | None = "round-{round}-sent",
+    returned: str | None = "round-{round}-client-{client}",
+    after: str | None = None,
+    returned_as: Returned = "models",
+    layers: Mapping[str, str] | None = None,
+    transposed: bool | None = None,
+) -> Recording:
+    """Read a run whose models are one file each (see `read_arrays` for formats).
+
+    Args:
+      folder: where the files are.
+      model: the model that was trained.
+      sent: file name, without its ending, of what clients were sent in a round.
+      returned: of what a client returned; None if nobody recorded that.
+      after: of the global model after a round, as Flower's documentation saves it
+        (`"round-{round}-weights"`): what was sent in the next one. In place of `sent`.
+      returned_as: what clients return: "models", "changes" (returned - received), or "gradients"
+        (received - returned, of a rate of 1).
+      layers, transposed: see `layout_of`.
+
+    Raises:
+      ValueError: if no file fits a name, a file is unreadable or of another model, a client's round
+        has no model that was sent, two clients returned the same model (then it is a sum), or what
+        is called sent is what clients' models of that round average to.
+      FileNotFoundError: if there is no such folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder={str(folder)!r} is no folder")
+    name, pattern = ("after", after) if after is not None else ("sent", sent)
+    if pattern is None:
+        raise ValueError("sent=None and after=None leave out what clients were sent; give one")
+    reader = _Reader(model, layers or {}, transposed)
+    globals_by_round = {
+        int(t) + (after is not None): reader.params(path)
+        for (t, _), path in _files(folder, name, pattern).items()
+    }
+    came_back = {} if returned is None else _files(folder, "returned", returned)
+    by_client: dict[str, dict[int, Any]] = {}
+    for (number, client), path in came_back.items():
+        if number not in globals_by_round:
+            if after is not None:  # nobody saved what the first round was sent
+                continue
+            raise ValueError(f"{path.name} is of round {number}, of which {pattern!r} has no file")
+        back = _model_of(globals_by_round[number], reader.params(path), returned_as)
+        by_client.setdefault(client, {})[number] = back
+    _check_different(by_client)
+    if after is None:
+        _check_before(globals_by_round, by_client)
+    return Recording(reader.layout, globals_by_round, by_client)
+
+
+@checked
+def messages_from(
+    model: Model,
+    received: Sequence[Any],
+    returned: Sequence[Any],
+    *,
+    rounds: Sequence[int] | None = None,
+    returned_as: Returned = "models",
+    layers: Mapping[str, str] | None = None,
+    transposed: bool | None = None,
+) -> Messages:
+    """One client's messages from models at hand: state_dicts, or lists of arrays as Flower's
+    strategies get them.
+
+    Args:
+      model: the model that was trained.
+      received: what the client was sent, round by round.
+      returned: what it returned; None where it was absent.
+      rounds: their numbers; 0, 1, ... by default.
+      returned_as, layers, transposed: see `read_rounds`.
+
+    Raises:
+      ValueError: if lengths differ, or a model is not of this kind.
+    """
+    numbers = list(range(len(received))) if rounds is None else list(rounds)
+    if not len(received) == len(returned) == len(numbers):
+        raise ValueError(
+            f"received has {len(received)} rounds, returned {len(returned)}, rounds {len(numbers)}"
+        )
+    reader = _Reader(model, layers or {}, transposed)
+    pairs = []
+    for number, sent, back in zip(numbers, received, returned, strict=True):
+        if back is not None:
+            before = reader.placed(_named(sent), f"received[{number}]")
+            after = reader.placed(_named(back), f"returned[{number}]")
+            pairs.append((before, _model_of(before, after, returned_as), number))
+    if not pairs:
+        raise ValueError("returned holds no model: the client was absent in every round")
+    return _messages(*map(list, zip(*pairs, strict=True)))
+
+
+class _Reader:
+    """Finds the layout of every kind of file: those of a server may have no names."""
+
+    def __init__(self, model: Model, layers: Mapping[str, str], transposed: bool | None) -> None:
+        self._find = functools.partial(layout_of, model, layers=layers, transposed=transposed)
+        self._known: dict[tuple[str, ...], Layout] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """Of the first file."""
+        return next(iter(self._known.values()))
+
+    def params(self, path: Path) -> Any:
+        return self.placed(read_arrays(path), path.name)
+
+    def placed(self, arrays: dict[str, np.ndarray], where: str) -> Any:
+        names = tuple(arrays)
+        try:
+            if names not in self._known:
+                self._known[names] = self._find(arrays)
+            return self._known[names].params(arrays)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def _named(arrays: Any) -> dict[str, np.ndarray]:
+    if isinstance(arrays, Mapping):
+        return {str(name): _host(array) for name, array in arrays.items()}
+    return {f"arr_{i}": _host(array) for i, array in enumerate(arrays)}
+
+
+def _host(array: Any) -> np.ndarray:
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+def _files(folder: Path, argument: str, name: str) -> dict[tuple[int, str], Path]:
+    """Files of a name, by round and client, in the order of rounds."""
+    if "{round}" not in name or ("{client}" in name) != (argument == "returned"):
+        needed = "{round} and {client}" if argument == "returned" else "{round} alone"
+        raise ValueError(f"{argument}={name!r} must hold {needed}")
+    parts = re.escape(name).replace(r"\{", "{").replace(r"\}", "}")
+    pattern = parts.replace("{round}", r"(?P<round>\d+)").replace("{client}", "(?P<client>.+)")
+    matches = [(re.fullmatch(pattern, path.stem), path) for path in sorted(folder.iterdir())]
+    held: dict[tuple[int, str], Path] = {}
+    for match, path in matches:
+        if match is None:
+            continue
+        place = int(match["round"]), match.groupdict().get("client", "")
+        if place in held:
+            raise ValueError(f"{held[place].name} and {path.name} are the same model; keep one")
+        held[place] = path
+    if not held:
+        shown = ", ".join(path.name for _, path in matches[:5]) or "nothing"
+        raise ValueError(f"{argument}={name!r} is the name of no file in {str(folder)!r}: {shown}")
+    return dict(sorted(held.items()))
+
+
+def _model_of(sent: Any, back: Any, returned_as: Returned) -> Any:
+    """The model that a client returned."""
+    if returned_as == "models":
+        return back
+    sign = 1 if returned_as == "changes" else -1
+    return jax.tree.map(lambda w, v: np.asarray(w, np.float64) + sign * v, sent, back)
+
+
+def _messages(sent: list[Any], back: list[Any], rounds: list[int]) -> Messages:
+    received, returned = (jax.tree.map(lambda *a: np.stack(a), *models) for models in (sent, back))
+    types = {leaf.dtype for leaf in jax.tree.leaves((received, returned))}
+    with jax.enable_x64(jax.config.read("jax_enable_x64") or np.dtype(np.float64) in types):
+        return Messages.from_arrays(received, returned, rounds)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _check_different(by_client: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raise `ValueError` if two clients returned the same model: it is a sum, or one client's file
+    twice."""
+    first: dict[tuple[int, bytes], str] = {}
+    for client, models in by_client.items():
+        for number, model in models.items():
+            content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model))
+            other = first.setdefault((number, content), client)
+            if other != client:
+                raise ValueError(
+                    f"clients {other!r} and {client!r} returned the same model in round {number}: "
+                    "their files hold sums, as secure aggregation makes them, or one client's twice"
+                )
+
+
+def _check_before(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raise `ValueError` if what was sent is a mean of what came back in the same round."""
+    for number in list(sent)[:3]:
+        models = [back[number] for back in by_client.values() if number in back]
+        if len(models) < 2:
+            continue
+        start, *others = (_flat(model) for model in (sent[number], *models))
+        changes = np.stack(others, 1) - start[:, None]
+        last, rest = changes[:, -1:], changes[:, :-1] - changes[:, -1:]
+        weights = np.linalg.lstsq(rest, -last[:, 0], rcond=None)[0]
+        left = np.linalg.norm(rest @ weights + last[:, 0])
+        if left < NEARLY_EQUAL * np.linalg.norm(changes):
+            raise ValueError(
+                f"what is called sent in round {number} is a mean of what came back in it: it is "
+                "the global model after the round. Name these files by after=, not by sent="
+            )
+
+
+def _flat(model: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(a, np.float64).ravel() for a in jax.tree.leaves(model)])
