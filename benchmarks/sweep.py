@@ -92,16 +92,17 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
             return 0
         return _sweep(console, arguments, groups, suites)
     except (ValueError, ConnectionError) as error:
-        return _say(f"error: {error}", 2)
+        return say(f"error: {error}", 2)
     except (OSError, sqlite3.Error) as error:  # a full disk, a damaged file
         kept = f"finished rows are kept in {arguments.out}"
-        return _say(f"error: {error}; {kept}", 1)
+        return say(f"error: {error}; {kept}", 1)
     except KeyboardInterrupt:  # before anything ran, or while results were written
-        _repeat(0)
-        return _say(f"interrupted: finished rows are kept in {arguments.out}", 130)
+        repeat(0)
+        return say(f"interrupted: finished rows are kept in {arguments.out}", 130)
 
 
-def _say(text: str, code: int) -> int:
+def say(text: str, code: int) -> int:
+    """Tell the user of an error; returns the exit code."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(text, markup=False)
     return code
@@ -116,11 +117,11 @@ def listen_for_requests_to_end() -> None:
 
 
 def _interrupt(*_: Any) -> None:
-    _repeat(0.5)
+    repeat(0.5)
     raise KeyboardInterrupt
 
 
-def _repeat(seconds: float) -> None:
+def repeat(seconds: float) -> None:
     """Have `_interrupt` called again after so many seconds; 0 for never."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -134,7 +135,7 @@ def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[G
     """
     if not arguments.out:
         raise UsageError("--out '' names no folder")
-    seeds = _seeds(arguments.seeds)
+    seeds = seeds_of(arguments.seeds)
     methods = None if arguments.methods is None else arguments.methods.split(",")
     if arguments.data_dir is not None and not Path(arguments.data_dir).is_dir():
         raise UsageError(
@@ -163,7 +164,8 @@ MOST_SEEDS, MOST_SEED = 100_000, 2**32 - 1
 """Keys of JAX hold 32 bits of a seed: larger ones would repeat smaller ones."""
 
 
-def _seeds(text: str) -> list[int]:
+def seeds_of(text: str) -> list[int]:
+    """The seeds that `--seeds` names. Raises `UsageError` if it names none."""
     try:
         numbers = [int(part) for part in text.split(",") if part]
     except ValueError:
@@ -220,7 +222,7 @@ def _sweep(
     try:
         finished = store.finished()
         keys = {job.key for g in groups for job in g.jobs}
-        pending = [p for g in groups if (p := _without(g, finished)).jobs]
+        pending = [p for g in groups if (p := g.without(finished)).jobs]
         left = sum(len(g.jobs) for g in pending)
         if left < len(keys):
             done = f"{len(keys) - left} of {len(keys)} jobs are finished in {arguments.out}"
@@ -233,7 +235,7 @@ def _sweep(
         try:
             run_groups(console, arguments.engine, store, pending, arguments.data_dir, published)
         except KeyboardInterrupt:
-            _repeat(0)
+            repeat(0)
             interrupted = True
         path, metrics = store.write_csv(), metrics_of(suites)
         page = report.write(store.rows(), store.folder, metrics, store.images())
@@ -253,10 +255,6 @@ def _sweep(
         return 0 if not failed else 2 if bad_input else 1
     finally:
         store.close()
-
-
-def _without(group: Group, finished: set[str]) -> Group:
-    return Group(tuple(job for job in group.jobs if job.key not in finished))
 
 
 def _print_suites(console: Console, suites: Mapping[str, Suite]) -> None:

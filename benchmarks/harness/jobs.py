@@ -311,6 +311,10 @@ class Group:
         """What is measured."""
         return self.jobs[0].cell.experiment
 
+    def without(self, finished: set[str]) -> "Group":
+        """Those of its jobs that are not finished, by their keys."""
+        return Group(tuple(job for job in self.jobs if job.key not in finished))
+
     @property
     def label(self) -> str:
         """One line for progress."""

@@ -148,13 +148,20 @@ class Store:
                 [(r.job, *(r.values[c] for c in COLUMNS)) for r in rows],
             )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """All rows, ordered, with `settings` and `detail` parsed."""
+    def rows(self, keys: set[str] | None = None) -> list[dict[str, Any]]:
+        """All rows, or those of jobs with these keys: ordered, with `settings` and `detail`
+        parsed."""
         order = "suite, length([table]), [table], rowid"
         cursor = self._database.execute(
-            "SELECT " + ", ".join(f'"{c}"' for c in COLUMNS) + f" FROM results ORDER BY {order}"
+            "SELECT "
+            + ", ".join(f'"{c}"' for c in ("job", *COLUMNS))
+            + f" FROM results ORDER BY {order}"
         )
-        rows = [dict(zip(COLUMNS, values, strict=True)) for values in cursor]
+        rows = [
+            dict(zip(COLUMNS, values, strict=True))
+            for job, *values in cursor
+            if keys is None or job in keys
+        ]
         parsed = ("settings", "detail")
         return [row | {name: json.loads(row[name]) for name in parsed} for row in rows]
 

@@ -32,8 +32,9 @@ from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios import victims
+from benchmarks.scenarios.phases import rounds_of
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import Victim, VictimSettings, rounds_of, split, take
+from benchmarks.scenarios.victims import Victim, VictimSettings, split, take
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Dataset
 
@@ -296,9 +297,10 @@ EXPERIMENT = Experiment(
     traced=(
         "attribute",
         "training.learning_rate",
+        "epsilon",
         "upload.clip",
         "upload.noise_multiplier",
         "upload.bits",
     ),
-    structure=lambda settings: settings.protected,
+    structure=lambda settings: (settings.protected, settings.private),
 )

@@ -2,6 +2,8 @@
 but for some columns (Lyu 2021, section 4.1)."""
 
 import dataclasses
+import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,9 +13,11 @@ from flax import struct
 
 from attacks import Knowledge, UnknownColumn
 from benchmarks.harness.engines import run_members
+from benchmarks.scenarios.phases import kept_rounds
 from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.streams import Stream, stream
 from jaxfl import (
+    DPSGD,
     ClientData,
     Federated,
     LocalTraining,
@@ -27,24 +31,14 @@ from jaxfl import (
     one_client,
     simulate,
 )
+from jaxfl.accounting import noise_multiplier
 from jaxfl.datasets import Dataset
 
 Array = jax.Array
 
 PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
 TEST_RECORDS = 500
-
-PHASES = {
-    "pre1": (0,),
-    "pre2": (0, 1),
-    "pre5": (0, 1, 2, 3, 4),
-    "gap10": (9, 19, 29, 39, 49),
-    "last5": (-5, -4, -3, -2, -1),
-    "first20": tuple(range(20)),
-    "first50": tuple(range(50)),
-}
-"""Sets of rounds (Lyu 2021, section 4.2, and two of our own), 0-based; negative ones count from the
-last."""
+DELTA, CLIP = 1e-5, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +56,8 @@ class VictimSettings:
       rounds: communication rounds.
       training: of every client.
       upload: what clients do to their updates.
+      epsilon: of each client's whole training, at delta = 1e-5, by DP-SGD with gradients clipped to
+        1; infinity: its training is not private.
       phases: sets of rounds that the attack may use, by name.
       simulated_phases: the same for methods that simulate the training; empty for `phases`.
       prior: whether the adversary knows the attribute's distribution (and the labels', where these
@@ -78,6 +74,7 @@ class VictimSettings:
     rounds: int = 100
     training: LocalTraining = LocalTraining(0.1)
     upload: Upload = Upload()
+    epsilon: float = math.inf
     phases: tuple[str, ...] = ("pre1", "pre2", "pre5", "gap10", "last5")
     simulated_phases: tuple[str, ...] = ()
     prior: Literal["known", "unknown"] = "known"
@@ -89,9 +86,30 @@ class VictimSettings:
         return self.training.steps(self.records) > 1
 
     @property
+    def private(self) -> bool:
+        """Whether clients train with differential privacy."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def recipe(self) -> LocalTraining:
+        """What a client does in a round, its privacy included."""
+        if not self.private:
+            return self.training
+        training, records = self.training, self.records
+        batch, steps = training.batch_size, training.steps(records) * self.rounds
+        privacy = DPSGD(CLIP, _noise(self.epsilon, records, batch, steps))
+        return dataclasses.replace(training, plugins=(*training.plugins, privacy))
+
+    @property
     def protected(self) -> bool:
         """Whether clients do anything to their updates before they send them."""
         return self.upload != Upload()
+
+
+@functools.lru_cache(maxsize=256)
+def _noise(epsilon: float, records: int, batch: int | None, steps: int) -> float:
+    accounted: dict[str, Any] = {"records": records, "batch_size": batch, "steps": steps}
+    return noise_multiplier(epsilon, delta=DELTA, **accounted)
 
 
 @struct.dataclass
@@ -286,7 +304,7 @@ def split(data: Dataset, settings: VictimSettings, seed: int) -> Split:
     """
     order = np.random.default_rng(seed).permutation(len(data))
     public = _public_count(data)
-    train = public + round(TRAIN_FRACTION * (len(data) - public))
+    train = public + training_rows(data)
     records, participants = settings.records, settings.participants
     if records * participants > train - public:
         raise ValueError(
@@ -296,6 +314,11 @@ def split(data: Dataset, settings: VictimSettings, seed: int) -> Split:
     held = order[public : public + records * participants].reshape(participants, records)
     null = held[1] if participants > 1 else np.resize(order[public + records :], records)
     return Split(held[0], held[1:], order[public:train], order[train:], null)
+
+
+def training_rows(data: Dataset) -> int:
+    """How many records clients can hold together."""
+    return round(TRAIN_FRACTION * (len(data) - _public_count(data)))
 
 
 def public_rows(data: Dataset, seed: int) -> np.ndarray:
@@ -329,7 +352,7 @@ def draw(data: Dataset, settings: VictimSettings, seed: int) -> tuple[Victim, Su
         truth=jnp.asarray(np.stack(values, 1)),
         columns=tuple(unknown_column(data, attribute, rows.training) for attribute in attributes),
         label_prior=jnp.asarray(labels / len(rows.training), jnp.float32),
-        training=_traced(settings.training),
+        training=_traced(settings.recipe),
         upload=_traced(settings.upload) if settings.protected else None,
         key=jax.random.key(seed),
     )
@@ -358,27 +381,6 @@ def unknown_column(data: Dataset, attribute: int, records: np.ndarray) -> Unknow
     return UnknownColumn(
         jnp.asarray(column.positions), jnp.asarray(column.values), jnp.asarray(prior, jnp.float32)
     )
-
-
-def rounds_of(phase: str, rounds: int) -> tuple[int, ...]:
-    """The rounds of a phase, or of several joined by "+", counted from 0.
-
-    Raises:
-      ValueError: on an unknown phase, or one that needs more rounds.
-    """
-    chosen: set[int] = set()
-    for part in phase.split("+"):
-        if part not in PHASES:
-            raise ValueError(f"phases={part!r} is unknown; choose from {', '.join(PHASES)}")
-        chosen |= {t if t >= 0 else rounds + t for t in PHASES[part]}
-    if min(chosen) < 0 or max(chosen) >= rounds:
-        raise ValueError(f"phases={phase!r} needs more than rounds={rounds}")
-    return tuple(sorted(chosen))
-
-
-def kept_rounds(phases: tuple[str, ...], rounds: int) -> tuple[int, ...]:
-    """Rounds of the phases, and the last for evaluation."""
-    return tuple(sorted({t for name in phases for t in rounds_of(name, rounds)} | {rounds - 1}))
 
 
 def take(tree: Any, rows: Any) -> Any:

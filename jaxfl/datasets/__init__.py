@@ -13,6 +13,7 @@ from jaxfl.datasets.csv import read_csv
 from jaxfl.datasets.dataset import Column, Dataset, Encoding, Table, encode, resized
 from jaxfl.datasets.embedded import TABLES
 from jaxfl.datasets.federations import DERIVED
+from jaxfl.datasets.inputs import Inputs, read_inputs
 from jaxfl.datasets.sources import SOURCES
 from jaxfl.domains import checked
 
@@ -77,4 +78,15 @@ def _source(name: str, data_dir: str | Path | None) -> Table:
     return prepared(name, data_dir)
 
 
-__all__ = ["Column", "Dataset", "Encoding", "Table", "encode", "load", "partitions", "read_csv"]
+__all__ = [
+    "Column",
+    "Dataset",
+    "Encoding",
+    "Inputs",
+    "Table",
+    "encode",
+    "load",
+    "partitions",
+    "read_csv",
+    "read_inputs",
+]

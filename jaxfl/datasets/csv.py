@@ -65,7 +65,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         the file is not of its encoding.
       FileNotFoundError: if there is no such file.
     """
-    header, rows = _read(Path(path), text_encoding, separator)
+    header, rows = read_cells(Path(path), text_encoding, separator)
     if decimal == ",":
         rows = [[_pointed(cell) for cell in row] for row in rows]
     kinds, categories = dict(kinds or {}), dict(categories or {})
@@ -147,7 +147,10 @@ def _pointed(cell: str) -> str:
     return pointed if re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", pointed) else cell
 
 
-def _read(path: Path, encoding: str, separator: str | None) -> tuple[list[str], list[list[str]]]:
+def read_cells(
+    path: Path, encoding: str, separator: str | None
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a file, as texts (see `read_csv`)."""
     text = _text(path, encoding)
     if separator is None:
         separator = max(",;\t|", key=text.partition("\n")[0].count)
@@ -189,7 +192,8 @@ def _is_numeric(texts: Sequence[str]) -> bool:
         return False
 
 
-def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
+def read_numbers(name: str, texts: Sequence[str]) -> np.ndarray:
+    """Numbers of a column, NaN for missing ones. Raises `ValueError` on text, naming the column."""
     try:
         values = np.asarray([np.nan if (v := _number(t)) is None else v for t in texts])
     except ValueError as error:
@@ -199,6 +203,11 @@ def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
     if (np.abs(values) > np.finfo(np.float32).max).any():  # NaN stands for a missing one
         largest = np.nanmax(np.abs(values))
         raise ValueError(f"column {name!r} holds {largest:g}, beyond float32; clean the file")
+    return values
+
+
+def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
+    values = read_numbers(name, texts)
     if np.isnan(values).all():
         raise ValueError(f"column {name!r} has no value at all; drop it")
     return np.where(np.isfinite(values), values, values[np.isfinite(values)].mean())

@@ -128,7 +128,7 @@ print("lost")
 try:
     time.sleep(30)
 except KeyboardInterrupt:
-    sweep._repeat(0)  # else the alarm may end a process that is slow to end
+    sweep.repeat(0)  # else the alarm may end a process that is slow to end
     print("heard")
 """
 

@@ -16,8 +16,9 @@ from benchmarks.harness.jobs import Job, Outcome, Value, by_method
 from benchmarks.measurements.attributes.methods import METHODS, METRICS, View
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.imputation import imputed
+from benchmarks.scenarios.phases import rounds_of
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import Run, Victim, VictimSettings, public_rows, rounds_of, take
+from benchmarks.scenarios.victims import Run, Victim, VictimSettings, public_rows, take
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Dataset
 
@@ -273,9 +274,10 @@ EXPERIMENT = Experiment(
     traced=(
         "attribute",
         "training.learning_rate",
+        "epsilon",
         "upload.clip",
         "upload.noise_multiplier",
         "upload.bits",
     ),
-    structure=lambda settings: settings.protected,
+    structure=lambda settings: (settings.protected, settings.private),
 )

@@ -152,7 +152,8 @@ def _several_steps(settings: VictimSettings) -> str | None:
 
 
 def _gls_refuses(settings: VictimSettings) -> str | None:
-    return _several_steps(settings) or _one_column_known_labels(settings)
+    exact = None if settings.private else _several_steps(settings)
+    return exact or _one_column_known_labels(settings)
 
 
 @once

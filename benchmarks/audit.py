@@ -1,0 +1,320 @@
+"""What one's own server could learn from one's own clients, and what stops it:
+`python -m benchmarks.audit`.
+
+From a table alone the federation is simulated; with `--messages` a recorded run is attacked. The
+answer goes to `--out` (default `audit/`): `report.html`, every number as CSV, and `audit.yaml`, by
+which the same audit is made again.
+"""
+
+import dataclasses
+import shlex
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+import yaml
+from rich.console import Console
+
+from benchmarks.audits import findings, page, plan, recorded
+from benchmarks.harness.engines import use_all_cores
+from benchmarks.harness.jobs import group
+from benchmarks.harness.runner import run_groups
+from benchmarks.harness.store import Store, write_whole
+from benchmarks.scenarios.sources import classified
+from benchmarks.sweep import UsageError, listen_for_requests_to_end, repeat, say, seeds_of
+from jaxfl import LocalTraining, mlp
+from jaxfl.datasets import read_inputs
+from jaxfl.domains import check
+from jaxfl.recordings import read_rounds
+
+PROG = "python -m benchmarks.audit"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the messages of a federation give away of its clients' records, and what stops it.
+
+    Examples: `python -m benchmarks.audit --csv people.csv --target income --sensitive sex` trains
+    clients on the table and attacks them. `... --messages run/ --csv inputs.csv --target income
+    --sensitive sex --clients hospital` attacks the recorded run in the folder `run`."""
+
+    csv: str = ""
+    """The table, with a header. For --messages: the model's inputs as they were, all numbers."""
+    target: str = ""
+    """The column that the model predicts."""
+    sensitive: str = ""
+    """Columns that nobody should learn, comma-separated. For --messages, columns joined by + stand
+    for one attribute ("race_a+race_b")."""
+    drop: str = ""
+    """Columns to leave out, comma-separated."""
+    clients: str = "10"
+    """How many clients there are. For --messages: the column that says whose a record is ("" if all
+    are one client's)."""
+    records: int = 0
+    """Records of each simulated client; 0: as many as there are, at most 200."""
+    hidden: str = "64"
+    """Widths of the hidden layers, comma-separated; "" for none."""
+    rounds: int = 20
+    """Communication rounds that are simulated, and seen."""
+    learning_rate: float = 0.1
+    """Of the clients' SGD."""
+    batch_size: int = 32
+    """Records per local step; 0 for all."""
+    epochs: int = 1
+    """Local passes over the records in a round."""
+    epsilon: str = "none,10,3,1"
+    """Private trainings to be tried, comma-separated; "none" is tried in any case."""
+    questions: str = ",".join(plan.QUESTIONS)
+    """What is asked of simulated clients: of a sensitive column, of whether a person is there, of
+    whole records."""
+    seeds: str = "3"
+    """How many clients are attacked, each in a run of its own (see `benchmarks.sweep`)."""
+    messages: str | None = None
+    """Folder with a recorded run (docs/recordings.md); nothing is simulated then."""
+    client: str | None = None
+    """The recorded clients to be attacked, comma-separated; all by default."""
+    sent: str = "round-{round}-sent"
+    """Name of the files with what was sent, without ending."""
+    returned: str = "round-{round}-client-{client}"
+    """Name of the files with what came back; "" if there are none: global models alone."""
+    after: str | None = None
+    """Name of the files with the global model after a round, in place of --sent."""
+    config: str | None = None
+    """An audit.yaml whose settings hold where the command line says nothing else."""
+    out: str = "audit"
+    """Folder for the report; one that holds results is resumed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code as `benchmarks.sweep` does."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = tyro.cli(Arguments, args=words, prog=PROG, default=_configured(words))
+        _check(arguments)
+        folder = Path(arguments.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
+        write_whole(folder / "audit.yaml", yaml.safe_dump(chosen, sort_keys=False))
+        console = Console(width=None if sys.stdout.isatty() else 130)
+        return (_recorded if arguments.messages else _simulated)(console, arguments, folder)
+    except (ValueError, FileNotFoundError) as error:
+        return say(f"error: {error}", 2)
+    except (OSError, sqlite3.Error) as error:
+        return say(f"error: {error}; finished rows are kept", 1)
+    except KeyboardInterrupt:
+        repeat(0)
+        return say("interrupted: finished rows are kept; run the same command to go on", 130)
+
+
+def _configured(words: list[str]) -> Arguments:
+    """Defaults, or what `--config` says."""
+    joined = [word for word in words if word.startswith("--config=")]
+    if joined:
+        path = joined[-1].partition("=")[2]
+    elif "--config" in words[:-1]:
+        path = words[words.index("--config") + 1]
+    else:
+        return Arguments()
+    try:
+        told = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path!r} is no YAML ({error})".replace("\n", " ")) from None
+    fields = {field.name: field for field in dataclasses.fields(Arguments)}
+    odd = set(told) - set(fields) if isinstance(told, dict) else {str(told)[:40]}
+    if odd:
+        raise UsageError(f"--config {path!r} holds {min(odd)!r}; it may hold {', '.join(fields)}")
+    for name, value in told.items():
+        default = fields[name].default
+        kind = str if default is None else type(default)
+        if (
+            value is not None
+            and type(value) is not kind
+            and not (kind is float and type(value) is int)
+        ):
+            raise UsageError(f"--config {path!r} has {name}={value!r}, which is no {kind.__name__}")
+    return Arguments(**told)
+
+
+def _check(arguments: Arguments) -> None:
+    for name in ("csv", "target", "sensitive", "out"):
+        if not getattr(arguments, name):
+            raise UsageError(f"--{name} is missing: see --help")
+    if not Path(arguments.csv).is_file():
+        raise UsageError(f"--csv {arguments.csv!r} is no file")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    if not all(part.isdigit() and int(part) for part in _names(text)):
+        raise UsageError(f"--hidden {text!r} must hold widths, as 64,64")
+    return tuple(map(int, _names(text)))
+
+
+def _training(arguments: Arguments) -> LocalTraining:
+    batch = arguments.batch_size or None
+    training = LocalTraining(arguments.learning_rate, arguments.epochs, batch)
+    check("training", training, LocalTraining)
+    if not arguments.learning_rate > 0:
+        raise UsageError(f"--learning-rate {arguments.learning_rate} must be positive")
+    return training
+
+
+def _epsilons(text: str) -> tuple[float, ...]:
+    try:
+        values = [float(part) for part in _names(text) if part != "none"]
+    except ValueError:
+        values = [-1.0]
+    if not all(0 < value < float("inf") for value in values):
+        raise UsageError(f"--epsilon {text!r} must hold positive numbers, as none,10,1")
+    return tuple(sorted(set(values), reverse=True))
+
+
+def _questions(text: str) -> tuple[str, ...]:
+    odd = set(_names(text)) - set(plan.QUESTIONS)
+    if odd or plan.QUESTIONS[0] not in _names(text):
+        raise UsageError(
+            f"--questions {text!r} must hold {plan.QUESTIONS[0]}, and may hold "
+            f"{', '.join(plan.QUESTIONS[1:])}"
+        )
+    return _names(text)
+
+
+def _federation(arguments: Arguments) -> plan.Federation:
+    if not arguments.clients.isdigit() or not int(arguments.clients):
+        raise UsageError(f"--clients {arguments.clients!r} must be a number of clients")
+    for name in ("rounds", "records"):
+        if getattr(arguments, name) < (name == "rounds"):
+            raise UsageError(f"--{name} {getattr(arguments, name)} is out of range")
+    return plan.Federation(
+        int(arguments.clients),
+        arguments.records,
+        _widths(arguments.hidden),
+        arguments.rounds,
+        _training(arguments),
+        _epsilons(arguments.epsilon),
+    )
+
+
+def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
+    """Train clients on a table, and attack them."""
+    asked = plan.Asked(
+        arguments.csv, arguments.target, _names(arguments.sensitive), _names(arguments.drop)
+    )
+    federation, seeds = _federation(arguments), seeds_of(arguments.seeds)
+    suite = plan.suite_of(asked, federation)
+    tables = [suite.table(name) for name in _questions(arguments.questions)]
+    jobs = [j for t in tables for j in suite.jobs(t, "small", t.methods, seeds, None)]
+    keys = {job.key for job in jobs}
+    use_all_cores()
+    store = Store(folder)
+    try:
+        finished = store.finished()
+        pending = [left for g in group(jobs) if (left := g.without(finished)).jobs]
+        run_groups(console, "local", store, pending, None, lambda job, metric: None)
+        store.write_csv()
+        rows, failed = store.rows(keys), store.failed(keys)
+    finally:
+        store.close()
+    made = []
+    for column in asked.sensitive:
+        name = asked.source(column)
+        data, own = classified(name, None), [r for r in rows if r["dataset"] == name]
+        read = [r for r in own if r["table"] == "attribute" and r["metric"] == "accuracy"]
+        usual = float(np.bincount(data.y).max() / len(data))
+        made.append(findings.finding_of(column, data.column(column).categories, usual, read))
+    whole = findings.whole_of([row for row in rows if row["table"] == "records"])
+    answer = findings.sentences(made, whole, findings.of_clients(federation.rounds))
+    records = jobs[0].cell.settings.records
+    told = page.Page(
+        f"What the updates give away: {Path(arguments.csv).name}",
+        answer,
+        _asked(arguments)
+        | {"clients": f"{federation.clients} of {records} records; {len(seeds)} were attacked"},
+        _seen(federation.rounds),
+        made,
+        [*findings.notes(rows, made, whole), *(f"Failed: {status}" for status in failed)],
+        "results.csv",
+        _command(arguments),
+    )
+    return _done(console, told, folder, bool(failed))
+
+
+def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
+    """Attack a recorded run."""
+    column = None if arguments.clients in ("", "10") else arguments.clients
+    drop = _names(arguments.drop)
+    table = read_inputs(arguments.csv, arguments.target, column, drop=drop)
+    model = mlp(len(table.names), _widths(arguments.hidden), int(table.y.max()) + 1)
+    run = read_rounds(
+        str(arguments.messages),
+        model,
+        sent=None if arguments.after else arguments.sent,
+        returned=arguments.returned or None,
+        after=arguments.after,
+    )
+    clients = recorded.clients_of(run, table, _names(arguments.client or ""))
+    made, notes = [], [f"Arrays were taken for these parameters: {run.layout}".replace("\n", "; ")]
+    for attribute in _names(arguments.sensitive):
+        finding, told = recorded.finding(model, clients, attribute.split("+"), _training(arguments))
+        made.append(finding)
+        notes += told
+    rounds = max(len(client.messages) for client in clients)
+    names = ", ".join(client.name for client in clients)
+    source = findings.of_clients(rounds) if run.clients else findings.of_global_models(rounds)
+    told_page = page.Page(
+        f"What the updates give away: {arguments.messages}",
+        findings.sentences(made, None, source),
+        _asked(arguments) | {"clients": names},
+        _seen(rounds),
+        made,
+        notes,
+        "audit.yaml",
+        _command(arguments),
+    )
+    return _done(console, told_page, folder, failed=False)
+
+
+def _done(console: Console, told: page.Page, folder: Path, failed: bool) -> int:
+    path = page.write(told, folder / "report.html")
+    for sentence in told.answer:
+        console.print(sentence, highlight=False, markup=False)
+    console.print(f"report: {path}", highlight=False)
+    return int(failed)
+
+
+def _asked(arguments: Arguments) -> dict[str, Any]:
+    widths = arguments.hidden or "none (logistic regression)"
+    batch = f"batches of {arguments.batch_size}" if arguments.batch_size else "all records at once"
+    return {
+        "table": arguments.csv,
+        "the model predicts": arguments.target,
+        "should stay secret": arguments.sensitive,
+        "model": f"perceptron, hidden units: {widths}",
+        "clients train by": f"SGD at rate {arguments.learning_rate:g}, {batch}, "
+        f"{arguments.epochs} pass{'es' if arguments.epochs > 1 else ''} a round",
+    }
+
+
+def _seen(rounds: int) -> list[str]:
+    return [
+        f"The server, or whoever reads its traffic, has what one client was sent and returned in "
+        f"{rounds} rounds, and knows the model and how clients train.",
+        "It knows that client's records (all columns but the one in question, and the labels), as "
+        "one who has bought or stolen a table that lacks the column.",
+    ]
+
+
+def _command(arguments: Arguments) -> str:
+    return shlex.join([*PROG.split(), "--config", f"{arguments.out}/audit.yaml"])
+
+
+if __name__ == "__main__":
+    listen_for_requests_to_end()
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""An audit as one self-contained page."""
+
+import base64
+import dataclasses
+import io
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+
+from benchmarks.audits.findings import Finding, of_hundred
+from benchmarks.harness.store import write_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What a page shows, in its order.
+
+    Attributes:
+      title: whose audit.
+      answer: sentences that need no vocabulary.
+      asked: what was asked, line by line.
+      seen: who saw and knew what, line by line.
+      findings: of every column.
+      notes: what else a reader must know.
+      details: file with every single number, beside the page.
+      command: what makes the page again.
+    """
+
+    title: str
+    answer: Sequence[str]
+    asked: Mapping[str, str]
+    seen: Sequence[str]
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+    details: str
+    command: str
+
+
+def write(page: Page, path: Path) -> Path:
+    """Write a page that needs nothing beside it."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {"percent": _percent, "protection": protection}
+    template = resources.files("benchmarks.audits").joinpath("templates/audit.html.jinja")
+    plots = [_drawn(finding) if len(finding.levels) > 1 else "" for finding in page.findings]
+    text = environment.from_string(template.read_text(encoding="utf-8")).render(
+        page=page, plots=plots, of_hundred=of_hundred
+    )
+    return write_whole(path, text)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if math.isfinite(share) else ""
+
+
+def protection(epsilon: float) -> str:
+    """In words."""
+    return f"epsilon {epsilon:g}" if math.isfinite(epsilon) else "none"
+
+
+def _drawn(finding: Finding) -> str:
+    """Leakage and accuracy against protection, as base64 PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    levels, figure = finding.levels, pyplot.figure(figsize=(7, 3.2), layout="constrained")
+    axes, places = figure.subplots(), range(len(levels))
+    read = [level.estimate for level in levels]
+    ends = [[max(e.mean - e.low, 0) for e in read], [max(e.high - e.mean, 0) for e in read]]
+    axes.errorbar(
+        places,
+        [e.mean for e in read],
+        ends,
+        marker="o",
+        capsize=4,
+        label=f"{finding.column} named right from updates",
+    )
+    axes.plot(places, [level.guess for level in levels], "k--", label="best guess without updates")
+    axes.plot(places, [level.model for level in levels], "g:s", label="model on new records")
+    axes.set(
+        ylim=(0, 1.03),
+        ylabel="share of records",
+        xlabel="protection, weak to strong",
+        xticks=list(places),
+        xticklabels=[protection(level.epsilon) for level in levels],
+    )
+    axes.legend(loc="lower left", fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110)
+    pyplot.close(figure)
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,158 @@
+"""What is measured for a table of one's own, as a suite that the sweep's machinery runs."""
+
+import dataclasses
+import math
+from typing import Any
+
+from attacks import GLS, CosMatching
+from benchmarks.harness.jobs import Place, Suite, Table
+from benchmarks.measurements.attributes import EXPERIMENT as ATTRIBUTES
+from benchmarks.measurements.membership import EXPERIMENT as MEMBERSHIP
+from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
+from benchmarks.scenarios.phases import EVERY_ROUND
+from benchmarks.scenarios.sources import classified, own_table
+from benchmarks.scenarios.victims import VictimSettings, training_rows
+from benchmarks.scenarios.whole_records import WholeRecordsSettings
+from jaxfl import LocalTraining
+from jaxfl.datasets import Dataset
+
+NAME, QUESTIONS = "audit", ("attribute", "membership", "records")
+MOST_RECORDS, FEWEST_RECORDS = 200, 10
+READ_TOGETHER = 16
+"""Records of the one update of which whole records are read."""
+COS_STEPS = 200
+DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
+MOST_CATEGORIES = 100
+"""Texts that a column may hold."""
+LEAST_SHARE = 0.01
+"""Share of the second most frequent value below which there is nothing to be told apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """How clients train.
+
+    Attributes:
+      clients: how many.
+      records: of each; 0 for as many as there are, at most `MOST_RECORDS`.
+      hidden: widths of the hidden layers of a perceptron.
+      rounds: communication rounds, all of which are seen.
+      training: what a client does in one.
+      epsilons: of private trainings that are tried beside the plain one.
+    """
+
+    clients: int
+    records: int
+    hidden: tuple[int, ...]
+    rounds: int
+    training: LocalTraining
+    epsilons: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A table of one's own.
+
+    Attributes:
+      path: the file.
+      target: the column that the model predicts.
+      sensitive: columns that nobody should learn.
+      drop: columns to leave out.
+    """
+
+    path: str
+    target: str
+    sensitive: tuple[str, ...]
+    drop: tuple[str, ...] = ()
+
+    def source(self, column: str) -> str:
+        """Its name where a sensitive column is asked for."""
+        told = {"target": self.target, "sensitive": column}
+        return own_table(self.path, max_categories=MOST_CATEGORIES, drop=self.drop, **told)
+
+
+def suite_of(asked: Asked, federation: Federation) -> Suite:
+    """What is measured of a CSV's sensitive columns.
+
+    Raises:
+      ValueError: if the file cannot be read, a column does not exist, the target is no class, a
+        sensitive column has one value, or there are too few records for the clients.
+      FileNotFoundError: if there is no such file.
+    """
+    named = {column: asked.source(column) for column in asked.sensitive}
+    sources = {column: classified(name, None) for column, name in named.items()}
+    for column, data in sources.items():
+        _check_varies(column, data)
+    any_source = next(iter(sources.values()))
+    records = _records(any_source, federation)
+    attributes, membership = [], []
+    for column, name in named.items():
+        place = [each.name for each in sources[column].columns].index(column)
+        for epsilon in (math.inf, *federation.epsilons):
+            settings = _victim(place, records, federation, epsilon)
+            attributes.append(Place(name, settings, _attacks()))
+            membership.append(Place(name, dataclasses.replace(settings, participants=1)))
+    whole = WholeRecordsSettings(min(READ_TOGETHER, records), federation.hidden)
+    return Suite(
+        NAME,
+        (
+            Table(
+                QUESTIONS[0],
+                "A sensitive column of a client's records",
+                ATTRIBUTES,
+                lambda size, data_dir: attributes,
+                ("majority", "cos", "closed_form", "gls"),
+            ),
+            Table(
+                QUESTIONS[1],
+                "Whether a record is a client's",
+                MEMBERSHIP,
+                lambda size, data_dir: membership[: len(federation.epsilons) + 1],
+                ("closed_form",),
+            ),
+            Table(
+                QUESTIONS[2],
+                "Whole records of one update, nothing known of them",
+                RECORDS,
+                lambda size, data_dir: [Place(next(iter(named.values())), whole)],
+                ("public", "reconstruct_records"),
+            ),
+        ),
+    )
+
+
+def _victim(place: int, records: int, federation: Federation, epsilon: float) -> VictimSettings:
+    return VictimSettings(
+        place,
+        records,
+        participants=federation.clients,
+        hidden=federation.hidden,
+        rounds=federation.rounds,
+        training=federation.training,
+        epsilon=epsilon,
+        phases=(EVERY_ROUND,),
+    )
+
+
+def _attacks() -> dict[str, Any]:
+    return {"cos": CosMatching(steps=COS_STEPS), "gls": DECODING}
+
+
+def _check_varies(column: str, data: Dataset) -> None:
+    shares = sorted(data.prior(column))[::-1]
+    if len(shares) < 2 or shares[1] < LEAST_SHARE:
+        raise ValueError(
+            f"sensitive={column!r} has the value {data.column(column).categories[0]!r} nearly "
+            "everywhere: there is nothing to be told apart"
+        )
+
+
+def _records(data: Dataset, federation: Federation) -> int:
+    there = training_rows(data) // federation.clients
+    records = federation.records or min(there, MOST_RECORDS)
+    if records > there or records < FEWEST_RECORDS:
+        raise ValueError(
+            f"clients={federation.clients} of {records} records: {data.name} has {there} for each "
+            f"beside those of the adversary and of tests; at least {FEWEST_RECORDS} are needed"
+        )
+    return records

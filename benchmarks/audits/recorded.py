@@ -1,0 +1,151 @@
+"""What a recorded run gives away: files of models and a table of the records behind them."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    GLS,
+    Knowledge,
+    Reconstruction,
+    Status,
+    UnknownColumn,
+    closed_form,
+    diagnose,
+    gls,
+    impute,
+)
+from attacks.fit import MisfitWarning
+from benchmarks.audits.findings import Finding, finding_of
+from jaxfl import LocalTraining, Messages, Model
+from jaxfl.datasets import Inputs
+from jaxfl.recordings import Recording
+
+EVERYONE = "all clients together"
+ORDERS = 64
+STATES = {Status.OK: "ok", Status.MISFIT: "misfit", Status.FAILED: "diverged"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """One client, as its server has it.
+
+    Attributes:
+      name: its id.
+      messages: what it was sent and returned.
+      records: its own.
+      others: everyone else's, from which guesses are learned.
+    """
+
+    name: str
+    messages: Messages
+    records: Inputs
+    others: Inputs
+
+
+def clients_of(run: Recording, table: Inputs, only: Sequence[str] = ()) -> list[Client]:
+    """The clients of a run whose records the table holds; of global models alone everyone as one.
+
+    Raises:
+      ValueError: if a client has no records in the table.
+    """
+    if not run.clients:
+        nobody = dataclasses.replace(table, x=table.x[:0], y=table.y[:0], clients=())
+        return [Client(EVERYONE, run.checkpoints(), table, nobody)]
+    chosen = tuple(only) or run.clients
+    return [Client(n, run.messages(n), table.of(n), _without(table, n)) for n in chosen]
+
+
+def _without(table: Inputs, client: str) -> Inputs:
+    rows = [i for i, name in enumerate(table.clients) if name not in ("", client)]
+    names = tuple(table.clients[i] for i in rows)
+    return dataclasses.replace(table, x=table.x[rows], y=table.y[rows], clients=names)
+
+
+def finding(
+    model: Model, clients: Sequence[Client], columns: Sequence[str], training: LocalTraining
+) -> tuple[Finding, list[str]]:
+    """What is read of columns that stand for one attribute, and what the messages say where they
+    are not of the stated recipe."""
+    rows, notes = [], []
+    for place, client in enumerate(clients):
+        row, told = _row(model, client, clients[place - 1], columns, training)
+        rows.append(row)
+        notes += told
+    table = clients[0].records
+    _, values, _ = table.values_of(columns)
+    labels = np.concatenate([client.records.y for client in clients])
+    usual = float(np.bincount(labels).max() / len(labels))
+    named = tuple(" ".join(f"{v:g}" for v in value) for value in values)
+    return finding_of(" + ".join(columns), named, usual, rows), notes
+
+
+def _row(
+    model: Model, client: Client, other: Client, columns: Sequence[str], training: LocalTraining
+) -> tuple[dict[str, Any], list[str]]:
+    """One client's outcome, as a row of the sweep's results."""
+    records = client.records
+    positions, values, truth = records.values_of(columns)
+    x = records.x.copy()
+    x[:, positions] = np.nan
+    column = UnknownColumn(jnp.asarray(positions), jnp.asarray(values))
+    known = Knowledge(jnp.asarray(x), jnp.asarray(records.y), (column,))
+    method, answer = _decoded(model, client.messages, known, training)
+    null = _decoded(model, other.messages, known, training)[1] if other is not client else None
+    status, notes = STATES[Status(int(answer.status))], []
+    if method == "closed_form" and training.steps(len(x)) > 1:
+        notes.append(f"{client.name} takes one step on all of its records, not batches as told.")
+    if status != "ok":
+        said = str(diagnose(model, client.messages, known, training)).splitlines()
+        notes.append(f"Updates of {client.name} are not explained. They say: {'; '.join(said)}")
+    last = jax.tree.map(lambda a: a[-1], client.messages.returned)
+    return {
+        "method": method,
+        "value": _right(answer, truth) if status != "diverged" else None,
+        "status": status,
+        "majority": float(np.bincount(truth).max() / len(truth)),
+        "imputation": _imputed(known, client.others, truth),
+        "null": None if null is None else _right(null, truth),
+        "test_accuracy": _accuracy(model, last, client.others),
+        "detail": {"scored_records": len(truth)},
+        "settings": {"epsilon": str(math.inf)},
+    }, notes
+
+
+def _decoded(
+    model: Model, messages: Messages, known: Knowledge, training: LocalTraining
+) -> tuple[str, Reconstruction]:
+    """By the method that is exact for one full-batch step of any rate, if the messages are of such
+    steps, whatever was told; else by the one that knows the noise of batches."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MisfitWarning)  # the page tells it
+        answer = closed_form(model, messages, known).reconstruction
+        if training.steps(len(known.x)) == 1 or answer.status == Status.OK:
+            return "closed_form", answer
+        key = jax.random.key(0)
+        return "gls", gls(model, messages, known, key, settings=GLS(training, orders=ORDERS))
+
+
+def _right(answer: Reconstruction, truth: np.ndarray) -> float:
+    return float((np.asarray(answer.values[0]) == truth).mean())
+
+
+def _imputed(known: Knowledge, others: Inputs, truth: np.ndarray) -> float | None:
+    if not len(others.y):
+        return None
+    (values,) = impute(known, others.x, others.y)
+    return float((values == truth).mean())
+
+
+def _accuracy(model: Model, params: Any, others: Inputs) -> float:
+    """Of a client's last model, on records that are not its own."""
+    if not len(others.y):
+        return math.nan
+    outputs = np.asarray(model.apply(params, others.x))
+    return float((outputs.argmax(1) == others.y).mean())

@@ -1,0 +1,204 @@
+"""The audit: of a table of one's own, and of recorded runs of PyTorch and Flower."""
+
+import csv
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks import audit
+from benchmarks.audits import findings
+from benchmarks.harness.intervals import Interval
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+RECORDED = ["--csv", str(RECORDINGS / "records.csv"), "--target", "default", "--clients", "client"]
+RECORDED += ["--hidden", "12", "--sensitive", "smoker"]
+SMALL = ["--target", "default", "--sensitive", "smoker", "--hidden", "16", "--rounds", "6"]
+SMALL += ["--clients", "2", "--records", "40", "--batch-size", "0", "--questions", "attribute"]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """People: numbers, a region, whether they smoke (which the label depends on), a label."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("audit") / "people.csv"
+    numbers, smoker = rng.normal(size=(400, 4)).round(3), rng.integers(0, 2, 400)
+    label = numbers @ [1, -1, 0.5, 0] + smoker + rng.normal(size=400) > 0.5
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["age", "income", "debt", "visits", "region", "smoker", "default"])
+        for number, smokes, y in zip(numbers, smoker, label, strict=True):
+            region = "NESW"[rng.integers(4)]
+            rows.writerow([*number, region, ("no", "yes")[smokes], ("no", "yes")[int(y)]])
+    return path
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "audit"
+    words = ["--csv", str(table), *SMALL, "--epsilon", "none,1", "--seeds", "2", "--out", str(out)]
+    assert audit.main(words) == 0
+    said = answer(capsys)
+    assert "Yes: whoever reads the updates that a client sends learns 'smoker'" in said
+    assert "Private training (differential privacy, epsilon 1) stops it" in said
+    page = (out / "report.html").read_text()
+    for told in (
+        "guessed from other columns",
+        "epsilon 1",
+        "data:image/png",
+        "no, yes",
+        "results.csv",
+    ):
+        assert told in page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    with (out / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["method"] for row in rows} == {"majority", "cos", "closed_form", "gls"}
+    measured = (out / "results.csv").read_text()
+    assert audit.main(["--config", str(out / "audit.yaml")]) == 0
+    assert (out / "results.csv").read_text() == measured  # its times too: nothing ran again
+    assert answer(capsys).split("report:")[0].split("Yes")[1] in said
+
+
+@pytest.mark.parametrize(
+    ("options", "reader"),
+    [
+        (["torch", "--client", "ana,eve"], "whoever reads the updates that a client sends"),
+        (["torch", "--client", "ana", "--batch-size", "10"], "whoever reads the updates"),
+        (
+            ["flower", "--returned", "", "--after", "round-{round}-weights"],
+            "whoever has the global models, and nothing of single clients,",
+        ),
+    ],
+)
+def test_recorded_runs_are_audited(
+    options: list[str], reader: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second is told a wrong recipe, which an exact answer overrules."""
+    name, *others = options
+    words = ["--messages", str(RECORDINGS / name), *RECORDED, "--out", str(tmp_path)]
+    if "--batch-size" not in others:
+        words += ["--batch-size", "0"]
+    assert audit.main([*words, *others]) == 0
+    said = answer(capsys)
+    assert f"Yes: {reader}" in said
+    assert "learns 'smoker' of 100 of 100 of its people" in said
+    page = (tmp_path / "report.html").read_text()
+    assert ("not batches as told" in page) == ("--batch-size" in others)
+
+
+def test_updates_of_another_recipe_are_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels that were not the clients': nothing explains their updates."""
+    with (RECORDINGS / "records.csv").open() as file:
+        rows = list(csv.reader(file))
+    with (tmp_path / "wrong.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([rows[0], *([*r[:-1], 1 - int(r[-1])] for r in rows[1:])])
+    words = ["--messages", str(RECORDINGS / "torch"), *RECORDED, "--client", "ana"]
+    words += ["--csv", str(tmp_path / "wrong.csv"), "--batch-size", "0", "--out", str(tmp_path)]
+    assert audit.main(words) == 0
+    assert "It cannot be told: these updates are not of clients that train as was said" in answer(
+        capsys
+    )
+    assert "are not explained. They say:" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--csv", "nowhere.csv"], "--csv 'nowhere.csv' is no file"),
+        (["--target", "wealth"], "target='wealth' is not a column"),
+        (["--sensitive", "sex"], "sensitive='sex' is not a column"),
+        (["--sensitive", ""], "--sensitive is missing"),
+        (["--clients", "none"], "--clients 'none' must be a number"),
+        (["--clients", "100", "--records", "0"], "clients=100 of 2 records"),
+        (["--hidden", "big"], "--hidden 'big' must hold widths"),
+        (["--epsilon", "0"], "--epsilon '0' must hold positive numbers"),
+        (["--batch-size", "-1"], "batch_size=-1"),
+        (["--learning-rate", "0"], "--learning-rate 0.0 must be positive"),
+        (["--rounds", "0"], "--rounds 0 is out of range"),
+        (["--seeds", "few"], "--seeds 'few'"),
+        (["--questions", "records"], "--questions 'records' must hold attribute"),
+        (["--messages", "nowhere", "--clients", ""], "column 'region' is numeric but"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], said: str, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = ["--csv", str(table), *SMALL, "--out", str(tmp_path / "audit")]
+    assert audit.main([*first, *words]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("error: ")
+    assert said in told
+    assert "\n" not in told
+
+
+def test_a_column_of_one_value_has_nothing_to_be_told(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "constant.csv"
+    path.write_text(table.read_text().replace(",yes,", ",no,"))
+    assert audit.main(["--csv", str(path), *SMALL, "--out", str(tmp_path)]) == 2
+    assert "nearly everywhere: there is nothing to be told apart" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("held", ["[1, 2]", "rounds: many", "wealth: 3", "a: [", "3"])
+def test_a_bad_configuration_is_refused(
+    held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "audit.yaml"
+    path.write_text(held)
+    assert audit.main(["--config", str(path)]) == 2
+    assert re.match(r"error: --config '.*audit.yaml' (is no|holds|has)", capsys.readouterr().err)
+
+
+def test_a_configuration_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "audit.yaml"
+    path.write_text(f"csv: !!python/object/apply:os.mkdir ['{tmp_path / 'made'}']")
+    assert audit.main(["--config", str(path)]) == 2
+    assert not (tmp_path / "made").exists()
+    assert yaml.safe_dump({"csv": "a"})  # what audits write is what they read
+
+
+def row(value: float, epsilon: float = math.inf, **others: Any) -> dict[str, Any]:
+    guesses = {"majority": 0.6, "imputation": 0.7, "null": 0.5}
+    told = {"method": "gls", "value": value, "status": "ok", "test_accuracy": 0.8}
+    told |= {"detail": {"scored_records": 100}, "settings": {"epsilon": str(epsilon)}}
+    return told | guesses | others
+
+
+def found(*levels: tuple[float, float]) -> findings.Finding:
+    rows = [
+        row(value + noise, epsilon) for epsilon, value in levels for noise in (-0.01, 0.0, 0.01)
+    ]
+    return findings.finding_of("sex", ("f", "m"), 0.6, rows)
+
+
+def test_the_weakest_protection_that_holds_is_named() -> None:
+    """One that fails under a stronger one does not count."""
+    assert found((math.inf, 0.9), (10, 0.8), (3, 0.7), (1, 0.6)).stopped_by.epsilon == 3
+    assert found((math.inf, 0.9), (10, 0.6), (3, 0.8), (1, 0.6)).stopped_by.epsilon == 1
+    assert found((math.inf, 0.9), (10, 0.6), (3, 0.6), (1, 0.8)).stopped_by is None
+    leaking = found((math.inf, 0.9), (1, 0.8))
+    assert "None of the protections" in findings.stopped([leaking])
+    assert "'sex'" in findings.stopped([leaking])
+
+
+def test_only_what_beats_every_guess_is_learnt() -> None:
+    for value, learnt in ((0.9, True), (0.7, False), (0.5, False)):
+        assert found((math.inf, value)).levels[0].learnt is learnt
+    assert found((math.inf, 0.9)).levels[0].guess == pytest.approx(0.7)
+    one_client = findings.finding_of("sex", (), 0.6, [row(0.9)])
+    assert one_client.levels[0].margin == pytest.approx(Interval(0.2, 0.1255, 0.2448), abs=1e-3)
+    failed = findings.finding_of("sex", (), 0.6, [row(0.9) | {"value": None}])
+    assert not failed.levels[0].learnt
