@@ -135,7 +135,7 @@ def write_flower(parts: dict[str, Any]) -> None:
     """A run of Flower's FedAvg by the strategy that the documentation shows, and the global model
     after every round as Flower's documentation saves it."""
     page = (HERE.parent.parent / "docs" / "recordings.md").read_text()
-    code = next(c for c in re.findall(r"```python\n(.*?)```", page, re.S) if "# flower" in c)
+    (code,) = re.findall(r"```python flower\n(.*?)```", page, re.S)
     shown: dict[str, Any] = {}
     exec(code, shown)
     folder = HERE / "flower"
