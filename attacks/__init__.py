@@ -22,11 +22,13 @@ from attacks.attributes.baselines import (
 )
 from attacks.attributes.candidate_decoding import (
     GLS,
+    AdamDecoding,
     ClosedForm,
     Decoding,
     GaussNewton,
     candidate_records,
     closed_form,
+    decode_adam,
     gauss_newton,
     gls,
 )
@@ -140,6 +142,7 @@ from attacks.users.siamese import Siamese, image_embedding, train_siamese, vecto
 
 __all__ = [
     "GLS",
+    "AdamDecoding",
     "Adversarial",
     "ClosedForm",
     "CosMatching",
@@ -194,6 +197,7 @@ __all__ = [
     "cos_matching",
     "cosine_distance",
     "count_records",
+    "decode_adam",
     "decode_membership",
     "decode_sources",
     "diagnose",

@@ -12,9 +12,10 @@ import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import optax
 import tyro
 import yaml
 from rich.console import Console
@@ -32,6 +33,7 @@ from jaxfl.domains import check
 from jaxfl.recordings import read_rounds
 
 PROG = "python -m benchmarks.audit"
+OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +62,10 @@ class Arguments:
     """Widths of the hidden layers, comma-separated; "" for none."""
     rounds: int = 20
     """Communication rounds that are simulated, and seen."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Of the clients, begun anew in every round."""
     learning_rate: float = 0.1
-    """Of the clients' SGD."""
+    """Of the clients' optimiser."""
     batch_size: int = 32
     """Records per local step; 0 for all."""
     epochs: int = 1
@@ -158,8 +162,11 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def _training(arguments: Arguments) -> LocalTraining:
+    if arguments.optimizer not in OPTIMIZERS:  # an audit.yaml may say so
+        raise UsageError(f"--optimizer {arguments.optimizer!r} must be sgd or adam")
     batch = arguments.batch_size or None
-    training = LocalTraining(arguments.learning_rate, arguments.epochs, batch)
+    optimizer = OPTIMIZERS[arguments.optimizer]
+    training = LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
     check("training", training, LocalTraining)
     if not arguments.learning_rate > 0:
         raise UsageError(f"--learning-rate {arguments.learning_rate} must be positive")
@@ -297,7 +304,7 @@ def _asked(arguments: Arguments) -> dict[str, Any]:
         "the model predicts": arguments.target,
         "should stay secret": arguments.sensitive,
         "model": f"perceptron, hidden units: {widths}",
-        "clients train by": f"SGD at rate {arguments.learning_rate:g}, {batch}, "
+        "clients train by": f"{arguments.optimizer} at rate {arguments.learning_rate:g}, {batch}, "
         f"{arguments.epochs} pass{'es' if arguments.epochs > 1 else ''} a round",
     }
 

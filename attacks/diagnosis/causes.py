@@ -269,6 +269,7 @@ def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "epochs": "`gls` with so many epochs",
         "batches": "`gls` with this recipe",
         "momentum": "`cos_matching` with `Virtual('unrolled')` and this recipe",
+        "Adam": "`decode_adam`, for one full-batch step a round",
         "learning rate": "`closed_form` with `learning_rate=None`, or the rate found",
         "clipped": "`closed_form` on single rounds, with `learning_rate=None`",
         "another activation": "the same attack on the model with that activation",

@@ -101,7 +101,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
                 "A sensitive column of a client's records",
                 ATTRIBUTES,
                 lambda size, data_dir: attributes,
-                ("majority", "cos", "closed_form", "gls"),
+                ("majority", "cos", "closed_form", "gls", "adam"),
             ),
             Table(
                 QUESTIONS[1],

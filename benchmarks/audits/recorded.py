@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from attacks import (
     GLS,
@@ -17,6 +18,7 @@ from attacks import (
     Status,
     UnknownColumn,
     closed_form,
+    decode_adam,
     diagnose,
     gls,
     impute,
@@ -99,8 +101,9 @@ def _row(
     method, answer = _decoded(model, client.messages, known, training)
     null = _decoded(model, other.messages, known, training)[1] if other is not client else None
     status, notes = STATES[Status(int(answer.status))], []
-    if method == "closed_form" and training.steps(len(x)) > 1:
-        notes.append(f"{client.name} takes one step on all of its records, not batches as told.")
+    if status == "ok" and method != _told(training, len(x)):
+        found = "Adam" if method == "adam" else "SGD"
+        notes.append(f"{client.name} takes one step of {found} on all of its records, not as told.")
     if status != "ok":
         said = str(diagnose(model, client.messages, known, training)).splitlines()
         notes.append(f"Updates of {client.name} are not explained. They say: {'; '.join(said)}")
@@ -121,15 +124,29 @@ def _row(
 def _decoded(
     model: Model, messages: Messages, known: Knowledge, training: LocalTraining
 ) -> tuple[str, Reconstruction]:
-    """By the method that is exact for one full-batch step of any rate, if the messages are of such
-    steps, whatever was told; else by the one that knows the noise of batches."""
+    """By a method that is exact for one full-batch step, of SGD or of Adam, if the messages are of
+    such steps, whatever was told; by the one that knows the noise of batches if those are told."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MisfitWarning)  # the page tells it
-        answer = closed_form(model, messages, known).reconstruction
-        if training.steps(len(known.x)) == 1 or answer.status == Status.OK:
-            return "closed_form", answer
-        key = jax.random.key(0)
-        return "gls", gls(model, messages, known, key, settings=GLS(training, orders=ORDERS))
+        answers = {"closed_form": closed_form(model, messages, known).reconstruction}
+        if answers["closed_form"].status == Status.OK:
+            return "closed_form", answers["closed_form"]
+        if training.optimizer is optax.sgd and training.steps(len(known.x)) > 1:
+            settings = GLS(training, orders=ORDERS)
+            answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=settings)
+            if answers["gls"].status == Status.OK:
+                return "gls", answers["gls"]
+        answers["adam"] = decode_adam(model, messages, known)
+    told = "gls" if "gls" in answers else "closed_form"
+    name = "adam" if answers["adam"].status == Status.OK else told
+    return name, answers[name]
+
+
+def _told(training: LocalTraining, records: int) -> str:
+    """The method that reads clients of a recipe."""
+    if training.optimizer is optax.adam:
+        return "adam"
+    return "closed_form" if training.steps(records) == 1 else "gls"
 
 
 def _right(answer: Reconstruction, truth: np.ndarray) -> float:

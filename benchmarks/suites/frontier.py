@@ -9,6 +9,8 @@ so.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import optax
+
 from benchmarks.harness.experiment import Method
 from benchmarks.harness.jobs import Place, Suite, Table
 from benchmarks.harness.settings import flatten, replace
@@ -16,7 +18,7 @@ from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.suites.lyu2021 import attacks
 
-METHODS = ("majority", "cos", "closed_form", "gauss_newton", "gls")
+METHODS = ("majority", "cos", "closed_form", "gauss_newton", "gls", "adam")
 MOST_RECORDS = {"cos": 1000, "gls": 1000}
 """Up to which a method runs: beyond, it takes minutes per victim."""
 
@@ -24,6 +26,7 @@ SETTINGS = {
     "minibatch_records": "records",
     "batch_size": "training.batch_size",
     "epochs": "training.epochs",
+    "optimizer": "training.optimizer",
     "noise_multiplier": "upload.noise_multiplier",
     "bits": "upload.bits",
 }
@@ -118,6 +121,17 @@ SUITE = Suite(
             "phases",
             "Rounds seen of a client that trains in batches of 8",
             _axis(LOCATION, "phases", ROUNDS, ROUNDS[:3], training__batch_size=8),
+        ),
+        _table(
+            "optimizer",
+            "The client's optimiser, at rate 0.001",
+            _axis(
+                LOCATION,
+                "optimizer",
+                (optax.sgd, optax.adam),
+                (optax.sgd, optax.adam),
+                training__learning_rate=1e-3,
+            ),
         ),
         _table(
             "columns", "Unknown columns", _axis(LOCATION, "columns", (1, 5, 20, 100), (1, 5, 20))

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import linen as nn
 
 import attacks
@@ -15,6 +16,7 @@ import jaxfl
 from attacks import metrics
 from jaxfl import accounting, datasets
 from jaxfl.datasets import partitions
+from tests.bad_input.recorded import recorded
 
 KEY = jax.random.key(0)
 RECORDS, FEATURES, CLASSES, ROUNDS, IMAGES = 12, 4, 2, 12, 4
@@ -49,6 +51,14 @@ def first(tree):
     return jax.tree.map(lambda a: a[0], tree)
 
 
+def adam_known():
+    training = jaxfl.LocalTraining(1e-3, optimizer=optax.adam)
+    federated = jaxfl.Federated(rounds=2, training=training)
+    run = jaxfl.simulate(MODEL, PARAMS, CLIENTS, KEY, federated)
+    knowledge = attacks.Knowledge(X, Y, (attacks.binary_column(0, 0.5),))
+    return {"model": MODEL, "messages": run.messages(0), "knowledge": knowledge}
+
+
 def attributes():
     messages = run_of(MODEL).messages(0)
     knowledge = attacks.Knowledge(X, Y, (attacks.binary_column(0, 0.5),))
@@ -68,6 +78,7 @@ def attributes():
         attacks.best_of: {"answers": [attacks.cos_matching(**known, key=KEY, settings=few)]},
         attacks.candidate_records: {"model": MODEL, "knowledge": knowledge},
         attacks.closed_form: known | {"members": 12, "settings": attacks.ClosedForm()},
+        attacks.decode_adam: adam_known() | {"settings": attacks.AdamDecoding(iterations=1)},
         attacks.cos_matching: known | {"key": KEY, "settings": few},
         attacks.l2_lbfgs: known | {"key": KEY, "settings": attacks.L2Matching(evaluations=1)},
         attacks.gauss_newton: known | {"settings": attacks.GaussNewton(0.1, 1, 1)},
@@ -487,6 +498,14 @@ def data():
             "separator": ",",
             "decimal": ".",
         },
+        datasets.read_inputs: {
+            "path": TABLE.with_name("inputs.csv"),
+            "target": "income",
+            "client": "sex",
+            "drop": (),
+            "separator": ",",
+            "text_encoding": "utf-8",
+        },
         datasets.encode: {"table": table, "encoding": "onehot"},
         datasets.load: {"name": "breast_cancer", "data_dir": None, "encoding": "onehot"},
         partitions.iid: {"rng": rng, "records": 12, "clients": 3},
@@ -538,5 +557,6 @@ GROUPS = (
     matching,
     simulation,
     data,
+    recorded,
     scores,
 )

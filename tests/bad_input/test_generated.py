@@ -10,7 +10,7 @@ import pytest
 import attacks
 import jaxfl
 from attacks import metrics
-from jaxfl import accounting, datasets
+from jaxfl import accounting, datasets, recordings
 from jaxfl.datasets import partitions
 from tests.bad_input.examples import GROUPS
 from tests.bad_input.generator import cases
@@ -18,7 +18,7 @@ from tests.bad_input.outcomes import HARMLESS, NAMED, NO_ANSWER, SILENT, outcome
 
 SEEN = set()
 DATA = ("NaN", "infinity", "a leaf of NaN", "an entry -1")  # what diverged, and what failed
-PUBLIC = (attacks, jaxfl, datasets)
+PUBLIC = (attacks, jaxfl, datasets, recordings)
 PLAIN = (metrics, partitions, accounting)
 
 

@@ -13,6 +13,7 @@ import yaml
 from benchmarks import audit
 from benchmarks.audits import findings
 from benchmarks.harness.intervals import Interval
+from jaxfl.recordings.rounds import RecordingWarning
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 RECORDED = ["--csv", str(RECORDINGS / "records.csv"), "--target", "default", "--clients", "client"]
@@ -71,8 +72,8 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
 @pytest.mark.parametrize(
     ("options", "reader"),
     [
-        (["torch", "--client", "ana,eve"], "whoever reads the updates that a client sends"),
-        (["torch", "--client", "ana", "--batch-size", "10"], "whoever reads the updates"),
+        (["pytorch", "--client", "ana,eve"], "whoever reads the updates that a client sends"),
+        (["pytorch", "--client", "ana", "--batch-size", "10"], "whoever reads the updates"),
         (
             ["flower", "--returned", "", "--after", "round-{round}-weights"],
             "whoever has the global models, and nothing of single clients,",
@@ -92,7 +93,19 @@ def test_recorded_runs_are_audited(
     assert f"Yes: {reader}" in said
     assert "learns 'smoker' of 100 of 100 of its people" in said
     page = (tmp_path / "report.html").read_text()
-    assert ("not batches as told" in page) == ("--batch-size" in others)
+    assert ("SGD on all of its records, not as told" in page) == ("--batch-size" in others)
+
+
+@pytest.mark.parametrize("told", ["adam", "sgd"])
+def test_recorded_clients_of_adam_are_read_whatever_was_told(
+    told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--messages", str(RECORDINGS / "adam"), *RECORDED, "--out", str(tmp_path)]
+    with pytest.warns(RecordingWarning, match="only client"):
+        assert audit.main([*words, "--batch-size", "0", "--optimizer", told]) == 0
+    assert "Yes: whoever reads the updates" in answer(capsys)
+    page = (tmp_path / "report.html").read_text()
+    assert ("one step of Adam on all of its records, not as told" in page) == (told == "sgd")
 
 
 def test_updates_of_another_recipe_are_no_answer(
@@ -103,7 +116,7 @@ def test_updates_of_another_recipe_are_no_answer(
         rows = list(csv.reader(file))
     with (tmp_path / "wrong.csv").open("w", newline="") as file:
         csv.writer(file).writerows([rows[0], *([*r[:-1], 1 - int(r[-1])] for r in rows[1:])])
-    words = ["--messages", str(RECORDINGS / "torch"), *RECORDED, "--client", "ana"]
+    words = ["--messages", str(RECORDINGS / "pytorch"), *RECORDED, "--client", "ana"]
     words += ["--csv", str(tmp_path / "wrong.csv"), "--batch-size", "0", "--out", str(tmp_path)]
     assert audit.main(words) == 0
     assert "It cannot be told: these updates are not of clients that train as was said" in answer(

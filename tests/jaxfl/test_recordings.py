@@ -100,17 +100,17 @@ def test_images_are_brought_to_channels_last() -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_recorded_clients_are_decoded(client: str) -> None:
-    assert decoded(run_of("torch").messages(client), client) == DECODED
+    assert decoded(run_of("pytorch").messages(client), client) == DECODED
     assert decoded(run_of("flower").messages(NODES[client]), client) == DECODED
 
 
 def test_another_clients_file_is_not_explained() -> None:
     with pytest.warns(MisfitWarning):
-        assert decoded(run_of("torch").messages("ben"), "eve") < 0.9
+        assert decoded(run_of("pytorch").messages("ben"), "eve") < 0.9
 
 
 def test_participation_may_be_ragged() -> None:
-    run = run_of("torch")
+    run = run_of("pytorch")
     assert run.clients == CLIENTS
     assert run.rounds == tuple(range(6))
     assert run.messages("ben").rounds.tolist() == [0, 1, 3, 4, 5]
@@ -149,7 +149,7 @@ def copy_of(framework: str, folder: Path) -> Path:
 
 
 def test_sums_are_not_taken_for_clients(tmp_path: Path) -> None:
-    folder = copy_of("torch", tmp_path)
+    folder = copy_of("pytorch", tmp_path)
     shutil.copy(folder / "round-1-client-ana.npz", folder / "round-1-client-eve.npz")
     with pytest.raises(ValueError, match="clients 'ana' and 'eve' returned the same model"):
         read_rounds(folder, MODEL)
@@ -168,7 +168,7 @@ def test_a_client_that_returns_the_global_model_is_told(tmp_path: Path) -> None:
 
 
 def test_changes_and_gradients_are_models() -> None:
-    models = run_of("torch").messages("ana")
+    models = run_of("pytorch").messages("ana")
     sent, back = (
         [jax.tree.map(lambda a, t=t: np.asarray(a[t]), tree) for t in range(6)]
         for tree in (models.received, models.returned)
@@ -205,7 +205,7 @@ def test_lists_as_flowers_strategies_get_them() -> None:
 @pytest.mark.parametrize("hidden", [(12, 12), (13,)])
 def test_another_model_is_refused(hidden: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"round-0-sent.safetensors: "):
-        read_rounds(HERE / "torch", jaxfl.mlp(8, hidden, 2))
+        read_rounds(HERE / "pytorch", jaxfl.mlp(8, hidden, 2))
 
 
 def test_what_is_open_is_asked() -> None:
@@ -288,13 +288,13 @@ def test_without_torch_its_format_is_refused_with_the_mend() -> None:
 )
 def test_bad_input_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("{", r"\{").replace("}", r"\}")):
-        run_of("torch", **options)
+        run_of("pytorch", **options)
     with pytest.raises(FileNotFoundError, match="folder='nowhere' is no folder"):
         read_rounds("nowhere", MODEL)
 
 
 def test_a_round_without_its_sent_model_is_refused(tmp_path: Path) -> None:
-    folder = copy_of("torch", tmp_path)
+    folder = copy_of("pytorch", tmp_path)
     (folder / "round-3-sent.safetensors").unlink()
     with pytest.raises(ValueError, match=r"is of round 3, of which 'round-{round}-sent' has no"):
         read_rounds(folder, MODEL)

@@ -11,6 +11,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attacks import MisfitWarning, Status, fit_public_model
@@ -25,8 +26,9 @@ VARIANTS = (
     VictimSettings(0, RECORDS, training=LocalTraining(0.5)),
     VictimSettings(0, RECORDS, training=LocalTraining(0.2, batch_size=12)),
     VictimSettings(0, RECORDS, columns=2, training=LocalTraining(0.5)),
+    VictimSettings(0, RECORDS, training=LocalTraining(1e-3, optimizer=optax.adam)),
 )
-"""A full-batch client, one that trains in batches, and one with two unknown columns."""
+"""A full-batch client, one that trains in batches, one with two unknown columns, one of Adam."""
 CHANCE = 0.5 + 4 * 0.5 / np.sqrt(RECORDS)
 """What a guess of fair bits stays below, but for one case in 30,000."""
 

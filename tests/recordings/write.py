@@ -59,7 +59,7 @@ def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
 def write_torch(parts: dict[str, Any]) -> None:
     """A run of plain PyTorch: what is sent as safetensors, what comes back as `.npz`; and one
     model in every format, checkpoints among them."""
-    folder, model = HERE / "torch", network()
+    folder, model = HERE / "pytorch", network()
     folder.mkdir(exist_ok=True)
     total = sum(CLIENTS.values())
     for t in range(ROUNDS):
@@ -85,6 +85,22 @@ def write_torch(parts: dict[str, Any]) -> None:
     np.savez(formats / "unnamed.npz", *[array.numpy() for array in state.values()])
     x, _ = parts["ana"]
     np.savez(formats / "outputs.npz", x=x.numpy(), outputs=model(x).detach().numpy())
+
+
+def write_adam(parts: dict[str, Any]) -> None:
+    """A client alone, by Adam and by AdamW, whose optimiser is made anew in every round."""
+    x, y = parts["ana"]
+    for name in ("Adam", "AdamW"):
+        folder, model = HERE / name.lower(), network()
+        folder.mkdir(exist_ok=True)
+        for t in range(8):
+            safetensors.torch.save_file(model.state_dict(), folder / f"round-{t}-sent.safetensors")
+            optimiser = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+            arrays = {key: array.numpy() for key, array in model.state_dict().items()}
+            np.savez(folder / f"round-{t}-client-ana.npz", **arrays)
 
 
 def write_cnn() -> None:
@@ -157,5 +173,6 @@ def write_flower(parts: dict[str, Any]) -> None:
 if __name__ == "__main__":
     everyone = table()
     write_torch(everyone)
+    write_adam(everyone)
     write_cnn()
     write_flower(everyone)

@@ -2,9 +2,10 @@
 
 `closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it
 to several unknown columns at once, and `gls` is to first order right for any other client that
-takes plain steps of SGD.
+takes plain steps of SGD. `decode_adam` reads clients that take one full-batch step of Adam.
 """
 
+from attacks.attributes.candidate_decoding.adam import AdamDecoding, decode_adam
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
 from attacks.attributes.candidate_decoding.gauss_newton import GaussNewton, gauss_newton
@@ -14,11 +15,13 @@ from attacks.attributes.candidate_decoding.normal_equations import normal_equati
 
 __all__ = [
     "GLS",
+    "AdamDecoding",
     "ClosedForm",
     "Decoding",
     "GaussNewton",
     "candidate_records",
     "closed_form",
+    "decode_adam",
     "gauss_newton",
     "gls",
     "normal_equations",

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from attacks import (
     GLS,
+    AdamDecoding,
     ClosedForm,
     CosMatching,
     GaussNewton,
@@ -23,6 +25,7 @@ from attacks import (
     Virtual,
     closed_form,
     cos_matching,
+    decode_adam,
     fit_public_model,
     gauss_newton,
     gls,
@@ -122,6 +125,10 @@ def _gauss_newton(view: View, settings: GaussNewton) -> Reconstruction:
     return gauss_newton(view.model, view.messages, view.knowledge, settings=settings)
 
 
+def _adam(view: View, settings: AdamDecoding) -> Reconstruction:
+    return decode_adam(view.model, view.messages, view.knowledge, settings=settings)
+
+
 def _gls(view: View, settings: GLS) -> Reconstruction:
     settings = dataclasses.replace(settings, training=view.training)
     return gls(view.model, view.messages, view.knowledge, view.key, settings=settings)
@@ -151,7 +158,17 @@ def _several_steps(settings: VictimSettings) -> str | None:
     return None if settings.several_steps else "one step a round: its training is one gradient"
 
 
+def _adam_refuses(settings: VictimSettings) -> str | None:
+    if settings.training.optimizer is not optax.adam:
+        return "training.optimizer='sgd': it reads steps of Adam"
+    if settings.several_steps or settings.private:
+        return "several steps, or private ones: it reads one full-batch step a round"
+    return _one_column_known_labels(settings)
+
+
 def _gls_refuses(settings: VictimSettings) -> str | None:
+    if settings.training.optimizer is not optax.sgd:
+        return "training.optimizer is not 'sgd', whose steps alone it knows"
     exact = None if settings.private else _several_steps(settings)
     return exact or _one_column_known_labels(settings)
 
@@ -241,6 +258,16 @@ METHODS = (
         refuses=_one_column,
         selects=True,
         explains=True,
+        x64=True,
+    ),
+    Method(
+        "adam",
+        "decoding of a client that takes one full-batch step of Adam a round",
+        _adam,
+        AdamDecoding(),
+        refuses=_adam_refuses,
+        explains=True,
+        selects=True,
         x64=True,
     ),
     Method(
