@@ -1,9 +1,9 @@
-"""Valid calls of `jaxfl.recordings`."""
+"""Valid calls of `jaxfl.recordings`, and of what reads the records behind a recording."""
 
 from pathlib import Path
 
 import jaxfl
-from jaxfl import recordings
+from jaxfl import datasets, recordings
 
 RUN = Path(__file__).parents[1] / "recordings" / "pytorch"
 
@@ -15,6 +15,14 @@ def recorded():
     found = {"layers": {"0": "Dense_0"}, "transposed": True}
     files = {"sent": "round-{round}-sent", "returned": "round-{round}-client-{client}"}
     return {
+        datasets.read_inputs: {
+            "path": Path(__file__).with_name("inputs.csv"),
+            "target": "income",
+            "client": "sex",
+            "drop": (),
+            "separator": ",",
+            "text_encoding": "utf-8",
+        },
         recordings.read_arrays: {"path": RUN / "round-0-sent.safetensors"},
         recordings.layout_of: {"model": model, "arrays": arrays} | found,
         recordings.read_rounds: {"folder": RUN, "model": model, "after": None}

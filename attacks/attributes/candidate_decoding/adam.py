@@ -38,6 +38,7 @@ from attacks.attributes.candidate_decoding.candidates import (
     prior_weights,
     with_first,
 )
+from attacks.attributes.candidate_decoding.corners import Bounds, nearest_corner
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -62,9 +63,6 @@ SETTLED, STUCK = 1e-4, 1e8
 """Share of the distances by which a last step lowers them, and damping under which none does."""
 ROUNDED = 8
 """Roundings, in units of the precision, of a ratio, and of a sum over records."""
-PER_CHANGE, PAIRED, FINE = 60, 16, 0.1
-"""Bounds for every unknown that changes of values are judged by; changes that are tried with every
-other one; and the distance that counts as one there."""
 LEFT = 1e-3
 """Share of the updates' energy that a right answer may leave: numbers near 0 turn their sign."""
 
@@ -149,7 +147,7 @@ def _decode_adam(
         every = _inside(bounds, start, len(x), settings.iterations)
         weights, scores = every[-1], with_first(every[-1].reshape(len(x), -1))
         begun = jax.vmap(lambda w: with_first(w.reshape(len(x), -1)).argmax(1))(every)
-        ended, distances = jax.lax.map(lambda v: _changed(bounds, v, x.shape[1]), begun)
+        ended, distances = jax.lax.map(lambda v: nearest_corner(bounds, v, x.shape[1]), begun)
         values = ended[distances.argmin()]
         chosen = jax.nn.one_hot(values, x.shape[1], dtype=dtype)[:, 1:].reshape(-1)
         left, answer_left = (_left(bounds, seen, w, settings.epsilon) for w in (weights, chosen))
@@ -190,25 +188,6 @@ def _steps(messages: Messages, settings: AdamDecoding, eps: float) -> _Steps:
     return _Steps(updates / safe, (half + its_half) / safe + ROUNDED * eps, largest[:, 0])
 
 
-class _Bounds(NamedTuple):
-    """Bounds on `jacobian @ weights + base`, each a number of some round's gradient, times its
-    sign.
-
-    Attributes:
-      jacobian: `[bounds, unknowns]`.
-      base: `[bounds]`.
-      low: `[bounds]`.
-      high: `[bounds]`; infinity where nothing is known.
-      reach: what a record's candidates change `[bounds]`.
-    """
-
-    jacobian: Array
-    base: Array
-    low: Array
-    high: Array
-    reach: Array
-
-
 def _bounds(
     model: Model,
     messages: Messages,
@@ -216,14 +195,14 @@ def _bounds(
     steps: _Steps,
     settings: AdamDecoding,
     eps: float,
-) -> tuple[_Bounds, Array]:
+) -> tuple[Bounds, Array]:
     """Bounds, of every round as many, and `|u| / rate` of the same numbers."""
     records, unknowns = len(candidates[0]), candidates[0].shape[0] * (candidates[0].shape[1] - 1)
     rounds, count = steps.ratio.shape
     kept = max(1, min(count, int(min(EACH * unknowns, MOST / unknowns)) // rounds))
     places = jax.random.permutation(jax.random.key(0), count)[:kept]
 
-    def of_round(step: tuple[Any, Array, Array]) -> tuple[_Bounds, Array]:
+    def of_round(step: tuple[Any, Array, Array]) -> tuple[Bounds, Array]:
         received, ratio, rounding = step
         jacobian, base = difference_jacobian(model, received, *candidates)
         sign = jnp.where(ratio < 0, -1, 1)[places]
@@ -236,7 +215,7 @@ def _bounds(
         blur = ROUNDED * eps * (jnp.abs(base) + reach)
         low = _gradient(size - slack, settings.epsilon) - blur
         high = _gradient(size + slack, settings.epsilon) + blur
-        return _Bounds(jacobian, base, low, high, reach), size
+        return Bounds(jacobian, base, low, high, reach), size
 
     every = jax.lax.map(of_round, (messages.received, steps.ratio, steps.rounding))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), every)
@@ -252,7 +231,7 @@ def _gradient(ratio: Array, epsilon: float | Array) -> Array:
     )
 
 
-def _left(bounds: _Bounds, seen: Array, weights: Array, epsilon: float | Array) -> Array:
+def _left(bounds: Bounds, seen: Array, weights: Array, epsilon: float | Array) -> Array:
     """Share of the updates' energy that weights do not explain."""
     gradient = bounds.jacobian @ weights + bounds.base
     made = gradient / (jnp.abs(gradient) + epsilon)
@@ -269,10 +248,10 @@ class _Descent(NamedTuple):
     taken: Array
 
 
-def _inside(bounds: _Bounds, start: Array, records: int, iterations: int) -> Array:
+def _inside(bounds: Bounds, start: Array, records: int, iterations: int) -> Array:
     """Weights within all bounds, as near to the prior as that allows, the last of `[measures,
     unknowns]`; before it what coarser measures of distance give."""
-    floor, tiny = _width(bounds), _tiny(bounds)
+    floor, tiny = bounds.width, bounds.tiny
     whole = jax.jacobian(lambda w: with_first(w.reshape(records, -1)).reshape(-1))(start)
     first = with_first(jnp.zeros((records, len(start) // records), start.dtype)).reshape(-1)
 
@@ -310,72 +289,3 @@ def _inside(bounds: _Bounds, start: Array, records: int, iterations: int) -> Arr
         return ended.weights, ended.weights
 
     return jax.lax.scan(level, start, jnp.asarray(COARSE_TO_FINE, start.dtype))[1]
-
-
-def _changed(bounds: _Bounds, values: Array, count: int) -> tuple[Array, Array]:
-    """Values of the records `[records]`, one or two at a time changed until no change brings the
-    numbers nearer to their bounds; and how far these are from them."""
-    records, unknowns = len(values), bounds.jacobian.shape[1]
-    every = max(1, len(bounds.base) // (PER_CHANGE * unknowns))
-    seen = jax.tree.map(lambda a: a[::every], bounds)
-    unit = jnp.maximum(_width(seen), FINE * seen.reach) + _tiny(seen)
-    columns = seen.jacobian.reshape(-1, records, count - 1)
-    columns = jnp.pad(columns, ((0, 0), (0, 0), (1, 0)))
-    places = jnp.arange(records)
-
-    def distance(gradient: Array) -> Array:
-        low, high, scale = (
-            a.reshape(-1, *[1] * (gradient.ndim - 1)) for a in (seen.low, seen.high, unit)
-        )
-        return jnp.abs((gradient - jnp.clip(gradient, low, high)) / scale).sum(0)
-
-    def each(gradient: Array, values: Array) -> Array:
-        """Distances after the change of every record to every value `[records, K]`."""
-        own = columns[:, places, values][:, :, None]
-        return distance(gradient[:, None, None] + columns - own)
-
-    def pair(gradient: Array, values: Array, alone: Array) -> tuple[Array, Array]:
-        """The best two changes at once, of which one is among the best alone."""
-        _, best = jax.lax.top_k(-alone.reshape(-1), min(PAIRED, alone.size))
-
-        def beside(move: Array) -> tuple[Array, Array]:
-            record, value = move // count, move % count
-            moved = gradient + columns[:, record, value] - columns[:, record, values[record]]
-            both = each(moved, values.at[record].set(value)).at[record].set(jnp.inf)
-            return both.min(), both.argmin()
-
-        heights, others = jax.lax.map(beside, best)
-        first = heights.argmin()
-        return heights[first], jnp.stack([best[first], others[first]])
-
-    def change(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        values, gradient, height, steps = state
-        alone = each(gradient, values)
-        single = alone.min(), jnp.repeat(alone.argmin(), 2)
-        better, moves = jax.lax.cond(
-            single[0] < height, lambda: single, lambda: pair(gradient, values, alone)
-        )
-        moved = values.at[moves // count].set(moves % count)
-        after = seen.base + columns[:, places, moved].sum(1)
-        improved = better < height
-        kept = jax.tree.map(
-            lambda a, b: jnp.where(improved, a, b),
-            (moved, after, better),
-            (values, gradient, height),
-        )
-        return *kept, jnp.where(improved, steps + 1, 4 * records)
-
-    begun = seen.base + columns[:, places, values].sum(1)
-    state = values, begun, distance(begun), jnp.asarray(0)
-    values, _, height, _ = jax.lax.while_loop(lambda s: s[3] < 4 * records, change, state)
-    return values, height
-
-
-def _width(bounds: _Bounds) -> Array:
-    """Distance that is within rounding; of bounds from below alone, their own size."""
-    narrow = jnp.isfinite(bounds.high)
-    return jnp.where(narrow, (bounds.high - bounds.low) / 2, jnp.abs(bounds.low))
-
-
-def _tiny(bounds: _Bounds) -> float:
-    return float(jnp.finfo(bounds.base.dtype).tiny) ** 0.5
