@@ -236,17 +236,18 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         read = [r for r in own if r["table"] == "attribute" and r["metric"] == "accuracy"]
         usual = float(np.bincount(data.y).max() / len(data))
         made.append(findings.finding_of(column, data.column(column).categories, usual, read))
-    whole = findings.whole_of([row for row in rows if row["table"] == "records"])
-    answer = findings.sentences(made, whole, findings.of_clients(federation.rounds))
+    wholes = plan.wholes_of(suite, rows)
+    answer = findings.sentences(made, wholes, findings.of_clients(federation.rounds))
     records = jobs[0].cell.settings.records
     told = page.Page(
-        f"What the updates give away: {Path(arguments.csv).name}",
+        f"What updates give away: {Path(arguments.csv).name}",
         answer,
         _asked(arguments)
-        | {"clients": f"{federation.clients} of {records} records; {len(seeds)} were attacked"},
-        _seen(federation.rounds),
+        | {"clients": f"{federation.clients}, each of {records} records"}
+        | {"attacked": f"{len(seeds)} clients, each in a run of its own"},
+        _seen(federation.rounds, bool(wholes)),
         made,
-        [*findings.notes(rows, made, whole), *(f"Failed: {status}" for status in failed)],
+        [*findings.notes(rows, made, wholes), *(f"Failed: {status}" for status in failed)],
         "results.csv",
         _command(arguments),
     )
@@ -276,8 +277,8 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     names = ", ".join(client.name for client in clients)
     source = findings.of_clients(rounds) if run.clients else findings.of_global_models(rounds)
     told_page = page.Page(
-        f"What the updates give away: {arguments.messages}",
-        findings.sentences(made, None, source),
+        f"What updates give away: {arguments.messages}",
+        findings.sentences(made, (), source),
         _asked(arguments) | {"clients": names},
         _seen(rounds),
         made,
@@ -309,12 +310,18 @@ def _asked(arguments: Arguments) -> dict[str, Any]:
     }
 
 
-def _seen(rounds: int) -> list[str]:
+def _seen(rounds: int, whole: bool = False) -> list[str]:
+    second = [
+        "The second attacker has a single update on few people, the model, and which values each "
+        "column can have; it knows nothing of the people."
+    ]
     return [
-        f"The server, or whoever reads its traffic, has what one client was sent and returned in "
-        f"{rounds} rounds, and knows the model and how clients train.",
-        "It knows that client's records (all columns but the one in question, and the labels), as "
-        "one who has bought or stolen a table that lacks the column.",
+        f"What one client was sent and what it sent, in {rounds} rounds: as the server has it, or "
+        "someone who reads the server's traffic.",
+        "The model, and how clients train.",
+        "That client's records, all columns but the one in question, and the answers: for example "
+        "from a copy that lacks the column.",
+        *(second if whole else []),
     ]
 
 

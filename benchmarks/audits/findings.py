@@ -121,42 +121,46 @@ def finding_of(column: str, values: tuple[str, ...], usual: float, rows: Rows) -
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """Whole records read of one update.
+    """Whole records read of one update under one protection.
 
     Attributes:
-      records: of the client.
+      epsilon: of private training; infinity without.
+      records: that the update is of.
       read: how many on average, all columns and the label.
-      certified_wrong: of all that were called certain, how many were no one's.
+      certified: rows that were called certain, of all updates.
+      certified_wrong: how many of them were no one's.
       updates: how many updates were attacked.
     """
 
+    epsilon: float
     records: int
     read: float
+    certified: int
     certified_wrong: int
     updates: int
 
 
-def whole_of(rows: Rows) -> Whole | None:
-    """From the rows of whole records; None if there are none."""
+def whole_of(epsilon: float, rows: Rows) -> Whole | None:
+    """From the rows of whole records under one protection; None if there are none."""
     mine = [row for row in rows if row["method"] == "reconstruct_records"]
-    by_metric = {
-        m: [r["value"] for r in mine if r["metric"] == m and r["value"] is not None]
-        for m in ("records_exact", "certified_wrong")
-    }
-    shares = by_metric["records_exact"]
-    if not shares:
+    names = ("records_exact", "certified", "certified_wrong")
+    exact, certain, wrong = (
+        [r["value"] for r in mine if r["metric"] == m and r["value"] is not None] for m in names
+    )
+    if not exact:
         return None
     records = int(mine[0]["settings"]["records"])
-    read = records * sum(shares) / len(shares)
-    return Whole(records, read, int(sum(by_metric["certified_wrong"])), len(shares))
+    certified = round(records * sum(certain))
+    return Whole(epsilon, records, records * _mean(exact), certified, int(sum(wrong)), len(exact))
 
 
 def of_hundred(share: float) -> str:
     """A share, to be said aloud."""
-    return f"{100 * share:.0f} of 100" if math.isfinite(share) else "unknown"
+    return f"{100 * share:.0f} of 100" if math.isfinite(share) else "an unknown number"
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Names as a sentence has them."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -176,107 +180,123 @@ class Source:
 
 def of_clients(rounds: int) -> Source:
     """A client's updates."""
-    return Source(
-        "whoever reads the updates that a client sends", f"{rounds} updates of one client"
-    )
+    reader = "someone who reads what a client sends, and holds its records without that column,"
+    return Source(reader, f"{rounds} updates of that client")
 
 
 def of_global_models(rounds: int) -> Source:
     """Global models alone."""
-    reader = "whoever has the global models, and nothing of single clients,"
-    return Source(reader, f"the global models of {rounds + 1} rounds")
+    reader = "someone who has the global models alone, and holds all records without that column,"
+    return Source(
+        reader, f"the global models of {rounds + 1} rounds, and nothing of single clients"
+    )
 
 
 def leaked(findings: Sequence[Finding], source: Source) -> str:
     """What is learnt without protection: the first sentence."""
     learnt = [f for f in findings if f.levels[0].learnt]
-    if not learnt:
-        best = max(findings, key=lambda f: f.levels[0].estimate.mean)
-        level = best.levels[0]
-        if not level.explained:
-            return (
-                "It cannot be told: these updates are not of clients that train as was said, and "
-                f"nothing was found in them ({of_hundred(level.estimate.mean)} right, "
-                f"{of_hundred(level.guess)} by a guess). What they are of stands below."
-            )
-        return (
-            f"No: {source.reader} names "
-            f"{_listed(repr(f.column) for f in findings)} no better than someone who guesses "
-            f"({of_hundred(level.estimate.mean)} right, {of_hundred(level.guess)} by a guess)."
+    if learnt:
+        told = listed(
+            f"{f.column!r} of {of_hundred(f.levels[0].estimate.mean)} people"
+            f" (without updates, {of_hundred(f.levels[0].guess)} can be guessed)"
+            for f in learnt
         )
-    told = _listed(
-        f"{f.column!r} of {of_hundred(f.levels[0].estimate.mean)} of its people "
-        f"(without the updates {of_hundred(f.levels[0].guess)} can be guessed)"
-        for f in learnt
-    )
-    return f"Yes: {source.reader} learns {told}."
+        return f"Yes: {source.reader} names rightly {told}."
+    best = max(findings, key=lambda f: f.levels[0].estimate.mean)
+    level = best.levels[0]
+    scored = f"{of_hundred(level.estimate.mean)} right, {of_hundred(level.guess)} by the best guess"
+    if not level.explained:
+        return (
+            "It cannot be told: these updates are not of clients that train as was said, and "
+            f"nothing was found in them ({scored}). What they look like stands below."
+        )
+    names = listed(repr(f.column) for f in findings)
+    return f"Not shown: {source.reader} names {names} no better than by guessing ({scored})."
 
 
-def also(whole: Whole | None, source: Source) -> str:
+def also(wholes: Sequence[Whole], source: Source) -> str:
     """What it takes, and what one update alone gives away: the second sentence."""
-    needs = f"That takes {source.needs}, and people's rows but for that column"
-    if whole is None:
-        return f"{needs}."
+    needs = f"That takes {source.needs}."
+    if not wholes:
+        return needs
+    whole = wholes[0]
     return (
-        f"{needs}; but from a single update on {whole.records} people, without knowing anything of "
-        f"them, {whole.read:.0f} of these {whole.records} people's rows were read in full."
+        f"{needs} A second attack needs one update on {whole.records} people, and knows nothing of "
+        f"them: it read {whole.read:.0f} of their {whole.records} complete rows, on average."
     )
 
 
-def stopped(findings: Sequence[Finding]) -> str:
+def stopped(findings: Sequence[Finding], wholes: Sequence[Whole] = ()) -> str:
     """What stops it, and at what cost: the third sentence."""
     learnt = [f for f in findings if f.levels[0].learnt]
     if not learnt:
-        return "So there is nothing to be stopped here; other clients and more updates may differ."
+        return "So nothing had to be stopped here; other clients and more updates may differ."
     if len(learnt[0].levels) == 1:
         return "No protection was tried here."
     stops = [f.stopped_by for f in learnt]
     if any(level is None for level in stops):
         still = [f.column for f, level in zip(learnt, stops, strict=True) if level is None]
-        return f"None of the protections that were tried keeps {_listed(map(repr, still))} secret."
-    strongest = min((level for level in stops if level is not None), key=lambda v: v.epsilon)
+        return f"None of the protections that were tried keeps {listed(map(repr, still))} secret."
+    weakest = min((level for level in stops if level is not None), key=lambda v: v.epsilon)
     finding = learnt[0]
-    before = finding.levels[0].model
-    cost = (
-        f"the model is right about {of_hundred(strongest.model)} instead of {of_hundred(before)}"
-        f" new records ({of_hundred(finding.usual)} by always giving the same answer)"
-    )
+    rows = next((w for w in wholes if w.epsilon == weakest.epsilon), None)
+    second = "" if rows is None else f", and the second {rows.read:.0f} of {rows.records} rows"
     return (
-        f"Private training (differential privacy, epsilon {strongest.epsilon:g}) stops it: no more "
-        f"is learnt than can be guessed; then {cost}."
+        f"Private training (noise is added; epsilon {weakest.epsilon:g} or less, where less is "
+        f"stronger) left the first attack no better than a guess{second}. Its price: the model is "
+        f"right about {of_hundred(weakest.model)} new people in place of "
+        f"{of_hundred(finding.levels[0].model)}; the most common answer alone is right about "
+        f"{of_hundred(finding.usual)}."
     )
 
 
-def sentences(findings: Sequence[Finding], whole: Whole | None, source: Source) -> tuple[str, ...]:
+def sentences(
+    findings: Sequence[Finding], wholes: Sequence[Whole], source: Source
+) -> tuple[str, ...]:
     """The answer."""
-    return leaked(findings, source), also(whole, source), stopped(findings)
+    return leaked(findings, source), also(wholes, source), stopped(findings, wholes)
 
 
-def notes(rows: Rows, findings: Sequence[Finding], whole: Whole | None) -> list[str]:
+def protection(epsilon: float) -> str:
+    """In words."""
+    return f"epsilon {epsilon:g}" if math.isfinite(epsilon) else "none"
+
+
+def notes(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) -> list[str]:
     """What else a reader must know."""
-    told = []
-    members = [r for r in rows if r["table"] == "membership" and r["metric"] == "accuracy"]
-    for epsilon in sorted({float(r["settings"]["epsilon"]) for r in members}, reverse=True):
-        values = [
-            r["value"]
-            for r in members
-            if float(r["settings"]["epsilon"]) == epsilon and r["value"] is not None
-        ]
-        named = "without protection" if math.isinf(epsilon) else f"at epsilon {epsilon:g}"
-        told.append(
-            f"Whether a known person is among a client's records is named right for "
-            f"{of_hundred(_mean(values))} people {named} (50 of 100 by chance)."
-        )
-    if whole is not None:
-        told.append(
-            f"Whole rows were read from {whole.updates} updates of {whole.records} people each; of "
-            f"all rows that the attack called certain, {whole.certified_wrong} were no one's."
-        )
-    for finding in findings:
-        model = finding.levels[0].model
-        if model < finding.usual + LEARNT_NOTHING:
-            told.append(
-                f"The model itself has learnt little: it is right about {of_hundred(model)} new "
-                f"records, {of_hundred(finding.usual)} by always giving the same answer."
-            )
-    return list(dict.fromkeys(told))
+    named = [_membership(epsilon, mine) for epsilon, mine in _members(rows)]
+    certain = [_certainty(whole) for whole in wholes]
+    useless = [
+        f"With protection {protection(level.epsilon)} the model is barely of use: right about "
+        f"{of_hundred(level.model)} new people, the most common answer about "
+        f"{of_hundred(finding.usual)}. More records for each client help."
+        for finding in findings
+        for level in finding.levels
+        if level.model < finding.usual + LEARNT_NOTHING
+    ]
+    return list(dict.fromkeys([*named, *certain, *useless]))
+
+
+def _members(rows: Rows) -> list[tuple[float, list[float]]]:
+    """Accuracies of membership by epsilon."""
+    by_epsilon: dict[float, list[float]] = {}
+    for row in rows:
+        if row["table"] == "membership" and row["metric"] == "accuracy":
+            values = by_epsilon.setdefault(float(row["settings"]["epsilon"]), [])
+            values += [row["value"]] if row["value"] is not None else []
+    return sorted(by_epsilon.items(), reverse=True)
+
+
+def _membership(epsilon: float, values: Sequence[float]) -> str:
+    return (
+        "Whether a known person is among a client's records was named rightly for "
+        f"{of_hundred(_mean(values))} people (protection: {protection(epsilon)}; by chance 50)."
+    )
+
+
+def _certainty(whole: Whole) -> str:
+    return (
+        f"Complete rows (all columns and the answer), protection {protection(whole.epsilon)}: "
+        f"{whole.read:.1f} of {whole.records} on average over {whole.updates} updates. The "
+        f"attacker was certain of {whole.certified} rows, {whole.certified_wrong} of them no one's."
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from benchmarks.audits.findings import Finding, of_hundred
+from benchmarks.audits.findings import Finding, protection
 from benchmarks.harness.store import write_whole
 
 
@@ -46,18 +46,13 @@ def write(page: Page, path: Path) -> Path:
     template = resources.files("benchmarks.audits").joinpath("templates/audit.html.jinja")
     plots = [_drawn(finding) if len(finding.levels) > 1 else "" for finding in page.findings]
     text = environment.from_string(template.read_text(encoding="utf-8")).render(
-        page=page, plots=plots, of_hundred=of_hundred
+        page=page, plots=plots
     )
     return write_whole(path, text)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if math.isfinite(share) else ""
-
-
-def protection(epsilon: float) -> str:
-    """In words."""
-    return f"epsilon {epsilon:g}" if math.isfinite(epsilon) else "none"
 
 
 def _drawn(finding: Finding) -> str:
@@ -69,25 +64,16 @@ def _drawn(finding: Finding) -> str:
 
     levels, figure = finding.levels, pyplot.figure(figsize=(7, 3.2), layout="constrained")
     axes, places = figure.subplots(), range(len(levels))
-    read = [level.estimate for level in levels]
-    ends = [[max(e.mean - e.low, 0) for e in read], [max(e.high - e.mean, 0) for e in read]]
-    axes.errorbar(
-        places,
-        [e.mean for e in read],
-        ends,
-        marker="o",
-        capsize=4,
-        label=f"{finding.column} named right from updates",
-    )
-    axes.plot(places, [level.guess for level in levels], "k--", label="best guess without updates")
-    axes.plot(places, [level.model for level in levels], "g:s", label="model on new records")
-    axes.set(
-        ylim=(0, 1.03),
-        ylabel="share of records",
-        xlabel="protection, weak to strong",
-        xticks=list(places),
-        xticklabels=[protection(level.epsilon) for level in levels],
-    )
+    read = [tuple(100 * v for v in level.estimate) for level in levels]
+    ends = [[max(m - low, 0) for m, low, _ in read], [max(high - m, 0) for m, _, high in read]]
+    named = f"attacker right about {finding.column}"
+    axes.errorbar(places, [m for m, _, _ in read], ends, fmt="o", capsize=4, label=named)
+    guesses, models = [level.guess for level in levels], [level.model for level in levels]
+    axes.plot(places, [100 * g for g in guesses], "k--", label="best guess without updates")
+    axes.plot(places, [100 * m for m in models], "gs", label="model right about new people")
+    names = [protection(level.epsilon) for level in levels]
+    axes.set(ylim=(0, 103), ylabel="of 100 people", xlabel="protection, none to strong")
+    axes.set(xticks=list(places), xticklabels=names)
     axes.legend(loc="lower left", fontsize=8)
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=110)

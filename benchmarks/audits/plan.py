@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from attacks import GLS, CosMatching
-from benchmarks.harness.jobs import Place, Suite, Table
+from benchmarks.audits.findings import Rows, Whole, whole_of
+from benchmarks.harness.jobs import Cell, Place, Suite, Table
+from benchmarks.harness.settings import flatten
 from benchmarks.measurements.attributes import EXPERIMENT as ATTRIBUTES
 from benchmarks.measurements.membership import EXPERIMENT as MEMBERSHIP
 from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
@@ -92,7 +95,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
             settings = _victim(place, records, federation, epsilon)
             attributes.append(Place(name, settings, _attacks()))
             membership.append(Place(name, dataclasses.replace(settings, participants=1)))
-    whole = WholeRecordsSettings(min(READ_TOGETHER, records), federation.hidden)
+    whole = [_whole(victim.settings) for victim in attributes[: len(federation.epsilons) + 1]]
     return Suite(
         NAME,
         (
@@ -114,7 +117,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
                 QUESTIONS[2],
                 "Whole records of one update, nothing known of them",
                 RECORDS,
-                lambda size, data_dir: [Place(next(iter(named.values())), whole)],
+                lambda size, data_dir: [Place(next(iter(named.values())), each) for each in whole],
                 ("public", "reconstruct_records"),
             ),
         ),
@@ -132,6 +135,30 @@ def _victim(place: int, records: int, federation: Federation, epsilon: float) ->
         epsilon=epsilon,
         phases=(EVERY_ROUND,),
     )
+
+
+def _whole(victim: VictimSettings) -> WholeRecordsSettings:
+    """One update on few of a client's records, under the protection of its whole training."""
+    training = LocalTraining(plugins=victim.recipe.plugins)
+    return WholeRecordsSettings(
+        min(READ_TOGETHER, victim.records), victim.hidden, training=training
+    )
+
+
+def wholes_of(suite: Suite, rows: Rows) -> list[Whole]:
+    """What was read of whole records, without protection first, then from weak to strong."""
+    attribute, table = (suite.table(QUESTIONS[place]) for place in (0, 2))
+    victims, cells = (t.cells(NAME, "small", None) for t in (attribute, table))
+    mine = [row for row in rows if row["table"] == table.name]
+    read = [
+        whole_of(victim.settings.epsilon, [row for row in mine if _is_of(row, cell)])
+        for victim, cell in zip(victims, cells, strict=False)
+    ]
+    return [whole for whole in read if whole is not None]
+
+
+def _is_of(row: Mapping[str, Any], cell: Cell) -> bool:
+    return bool(flatten(cell.settings).items() <= row["settings"].items())
 
 
 def _attacks() -> dict[str, Any]:

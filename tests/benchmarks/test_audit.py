@@ -48,11 +48,11 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
     words = ["--csv", str(table), *SMALL, "--epsilon", "none,1", "--seeds", "2", "--out", str(out)]
     assert audit.main(words) == 0
     said = answer(capsys)
-    assert "Yes: whoever reads the updates that a client sends learns 'smoker'" in said
-    assert "Private training (differential privacy, epsilon 1) stops it" in said
+    assert "Yes: someone who reads what a client sends, and holds its records" in said
+    assert "epsilon 1 or less, where less is stronger) left the first attack no better" in said
     page = (out / "report.html").read_text()
     for told in (
-        "guessed from other columns",
+        "guess: from other columns",
         "epsilon 1",
         "data:image/png",
         "no, yes",
@@ -72,11 +72,14 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
 @pytest.mark.parametrize(
     ("options", "reader"),
     [
-        (["pytorch", "--client", "ana,eve"], "whoever reads the updates that a client sends"),
-        (["pytorch", "--client", "ana", "--batch-size", "10"], "whoever reads the updates"),
+        (["pytorch", "--client", "ana,eve"], "someone who reads what a client sends"),
+        (
+            ["pytorch", "--client", "ana", "--batch-size", "10"],
+            "someone who reads what a client sends",
+        ),
         (
             ["flower", "--returned", "", "--after", "round-{round}-weights"],
-            "whoever has the global models, and nothing of single clients,",
+            "someone who has the global models alone",
         ),
     ],
 )
@@ -91,7 +94,7 @@ def test_recorded_runs_are_audited(
     assert audit.main([*words, *others]) == 0
     said = answer(capsys)
     assert f"Yes: {reader}" in said
-    assert "learns 'smoker' of 100 of 100 of its people" in said
+    assert "names rightly 'smoker' of 100 of 100 people" in said
     page = (tmp_path / "report.html").read_text()
     assert ("SGD on all of its records, not as told" in page) == ("--batch-size" in others)
 
@@ -103,7 +106,7 @@ def test_recorded_clients_of_adam_are_read_whatever_was_told(
     words = ["--messages", str(RECORDINGS / "adam"), *RECORDED, "--out", str(tmp_path)]
     with pytest.warns(RecordingWarning, match="only client"):
         assert audit.main([*words, "--batch-size", "0", "--optimizer", told]) == 0
-    assert "Yes: whoever reads the updates" in answer(capsys)
+    assert "Yes: someone who reads" in answer(capsys)
     page = (tmp_path / "report.html").read_text()
     assert ("one step of Adam on all of its records, not as told" in page) == (told == "sgd")
 

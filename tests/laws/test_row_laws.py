@@ -9,6 +9,8 @@ from tests.laws.rows import LAWS
 
 SHORT = {"attribute": 0, "records": 20, "rounds": 6, "phases": ("pre2",)}
 FEW = {"steps": 5}
+SEVERAL_STEPS = ("majority", "cos_unrolled", "gls")
+"""Of a client of batches; the other methods have a cell of their own."""
 LINEAR = {"records": 40, "clients": 3, "rounds": 40, "grid": ("30:10", "30:5")}
 
 
@@ -35,4 +37,5 @@ CELLS = pytest.mark.parametrize(
 @CELLS
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, cell, monkeypatch):
-    law(cell, monkeypatch)
+    batches = cell.table == "minibatch"
+    law(cell, monkeypatch, SEVERAL_STEPS if batches else None)
