@@ -229,13 +229,7 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         rows, failed = store.rows(keys), store.failed(keys)
     finally:
         store.close()
-    made = []
-    for column in asked.sensitive:
-        name = asked.source(column)
-        data, own = classified(name, None), [r for r in rows if r["dataset"] == name]
-        read = [r for r in own if r["table"] == "attribute" and r["metric"] == "accuracy"]
-        usual = float(np.bincount(data.y).max() / len(data))
-        made.append(findings.finding_of(column, data.column(column).categories, usual, read))
+    made = [_found(asked, column, rows) for column in asked.sensitive]
     wholes = plan.wholes_of(suite, rows)
     answer = findings.sentences(made, wholes, findings.of_clients(federation.rounds))
     records = jobs[0].cell.settings.records
@@ -252,6 +246,15 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         _command(arguments),
     )
     return _done(console, told, folder, bool(failed))
+
+
+def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Finding:
+    """What the rows of an audit say of a column."""
+    name = asked.source(column)
+    data, own = classified(name, None), [row for row in rows if row["dataset"] == name]
+    read = [row for row in own if row["table"] == plan.QUESTIONS[0] and row["metric"] == "accuracy"]
+    usual = float(np.bincount(data.y).max() / len(data))
+    return findings.finding_of(column, data.column(column).categories, usual, read)
 
 
 def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
