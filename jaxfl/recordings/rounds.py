@@ -19,8 +19,6 @@ from jaxfl.transcript import Messages
 
 Returned = Literal["models", "changes", "gradients"]
 """What a client returns: its model; returned - received; or received - returned, of a rate of 1."""
-Arrays = Mapping[str, Any] | Sequence[Any]
-"""A model as its framework gives it: a state_dict, or arrays in the model's order."""
 NEARLY_EQUAL = 1e-4
 """Share of the clients' changes below which models are one."""
 
@@ -144,8 +142,8 @@ def read_rounds(  # noqa: PLR0913 - what nobody overrides is how files are usual
     by_client: dict[str, dict[int, Any]] = {}
     for (number, client), path in came_back.items():
         if number not in globals_by_round:
-            if after is not None:  # nobody saved what the first round was sent
-                continue
+            if after is not None and number < min(globals_by_round):
+                continue  # nobody saved what the first round was sent
             raise ValueError(f"{path.name} is of round {number}, of which {pattern!r} has no file")
         back = _model_of(globals_by_round[number], reader.params(path), returned_as)
         by_client.setdefault(client, {})[number] = back

@@ -293,6 +293,13 @@ def test_bad_input_is_named(options: dict[str, Any], said: str) -> None:
         read_rounds("nowhere", MODEL)
 
 
+def test_a_model_after_a_round_that_is_missing_is_told(tmp_path: Path) -> None:
+    folder = copy_of("flower", tmp_path)
+    (folder / "round-3-weights.npz").unlink()
+    with pytest.raises(ValueError, match=r"is of round 4, of which 'round-{round}-weights' has no"):
+        read_rounds(folder, MODEL, after="round-{round}-weights")
+
+
 def test_a_round_without_its_sent_model_is_refused(tmp_path: Path) -> None:
     folder = copy_of("pytorch", tmp_path)
     (folder / "round-3-sent.safetensors").unlink()
