@@ -33,6 +33,16 @@ from benchmarks.harness import engines
 
 pytest.register_assert_rewrite("tests.laws.attribute_methods")
 
+
+def pytest_collection_modifyitems(items):
+    """Tests of half a minute whose subject others touch too run where `JAXFL_SLOW` is set."""
+    if os.environ.get("JAXFL_SLOW"):
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="takes long; JAXFL_SLOW=1 runs it"))
+
+
 OLDER_LOOPS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")
 compiled_as_by_users = functools.partial(
     jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True} if OLDER_LOOPS else None

@@ -285,6 +285,7 @@ def test_failure_is_data():
     assert (np.asarray(answer.values[0]) == -1).all()
 
 
+@pytest.mark.slow
 def test_minibatch_victim_is_better_matched_by_its_simulated_training():
     """The measured gap on real data is far larger; see the suite lyu2021/minibatch."""
     training = LocalTraining(0.3, batch_size=4)

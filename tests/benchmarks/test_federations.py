@@ -151,6 +151,7 @@ def test_an_optimum_ends_at_the_fit_that_is_asked_for():
     assert federations.fit_of(federation.model, once, data) < 0.9
 
 
+@pytest.mark.slow
 def test_private_clients_say_what_they_spend():
     found, outcomes = scores(tiny("table10", "leaf_synthetic", defense="dp"), ["last", "gls"])
     assert outcomes[0].detail["epsilon_of_fewest_records"] <= 10.01

@@ -27,6 +27,7 @@ def images(monkeypatch):
     monkeypatch.setattr(generators, "SAMPLES", 24)
 
 
+@pytest.mark.slow
 def test_every_generator_is_judged(images):
     jobs = all_methods(tiny("table4", TINY_GAME))
     methods = [job.method for job in jobs]

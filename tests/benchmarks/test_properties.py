@@ -54,6 +54,7 @@ def cells(*seen, **changes):
     return [cell_of("kerkouche2023/fig4", TINY | changes | {"seen": t}) for t in seen]
 
 
+@pytest.mark.slow
 def test_every_method_answers_for_every_number_of_rounds(images):
     names = [method.name for method in properties.METHODS]
     methods = [m for m in names if not m.startswith("prolin")]  # which takes long to compile
@@ -144,6 +145,7 @@ for method in ("box", "gibbs", "ridge"):
 """
 
 
+@pytest.mark.slow
 def test_decoders_of_two_seeds_run_on_two_devices_at_once():
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -85,6 +85,7 @@ def test_resuming_runs_nothing_again_and_more_seeds_only_those(finished, capsys)
     assert [r for r in after if r["seed"] != "5"] == before
 
 
+@pytest.mark.slow
 def test_small_batches_are_decoded(tmp_path):
     where = ["--where", "phases=pre5", "--methods", "majority,gls", "--seeds", "1"]
     assert run("quick/minibatch", *where, "--out", str(tmp_path)) == 0
