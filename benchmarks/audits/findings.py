@@ -13,6 +13,7 @@ DECODERS = ("gls", "adam", "closed_form", "cos")
 anything is scored."""
 LEARNT_NOTHING = 0.02
 """Accuracy above the most frequent class below which a model is of no use."""
+ROUNDING = 1e-6
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -67,11 +68,12 @@ class Finding:
 
     @property
     def stopped_by(self) -> Level | None:
-        """The weakest protection under which, and under all stronger ones, no more is learnt than
-        can be guessed."""
+        """The weakest protection under which, and under all stronger ones, the attack is on average
+        no better than the best guess. That a leak is not shown is not enough: few clients show
+        little."""
         weakest = None
         for level in reversed(self.levels[1:]):
-            if level.learnt:
+            if level.learnt or not level.margin.mean <= ROUNDING:
                 break
             weakest = level
         return weakest
@@ -236,7 +238,7 @@ def stopped(findings: Sequence[Finding], wholes: Sequence[Whole] = ()) -> str:
     stops = [f.stopped_by for f in learnt]
     if any(level is None for level in stops):
         still = [f.column for f, level in zip(learnt, stops, strict=True) if level is None]
-        return f"None of the protections that were tried keeps {listed(map(repr, still))} secret."
+        return f"No protection that was tried is shown to keep {listed(map(repr, still))} secret."
     weakest = min((level for level in stops if level is not None), key=lambda v: v.epsilon)
     finding = learnt[0]
     rows = next((w for w in wholes if w.epsilon == weakest.epsilon), None)

@@ -43,12 +43,14 @@ class Client:
       messages: what it was sent and returned.
       records: its own.
       others: everyone else's, from which guesses are learned.
+      table: everyone's: what values a column may have is known of all, not of the client.
     """
 
     name: str
     messages: Messages
     records: Inputs
     others: Inputs
+    table: Inputs
 
 
 def clients_of(run: Recording, table: Inputs, only: Sequence[str] = ()) -> list[Client]:
@@ -59,9 +61,9 @@ def clients_of(run: Recording, table: Inputs, only: Sequence[str] = ()) -> list[
     """
     if not run.clients:
         nobody = dataclasses.replace(table, x=table.x[:0], y=table.y[:0], clients=())
-        return [Client(EVERYONE, run.checkpoints(), table, nobody)]
+        return [Client(EVERYONE, run.checkpoints(), table, nobody, table)]
     chosen = tuple(only) or run.clients
-    return [Client(n, run.messages(n), table.of(n), _without(table, n)) for n in chosen]
+    return [Client(n, run.messages(n), table.of(n), _without(table, n), table) for n in chosen]
 
 
 def _without(table: Inputs, client: str) -> Inputs:
@@ -80,8 +82,7 @@ def finding(
         row, told = _row(model, client, clients[place - 1], columns, training)
         rows.append(row)
         notes += told
-    table = clients[0].records
-    _, values, _ = table.values_of(columns)
+    _, values, _ = clients[0].table.values_of(columns)
     labels = np.concatenate([client.records.y for client in clients])
     usual = float(np.bincount(labels).max() / len(labels))
     named = tuple(" ".join(f"{v:g}" for v in value) for value in values)
@@ -93,13 +94,15 @@ def _row(
 ) -> tuple[dict[str, Any], list[str]]:
     """One client's outcome, as a row of the sweep's results."""
     records = client.records
-    positions, values, truth = records.values_of(columns)
+    positions, values, _ = client.table.values_of(columns)
+    truth = (records.x[:, None, positions] == values).all(2).argmax(1)
     x = records.x.copy()
     x[:, positions] = np.nan
     column = UnknownColumn(jnp.asarray(positions), jnp.asarray(values))
     known = Knowledge(jnp.asarray(x), jnp.asarray(records.y), (column,))
     method, answer = _decoded(model, client.messages, known, training)
     null = _decoded(model, other.messages, known, training)[1] if other is not client else None
+    null = null if null is None or int(null.status) != Status.FAILED else None
     status, notes = STATES[Status(int(answer.status))], []
     if status == "ok" and method != _told(training, len(x)):
         found = "Adam" if method == "adam" else "SGD"

@@ -11,8 +11,11 @@ import pytest
 import yaml
 
 from benchmarks import audit
-from benchmarks.audits import findings
+from benchmarks.audits import findings, recorded
 from benchmarks.harness.intervals import Interval
+from jaxfl import LocalTraining, mlp
+from jaxfl.datasets import read_inputs
+from jaxfl.recordings import read_rounds
 from jaxfl.recordings.rounds import RecordingWarning
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -206,8 +209,35 @@ def test_the_weakest_protection_that_holds_is_named() -> None:
     assert found((math.inf, 0.9), (10, 0.6), (3, 0.8), (1, 0.6)).stopped_by.epsilon == 1
     assert found((math.inf, 0.9), (10, 0.6), (3, 0.6), (1, 0.8)).stopped_by is None
     leaking = found((math.inf, 0.9), (1, 0.8))
-    assert "None of the protections" in findings.stopped([leaking])
+    assert "No protection that was tried" in findings.stopped([leaking])
     assert "'sex'" in findings.stopped([leaking])
+
+
+def test_few_clients_do_not_show_that_a_protection_holds() -> None:
+    """Accuracies so far apart that no leak is shown, and on average far above any guess."""
+    rows = [row(v) for v in (0.98, 0.97, 0.99)] + [row(v, 10) for v in (0.99, 0.6)]
+    finding = findings.finding_of("sex", ("f", "m"), 0.6, rows)
+    assert not finding.levels[1].learnt
+    assert finding.stopped_by is None
+    assert "No protection that was tried is shown to keep 'sex' secret" in findings.stopped(
+        [finding]
+    )
+
+
+def test_the_values_of_a_column_are_those_of_the_table_not_of_the_client(tmp_path: Path) -> None:
+    """A value that no record of the client has is a candidate all the same."""
+    with (RECORDINGS / "records.csv").open() as file:
+        header, *records = csv.reader(file)
+    place = header.index("smoker")
+    with (tmp_path / "inputs.csv").open("w", newline="") as file:
+        changed = ([*r[:place], "2", *r[place + 1 :]] if r[0] == "ben" else r for r in records)
+        csv.writer(file).writerows([header, *changed])
+    table = read_inputs(tmp_path / "inputs.csv", "default", "client")
+    run = read_rounds(RECORDINGS / "pytorch", mlp(8, (12,), 2))
+    clients = recorded.clients_of(run, table, ["ana"])
+    found, _ = recorded.finding(mlp(8, (12,), 2), clients, ["smoker"], LocalTraining(0.1))
+    assert found.values == ("0", "1", "2")
+    assert found.levels[0].estimate.mean > 0.95
 
 
 def test_only_what_beats_every_guess_is_learnt() -> None:

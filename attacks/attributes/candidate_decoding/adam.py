@@ -105,9 +105,12 @@ def decode_adam(
       dtype: as for `closed_form`.
 
     Returns:
-      A `Reconstruction`; `scores` are the candidates' weights. Its `fit` compares the updates with
-      those that the found weights would make: beyond `LEFT` of their energy they are a misfit, such
-      as those of several steps, or of moments that are kept between rounds.
+      A `Reconstruction`; `scores` are the weights within all bounds, from which the search for
+      `values` starts: a record whose weights are far from 0 and 1 is unsure. Its `fit` compares the
+      updates with those that the weights would make: beyond `LEFT` of their energy they are a
+      misfit, such as those of several steps, or of moments that are kept between rounds. Where
+      `fit.explained` is below `fit.allowed`, some values are wrong. Where it is not, other values
+      may explain as much, if the rounds' models hardly differ (few rounds, a small rate or model).
 
     Raises:
       ValueError: as `closed_form`; if more or less than one column is unknown, or labels are; or if
