@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
     if os.environ.get("JAXFL_SLOW"):
         return
     for item in items:
-        if "slow" in item.keywords:
+        if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="takes long; JAXFL_SLOW=1 runs it"))
 
 
