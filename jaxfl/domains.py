@@ -32,6 +32,9 @@ import jax
 import numpy as np
 from jaxtyping import AbstractArray
 
+from jaxfl.products import full_precision
+from jaxfl.watching import watched_call
+
 Array = jax.Array
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -327,7 +330,9 @@ def hints_of(declared: Any) -> dict[str, Any]:
 
 
 def checked(function: Function) -> Function:
-    """A public function whose arguments are what its annotations say, or `ValueError`."""
+    """A public function whose arguments are what its annotations say, or `ValueError`. It computes
+    products in full precision (`jaxfl.products`), and whoever watches calls sees it
+    (`jaxfl.watching`)."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -336,6 +341,8 @@ def checked(function: Function) -> Function:
         for name, value in signature.bind(*arguments, **named).arguments.items():
             if name in hints:
                 check(name, value, hints[name], sizes)
-        return function(*arguments, **named)
+        with full_precision():
+            watched = watched_call(boundary, arguments, named)
+            return function(*arguments, **named) if watched is None else watched()
 
     return boundary  # type: ignore[return-value]

@@ -16,6 +16,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.harness.jobs import Group, Outcome
 from jaxfl.federated import map_clients, strategy_here
+from jaxfl.products import full_precision
+from jaxfl.watching import watched_call
 
 ACCELERATOR_CHUNK = 16
 """Members that run at once on each accelerator; more would only take memory."""
@@ -52,7 +54,7 @@ def use_all_cores() -> None:
 def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
     """Run a pure function on every member of a group as one compiled call.
 
-    Members are shared by the local devices, or keep to the default one where there is one
+    Products are made in full precision (`jaxfl.products`). Members are shared by the local devices, or keep to the default one where there is one
     (`jax.default_device`), and run one after the other on each CPU core, in chunks on an
     accelerator.
 
@@ -62,6 +64,12 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
       members: a pytree whose leaves have the leading axis `[members]`.
       x64: allow 64-bit arithmetic inside; results come back in 32 bits.
     """
+    watched = watched_call(run_group, (function, members), {"x64": x64})
+    return run_group(function, members, x64=x64) if watched is None else watched()
+
+
+def run_group(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
+    """`run_members`, watched by nobody."""
     count = len(jax.tree.leaves(members)[0])
     default = jax.config.jax_default_device  # type: ignore[attr-defined]  # which jax.default_device sets, for this thread
     devices = tuple(jax.local_devices() if default is None else [default])[:count]
@@ -71,7 +79,7 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
     leaves, structure = jax.tree.flatten(placed)
     _drop_programs()
     start = time.perf_counter()
-    with jax.enable_x64(x64):
+    with jax.enable_x64(x64), full_precision():
         program = _compile(
             function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), x64
         )

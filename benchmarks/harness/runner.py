@@ -1,5 +1,6 @@
 """Running groups: outcomes become rows as they come, and a failure becomes a row's status."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -40,8 +41,9 @@ def run_groups(
     is measured."""
     versions = _versions()
     # TensorFlow Datasets exchanges `__import__` while it is loaded, which the bar's thread would
-    # trip over.
-    importlib.import_module("jaxfl.datasets.builders")
+    # trip over. Embedded data does without it.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("jaxfl.datasets.builders")
     clock = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
     with Progress(TextColumn("{task.description}"), BarColumn(), *clock, console=console) as bar:
         left = {job.unit: estimate(job).seconds for g in groups for job in g.jobs}
@@ -95,7 +97,8 @@ def _timed(batches: Iterator[Sequence[Outcome]], done: set[Job]) -> Iterator[Seq
         seconds = (time.perf_counter() - began) / max(len({job.unit for job in finished}), 1)
         spent = {"wall_s": round(seconds, 3), "peak_mib": _peak()}
         yield [
-            dataclasses.replace(o, device=_device(), detail={**o.detail, **spent}) for o in outcomes
+            dataclasses.replace(o, device=device_name(), detail={**o.detail, **spent})
+            for o in outcomes
         ]
         began = time.perf_counter()
 
@@ -129,7 +132,7 @@ def _revision() -> str:
 
 
 @functools.cache
-def _device() -> str:
+def device_name() -> str:
     kind: str = jax.devices()[0].device_kind
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -30,7 +30,7 @@ def load(
 
     Args:
       name: an embedded set ("breast_cancer", "diabetes", "digits", "leaf_synthetic",
-        "purchase_like"), a public source ("adult", "att_faces", "cifar10", "fashion_mnist",
+        "pictures_like", "purchase_like"), a public source ("adult", "att_faces", "cifar10", "fashion_mnist",
         "flight_price", "genome_hs3d", "location30", "mnist", "purchase100"), a part of one
         ("cifar10_subset"), one as a paper uses it ("adult_bachelors", "flight_airlines"), or the
         path of a table (ending in ".csv", ".tsv", ".txt" or ".data").
@@ -39,7 +39,7 @@ def load(
         (`~/.cache/jaxfl`).
       encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see
         `encode`).
-      **options: of the generators (`leaf_synthetic`, `purchase_like`), of `flight_airlines`, of
+      **options: of the generators (`leaf_synthetic`, `pictures_like`, `purchase_like`), of `flight_airlines`, of
         `read_csv` (`target`, ...), or `size=(height, width)`, to which images are resized.
 
     Raises:

@@ -151,11 +151,30 @@ def purchase2_like(records: int = 20_000, seed: int = 0) -> Table:
     return dataclasses.replace(table, name="purchase2_like", y=y, classes=2)
 
 
+def pictures_like(
+    records: int = 2000, size: tuple[int, int] = (28, 28), clients: int = 10, seed: int = 0
+) -> Table:
+    """A stand-in for pictures of digits: each of ten classes is one smooth random picture, its
+    records are that with noise, and clients hold records of all classes."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(10, size=records)
+    waves = [np.cos(np.pi * np.outer(np.arange(4), np.arange(n) + 0.5) / n) for n in size]
+    smooth = np.einsum("kab,ah,bw->khw", rng.normal(size=(10, 4, 4)), *waves)
+    noisy = smooth[y] + 0.5 * rng.normal(size=(records, *size))
+    pixels = (1 / (1 + np.exp(-noisy))).astype(np.float32).reshape(records, -1)
+    group = rng.integers(clients, size=records)
+    return Table(
+        "pictures_like", pixels, y, (), (), 10, group=group, shape=(*size, 1),
+        note="made-up pictures",
+    )  # fmt: skip
+
+
 TABLES = {
     "breast_cancer": breast_cancer,
     "diabetes": diabetes,
     "digits": digits,
     "leaf_synthetic": leaf_synthetic,
+    "pictures_like": pictures_like,
     "purchase_like": purchase_like,
     "purchase2_like": purchase2_like,
 }

@@ -1,0 +1,189 @@
+"""What a measurement runs: its programs are watched, counted, and lowered for other devices."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.harness.clock import Clock
+from benchmarks.harness.engines import Compiled, run_group
+from benchmarks.harness.operations import Operations, equations, operations
+from jaxfl import local_update, simulate
+from jaxfl.products import full_precision
+from jaxfl.watching import Watcher, watching
+
+PLATFORMS = ("cuda", "tpu")
+REDUCED = ("dot_general", "conv_general_dilated")
+"""Equations that accelerators compute in less than float32 where nothing is said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A pure function of arrays, as one member of a group runs it, or one call of an attack.
+
+    Attributes:
+      name: of the function.
+      function: from arrays to its result.
+      shapes: of the arrays.
+      x64: whether 64-bit types are on.
+    """
+
+    name: str
+    function: Callable[..., Any] = dataclasses.field(compare=False)
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    x64: bool
+
+    @functools.cached_property
+    def traced(self) -> Any:
+        """Its stages, at `jax.jit(...).trace`.
+
+        Raises:
+          HostError: if it looks at values, as a solver outside JAX does.
+        """
+        try:
+            with jax.enable_x64(self.x64):
+                return jax.jit(self.function).trace(*self.shapes)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            raise HostError(f"{self.name} looks at values on the host") from error
+
+    @property
+    def operations(self) -> Operations:
+        """What it has to compute. Raises `HostError` as `traced`."""
+        return operations(self.traced.jaxpr)
+
+    def lower(self, platform: str) -> str:
+        """Its text for another device, which need not be there. Raises `HostError` as `traced`."""
+        with jax.enable_x64(self.x64):
+            return str(self.traced.lower(lowering_platforms=(platform,)).as_text())
+
+    def reduced(self) -> list[str]:
+        """Products of float32 numbers that a device may make in less."""
+        return [
+            f"{equation.primitive.name} {[v.aval.str_short() for v in equation.invars]}"
+            for equation in equations(self.traced.jaxpr)
+            if equation.primitive.name in REDUCED
+            and all(v.aval.dtype == jnp.float32 for v in equation.invars)
+            and not _is_full(equation.params["precision"])
+        ]
+
+
+class HostError(ValueError):
+    """A function has no program of its own: it needs values while it is traced."""
+
+
+def _is_full(precision: Any) -> bool:
+    each = precision if isinstance(precision, tuple) else (precision,)
+    return all(p == jax.lax.Precision.HIGHEST for p in each)
+
+
+class Call(NamedTuple):
+    """One run of a program.
+
+    Attributes:
+      program: of one member.
+      members: that ran.
+      seconds: of the fastest warm run, all members together; NaN if there was none.
+      compile_s: that the first run spent compiling.
+    """
+
+    program: Program
+    members: int
+    seconds: float
+    compile_s: float
+
+
+@contextmanager
+def watched(calls: list[Call], *, x64: bool = False, repeats: int = 1) -> Iterator[None]:
+    """Everything that runs inside as one program is put into `calls`: groups of members, and
+    attacks and trainings that are called on arrays.
+
+    Args:
+      calls: a list, which grows.
+      x64: whether calls outside groups are of methods that compute in 64 bits.
+      repeats: warm runs of each that is not among `calls` yet; 0 for none, where times are not
+        wanted.
+    """
+
+    def call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]) -> Any:
+        if function is run_group:
+            program, members = _of_members(*arguments, **named)
+        else:
+            program, members = _of_call(function, arguments, named, x64), 1
+        run = functools.partial(function, *arguments, **named)
+        first, times = _spent(run), [np.nan]
+        if not any(each.program == program for each in calls):
+            times += [_spent(run).seconds for _ in range(repeats)]
+        calls.append(Call(program, members, float(np.fmin.reduce(times)), first.compile_s))
+        return first.result
+
+    with watching(Watcher(_is_program, call)):
+        yield
+
+
+def _is_program(function: Callable[..., Any]) -> bool:
+    training = run_group, simulate, local_update
+    return function in training or function.__module__.startswith("attacks.")
+
+
+class _Spent(NamedTuple):
+    result: Any
+    seconds: float
+    compile_s: float
+
+
+def _spent(run: Callable[[], Any]) -> _Spent:
+    """Of one run, compilation apart; what a group spends on moving its members is not counted."""
+    clock, began = Clock(), time.perf_counter()
+    result = jax.block_until_ready(run())
+    seconds = time.perf_counter() - began
+    if isinstance(result, Compiled):
+        seconds = result.run_s * len(jax.tree.leaves(result.results)[0])
+    return _Spent(result, seconds, clock.read().compile_s)
+
+
+def _of_members(
+    function: Callable[[Any], Any], members: Any, *, x64: bool = False
+) -> tuple[Program, int]:
+    leaves, structure = jax.tree.flatten(members)
+    shapes = tuple(_shape(leaf, leaf.shape[1:], x64) for leaf in leaves)
+    method = getattr(getattr(function, "method", None), "name", "")
+    name = type(function).__name__ + (f" {method}" if method else "")
+
+    def of_arrays(*arrays: Any) -> Any:
+        with full_precision():
+            return function(structure.unflatten(arrays))
+
+    return Program(name, of_arrays, shapes, x64), len(leaves[0])
+
+
+def _of_call(
+    function: Callable[..., Any], arguments: Any, named: dict[str, Any], x64: bool
+) -> Program:
+    leaves, structure = jax.tree.flatten((arguments, named))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+
+    def of_arrays(*arrays: Any) -> Any:
+        filled = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            filled[place] = array
+        inner, options = structure.unflatten(filled)
+        result = function(*inner, **options)
+        return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
+
+    shapes = tuple(_shape(leaves[i], leaves[i].shape, x64) for i in places)
+    return Program(function.__name__, of_arrays, shapes, x64)
+
+
+def _shape(leaf: Any, shape: tuple[int, ...], x64: bool) -> jax.ShapeDtypeStruct:
+    dtype = (
+        leaf.dtype
+        if x64 or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else (jax.dtypes.canonicalize_dtype(leaf.dtype))
+    )
+    return jax.ShapeDtypeStruct(shape, dtype)

@@ -1,0 +1,140 @@
+"""One cell of each kind that methods are timed on, by size; made-up and embedded data alone."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import optax
+
+from benchmarks.harness.jobs import Cell, Job
+from benchmarks.harness.settings import replace
+from benchmarks.suites import SUITES
+
+Size = Literal["tiny", "default", "full"]
+Changes = Mapping[str, Any]
+"""Values by flat names."""
+
+
+class Specimen(NamedTuple):
+    """A cell of a suite's table, on other data.
+
+    Attributes:
+      table: as "quick/attributes".
+      dataset: what it is run on.
+      changes: of its settings, at all sizes.
+      tiny: of its settings at the tiny size.
+      attacks: at the tiny size, changes of methods' settings.
+    """
+
+    table: str
+    dataset: str
+    changes: Changes
+    tiny: Changes
+    attacks: Mapping[str, Changes] = {}
+
+    def cell(self, size: Size) -> Cell:
+        """The cell at a size; the full one is the default's, of more members."""
+        suite, _, table = self.table.partition("/")
+        cell = SUITES[suite].table(table).cells(suite, "small", None)[0]
+        methods = {method.name: method.settings for method in cell.experiment.methods}
+        attacks = {name: record for name, record in cell.attacks if name in methods}
+        changes = dict(self.changes)
+        if size == "tiny":
+            changes |= self.tiny
+            for name, changed in self.attacks.items():
+                attacks[name] = replace(attacks.get(name, methods[name]), changed)
+        return dataclasses.replace(
+            cell,
+            dataset=self.dataset,
+            settings=replace(cell.settings, changes),
+            attacks=tuple(sorted(attacks.items())),
+        )
+
+
+_VICTIM = {"attribute": 0, "records": 20, "rounds": 6, "phases": ("pre2",)}
+_ADAM = {"training.optimizer": optax.adam, "training.learning_rate": 0.01, "phases": ("pre5",)}
+_FEW = {
+    "cos": {"steps": 5},
+    "l2_lbfgs": {"evaluations": 10},
+    "public1000": {"records": 100},
+}
+_LOCAL = {
+    **{"hidden": (16,), "clients": 4, "records": 60, "training.batch_size": 32, "rounds": 40},
+    **{"every": 4, "attacked": 2, "optimum_steps": 200, "zest_masks": 250, "zest_records": 4},
+    **{"targets": 20, "inversion.steps": 20},
+}
+_MAPS = {
+    "pseudo_records": {"records": 8, "steps": 20, "finish": 20},
+    "cos": {"attack.steps": 20},
+    "network": {"fit_steps": 20, "search_steps": 5},
+    "network_literal": {"fit_steps": 20, "search_steps": (5,)},
+    "gls": {"attack.orders": 4, "attack.passes": 2},
+    "records": {"attack.orders": 4, "attack.passes": 2},
+}
+_SUMS = {
+    **{"clients": 10, "positives": 2, "per_round": 4, "rounds": 20, "records": 5, "seen": 20},
+    **{"training.batch_size": 5, "auxiliary": 200, "detectors.pairs": 20},
+    **{"detectors.kind.gradients": 100},
+}
+_LINKS = {
+    **{"clients": 4, "records": 9, "widths": (2, 2, 4, 4), "first": 2, "window": 6},
+    **{"representing.evaluations": 3, "representing.images": 6, "trunk_round": 4},
+    **{"siamese.epochs": 2, "siamese.batch_size": 4, "epoch": 2, "training.learning_rate": 0.05},
+}
+_GAME = {
+    **{"clients": 3, "records": 12, "widths": (2, 2, 4, 4), "game.width": 8, "rounds": 4},
+    **{"representing.evaluations": 2, "representing.images": 6, "auxiliary": 20},
+    **{"game.batch_size": 10, "game.most_epochs": 1, "training.batch_size": 6},
+}
+SPECIMENS = (
+    Specimen("quick/attributes", "purchase_like", {"phases": ("pre5",)}, _VICTIM, _FEW),
+    Specimen(
+        "quick/minibatch",
+        "digits",
+        {"phases": ("pre5",)},
+        _VICTIM | {"training.batch_size": 5},
+        {"cos_unrolled": {"steps": 5}, "gls": {"orders": 8}},
+    ),
+    Specimen("quick/attributes", "digits", {"columns": 2, "phases": ("pre5",)}, _VICTIM),
+    Specimen("quick/attributes", "digits", _ADAM, _VICTIM),
+    Specimen(
+        "lyu2021/table11",
+        "digits",
+        {"training.batch_size": None},
+        _VICTIM,
+        {"mixture": {"steps": 5}},
+    ),
+    Specimen("quick/records", "breast_cancer", {}, {"hidden": (32, 32)}),
+    Specimen(
+        "driouich2022/table1",
+        "leaf_milder",
+        {},
+        {"records": 40, "clients": 3, "rounds": 40, "grid": ("30:10", "30:5")},
+        {"cos": {"steps": 5}, "l2_lbfgs": {"evaluations": 10}},
+    ),
+    Specimen("driouich2023/table1", "leaf_milder", {}, _LOCAL, _MAPS),
+    Specimen(
+        "driouich2023/table1",
+        "pictures_like",
+        {"measures": ("zest", "source", "samples"), "training.batch_size": 8},
+        _LOCAL | {"training.batch_size": 8},
+        _MAPS | {"invert_gradient": {"steps": 20}},
+    ),
+    Specimen("kerkouche2023/fig4", "pictures_like", {}, _SUMS),
+    Specimen("song2020/solvers", "pictures_like", {}, {"steps": 5, "widths": (2, 2, 4, 4)}),
+    Specimen("song2020/table3", "pictures_like", {"clients": 6}, _LINKS),
+    Specimen("song2020/table4", "pictures_like", {}, _GAME),
+)
+
+
+def jobs_of(size: Size) -> Iterator[Job]:
+    """Every method once, on the first specimen that takes it; those that look at no messages and
+    make no model only where they are baselines of others."""
+    done: set[tuple[str, str]] = set()
+    for specimen in SPECIMENS:
+        cell = specimen.cell(size)
+        for method in cell.experiment.methods:
+            place = cell.experiment.name, method.name
+            if place not in done and not method.refuses(cell.settings):
+                done.add(place)
+                yield Job(cell, method.name, 0)

@@ -1,0 +1,227 @@
+"""How fast every program of a measurement runs, and how far from the machine's limits."""
+
+import csv
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from attacks import MisfitWarning
+from benchmarks.harness.jobs import Job
+from benchmarks.harness.operations import Operations
+from benchmarks.harness.programs import Call, HostError, watched
+from benchmarks.speed.machine import Limits
+
+LOW = 0.25
+"""Share of what is attainable below which a reason is given."""
+SHORT = 20e-6
+"""Seconds at the machine's limits below which a step is too short to keep it busy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One program, warm, compile time apart: a line of the table and of the CSV file.
+
+    Attributes:
+      experiment: that it is part of.
+      program: a function; of a group of victims, what each of them runs.
+      methods: that run it, separated by commas.
+      size: "tiny", "default" or "full".
+      device: that it ran on.
+      dtype: precision of most of its work.
+      members: victims, clients or updates that it handles at once.
+      seconds: of one run, all members together; the fastest.
+      compile_s: of the first run.
+      products, factorisations, elementwise: operations of one run, see `Operations`.
+      bytes: that products and factorisations read and write.
+      steps: of innermost loops, of all members.
+      share: operations per second, relative to what is attainable at so many operations per byte.
+      limit: why the share is low, or why there is none.
+      peak_mib: most memory of the device that was in use until the program ended; 0: not known.
+    """
+
+    experiment: str
+    program: str
+    methods: str
+    size: str
+    device: str
+    dtype: str
+    members: int
+    seconds: float
+    compile_s: float
+    products: float = math.nan
+    factorisations: float = math.nan
+    elementwise: float = math.nan
+    bytes: float = math.nan
+    steps: float = math.nan
+    share: float = math.nan
+    limit: str = ""
+    peak_mib: float = 0.0
+
+    @property
+    def per_second(self) -> float:
+        """Members."""
+        return self.members / self.seconds
+
+    @property
+    def flops(self) -> float:
+        """Operations per second."""
+        return (self.products + self.factorisations + self.elementwise) / self.seconds
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        total = self.products + self.factorisations + self.elementwise
+        return total / self.bytes if self.bytes else math.inf
+
+
+def measure(
+    jobs: Sequence[Job],
+    size: str,
+    limits: Limits,
+    *,
+    members: int = 1,
+    repeats: int = 3,
+    tell: Callable[[Job], None] = lambda job: None,
+) -> list[Timing]:
+    """Every program that jobs run: of several of one name, the one that takes longest.
+
+    Args:
+      jobs: of one size.
+      size: its name.
+      limits: of the machine.
+      members: seeds that run at once, of experiments that take several.
+      repeats: warm runs.
+      tell: is called with each job before it runs.
+    """
+    calls: list[Call] = []
+    users: dict[tuple[str, str], list[str]] = {}
+    slowest: dict[tuple[str, str], Timing] = {}
+    for job in jobs:
+        tell(job)
+        began, experiment = len(calls), job.cell.experiment
+        failed = _run(job, members if experiment.batched else 1, calls, repeats)
+        if failed:
+            slowest[experiment.name, job.method] = _failed(job, size, limits, failed)
+        for call in calls[began:]:
+            place = experiment.name, call.program.name
+            users.setdefault(place, []).append(job.method)
+            known = slowest.get(place)
+            if call.seconds > (known.seconds if known else 0.0):
+                slowest[place] = _timing(job, call, size, limits)
+    return [
+        dataclasses.replace(timing, methods=",".join(dict.fromkeys(users.get(place, ()))))
+        for place, timing in slowest.items()
+    ]
+
+
+def _run(job: Job, members: int, calls: list[Call], repeats: int) -> str:
+    """Put what a job runs into `calls`; why it failed, if it did."""
+    jobs = [dataclasses.replace(job, seed=seed) for seed in range(members)]
+    try:
+        with warnings.catch_warnings(), jax.enable_x64(False):
+            warnings.simplefilter("ignore", MisfitWarning)
+            with watched(calls, x64=job.how.x64, repeats=repeats):
+                for _ in job.cell.experiment.run(jobs, None):
+                    pass
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def _failed(job: Job, size: str, limits: Limits, why: str) -> Timing:
+    name = job.cell.experiment.name
+    return Timing(
+        name, job.method, job.method, size, limits.device, "", 0, math.nan, 0.0, limit=why
+    )
+
+
+def _timing(job: Job, call: Call, size: str, limits: Limits) -> Timing:
+    program = call.program
+    known: dict[str, Any] = {
+        "experiment": job.cell.experiment.name,
+        "program": program.name,
+        "methods": job.method,
+        "size": size,
+        "device": limits.device,
+        "dtype": "float64" if program.x64 else "float32",
+        "members": call.members,
+        "seconds": call.seconds,
+        "compile_s": call.compile_s,
+        "peak_mib": _peak(),
+    }
+    try:
+        counted = program.operations
+    except HostError:
+        return Timing(**known, limit="on the host: it looks at values")
+    scaled = {
+        name: call.members * getattr(counted, name)
+        for name in ("products", "factorisations", "elementwise", "bytes", "steps")
+    }
+    timing = Timing(**known, **scaled)
+    attainable = limits.attainable(timing.dtype, timing.intensity)
+    timing = dataclasses.replace(timing, share=timing.flops / attainable)
+    return dataclasses.replace(timing, limit=_limit(timing, counted, limits))
+
+
+def _limit(timing: Timing, counted: Operations, limits: Limits) -> str:
+    """Why a share is low, in one line."""
+    reasons = [f"{counted.open_loops} open loops, counted once"] if counted.open_loops else []
+    if timing.share >= LOW:
+        return "; ".join(reasons)
+    steps = max(timing.steps, timing.members)
+    floor = timing.share * timing.seconds / steps
+    work = {
+        "products": timing.products,
+        "factorisations": timing.factorisations,
+        "numbers one by one": timing.elementwise,
+    }
+    most = max(work, key=lambda name: work[name])
+    if floor < SHORT:
+        reasons.append(
+            f"steps are short: {1e6 * timing.seconds / steps:.0f} us each, "
+            f"{1e6 * floor:.2g} us at the limit"
+        )
+    elif most != "products":
+        reasons.append(f"most work is of {most}")
+    elif timing.bytes / timing.seconds > LOW * limits.bandwidth:
+        reasons.append("bytes: operands are read more often than a copy would")
+    else:
+        reasons.append("products of small matrices")
+    return "; ".join(reasons)
+
+
+def _peak() -> float:
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return round(stats.get("peak_bytes_in_use", 0) / 2**20, 1)
+
+
+def write(path: Path, timings: Sequence[Timing]) -> None:
+    """As CSV, one line a program."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        names = [field.name for field in dataclasses.fields(Timing)]
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(timing) for timing in timings)
+
+
+def read(path: Path) -> list[Timing]:
+    """What `write` wrote.
+
+    Raises:
+      ValueError: if the file is none of its.
+    """
+    fields = {field.name: field.type for field in dataclasses.fields(Timing)}
+    kinds = {"int": int, "float": float, "str": str}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                Timing(**{k: kinds[str(fields[k])](v) for k, v in row.items()})  # type: ignore[arg-type]
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is no table of timings ({error})") from error
