@@ -21,7 +21,7 @@ import yaml
 from rich.console import Console
 
 from benchmarks.audits import findings, page, plan, recorded
-from benchmarks.harness.engines import use_all_cores
+from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import group
 from benchmarks.harness.runner import run_groups
 from benchmarks.harness.store import Store, write_whole
@@ -219,7 +219,7 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     tables = [suite.table(name) for name in _questions(arguments.questions)]
     jobs = [j for t in tables for j in suite.jobs(t, "small", t.methods, seeds, None)]
     keys = {job.key for job in jobs}
-    use_all_cores()
+    prepare_devices()
     store = Store(folder)
     try:
         finished = store.finished()

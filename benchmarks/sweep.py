@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.harness import report
-from benchmarks.harness.engines import use_all_cores
+from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
 from benchmarks.harness.runner import run_groups
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
             _print_suites(console, suites)
             return 0
         groups = select(arguments, suites)
-        use_all_cores()
+        prepare_devices()
         if arguments.dry_run:
             _print_plan(console, groups)
             return 0

@@ -1,306 +1,116 @@
-"""How fast are attacks and simulation here: `python -m benchmarks.throughput
-attacks|rounds|messages [--beside "COMMAND"]`.
+"""How fast attacks and simulation are here, and how far from the machine's limits:
+`python -m benchmarks.throughput [methods|attacks|rounds|messages]`.
 
-Warm, on random data, compile time apart:
+Warm, on made-up and embedded data, compile time apart:
+  methods: every program of every method and of the clients' training, beside what products of
+    matrices and copies reach on this device; as a table, a CSV file and a roofline.
   attacks: `cos` in milliseconds per iteration, `closed_form` as a whole (MLP
-  features-hidden-classes).
+    features-hidden-classes).
   rounds: a FedAvg round of `simulate`.
   messages: `gls`, per message that it reads.
-`--beside` names another program that times the same and prints one line of JSON with "ms_min" and
-"ms_median", or "s_min" and "s_median" in seconds; it runs in turn with ours and the ratio of the
-minima is printed, for `closed_form` against `--iterations` of the other's. Fix the number of cores
-from outside (`taskset -c 1`).
+The last three take `--beside "COMMAND"`, another program that times the same (see
+`benchmarks.speed.beside`). Fix the number of cores from outside (`taskset -c 1`).
 """
 
 import dataclasses
-import json
-import math
-import shlex
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
 
-from attacks import (
-    GLS,
-    ClosedForm,
-    CosMatching,
-    Knowledge,
-    binary_column,
-    closed_form,
-    cos_matching,
-    gls,
-)
-from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
+from benchmarks.harness.devices import prepare_devices
+from benchmarks.harness.jobs import Job
+from benchmarks.speed import table, timings
+from benchmarks.speed.beside import Attacks, Messages, Rounds, show
+from benchmarks.speed.machine import measure_limits
+from benchmarks.speed.specimens import Size, jobs_of
 from jaxfl.domains import Count, check
 
-
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """Milliseconds, NaN where the machine's noise hides them, and seconds to compile."""
-
-    best: float
-    median: float
-    compile_s: float = 0.0
-    others: int = 1
-    """How many of the other program's timed parts do the work of one of ours."""
+FULL = {"cpu": 16}
+"""Members of the full size, by backend."""
+ACCELERATOR_FULL = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class Attacks:
-    """Time iterations of `cos`, and `closed_form` as a whole."""
+class Methods:
+    """Time every program of every method."""
 
-    records: tuple[int, ...] = (100, 1000)
-    """Sizes of the victim."""
-    features: int = 600
-    """Inputs of the model."""
-    hidden: tuple[int, ...] = (128,)
-    """Widths of its hidden layers."""
-    classes: int = 100
-    """Its classes."""
-    rounds: int = 5
-    """Messages matched."""
-    steps: int = 50
-    """Iterations per timed attack."""
-    repeats: int = 6
-    """Timed attacks."""
-    iterations: int = 300
-    """Iterations of the other program that make up a whole attack."""
-    beside: str | None = None
-    """Another program's command; {records} is replaced by the size."""
-
-    def time(self, records: int) -> dict[str, Timing]:
-        """Both attacks on a victim of random binary records, one step a round."""
-        x_key, y_key, init_key, run_key, key = jax.random.split(jax.random.key(0), 5)
-        x = jax.random.bernoulli(x_key, 0.2, (records, self.features)).astype(jnp.float32)
-        y = jax.random.randint(y_key, (records,), 0, self.classes)
-        model = mlp(self.features, self.hidden, self.classes)
-        federated = Federated(rounds=self.rounds, training=LocalTraining(0.1))
-        messages = simulate(
-            model, model.init(init_key), stack_clients([(x, y)]), run_key, federated
-        ).messages(0)
-        knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
-
-        def match(steps: int) -> Timing:
-            settings = CosMatching(steps=steps)
-            return _time(
-                lambda: cos_matching(model, messages, knowledge, key, settings=settings).values,
-                self.repeats,
-                1,
-            )
-
-        def decode() -> object:
-            return closed_form(
-                model, messages, knowledge, settings=ClosedForm(0.1)
-            ).reconstruction.values
-
-        return {
-            "cos, an iteration": _between(match(self.steps), match(2 * self.steps), self.steps),
-            "closed_form, whole": dataclasses.replace(
-                _time(decode, self.repeats, 1), others=self.iterations
-            ),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Rounds:
-    """Time a round of federated averaging."""
-
-    records: tuple[int, ...] = (2000,)
-    """Records of a client."""
-    clients: int = 10
-    """Clients."""
-    features: int = 100
-    """Inputs of the model."""
-    hidden: tuple[int, ...] = (256, 256, 256)
-    """Widths of its hidden layers."""
-    classes: int = 5
-    """Its classes."""
-    batch_size: int = 512
-    """Records per step; a round is one epoch."""
-    rounds: int = 10
-    """Rounds per timed run."""
-    repeats: int = 6
-    """Timed runs."""
-    beside: str | None = None
-    """Another program's command; {records} is replaced by the size."""
-
-    def time(self, records: int) -> dict[str, Timing]:
-        """Rounds of clients with random records."""
-        x_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 4)
-        x = jax.random.normal(x_key, (self.clients, records, self.features))
-        y = jax.random.randint(y_key, (self.clients, records), 0, self.classes)
-        model = mlp(self.features, self.hidden, self.classes)
-        clients, params = stack_clients(list(zip(x, y, strict=True))), model.init(init_key)
-        training = LocalTraining(0.01, batch_size=self.batch_size)
-        federated = Federated(rounds=self.rounds, training=training, record=Record(clients=()))
-        return {
-            "simulate, a round": _time(
-                lambda: simulate(model, params, clients, key, federated).params,
-                self.repeats,
-                self.rounds,
-            )
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Messages:
-    """Time `gls`, per message it reads."""
-
-    records: tuple[int, ...] = (1646,)
-    """Sizes of the victim."""
-    features: int = 53
-    """Inputs of the model."""
-    hidden: tuple[int, ...] = (256, 256, 256)
-    """Widths of its hidden layers."""
-    classes: int = 2
-    """Its classes."""
-    batch_size: int = 512
-    """Records per local step; a round is one epoch."""
-    rounds: int = 10
-    """Messages read at once."""
-    orders: int = 8
-    """Simulated batch orders per message."""
-    layers: int = 1
-    """Dense layers whose gradients are looked at, from the first."""
+    experiments: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Names of experiments, as "attributes"; all if none."""
+    methods: tuple[str, ...] = ()
+    """Names of methods; all if none."""
+    size: Size = "default"
+    """tiny: seconds a program; default: the small size of the suites; full: the same with as many
+    members as an accelerator holds."""
+    members: int = 0
+    """Victims or federations at once; 0: as the size has it (2, 4, or 256 on an accelerator)."""
     repeats: int = 3
-    """Timed attacks."""
-    beside: str | None = None
-    """Another program's command; {records} is replaced by the size."""
+    """Warm runs of each, of which the fastest counts."""
+    out: str = "throughput.csv"
+    """The CSV file; the roofline stands beside it as .svg."""
+    compare: str | None = None
+    """A CSV file of an earlier run, which is set beside this one."""
 
-    def time(self, records: int) -> dict[str, Timing]:
-        """Decoding a random binary column of random records."""
-        x_key, column_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 5)
-        x = jax.random.normal(x_key, (records, self.features))
-        x = x.at[:, 0].set(jax.random.bernoulli(column_key, 0.5, (records,)))
-        y = jax.random.randint(y_key, (records,), 0, self.classes)
-        model, training = (
-            mlp(self.features, self.hidden, self.classes),
-            LocalTraining(0.01, batch_size=self.batch_size),
+    def jobs(self) -> list[Job]:
+        """What is asked for. Raises `ValueError` on a name that does not exist."""
+        jobs = list(jobs_of(self.size))
+        for name, asked, known in (
+            ("experiments", self.experiments, [job.cell.experiment.name for job in jobs]),
+            ("methods", self.methods, [job.method for job in jobs]),
+        ):
+            unknown = [each for each in asked if each not in known]
+            if unknown:
+                choices = ", ".join(dict.fromkeys(known))
+                raise ValueError(f"{name}={unknown[0]!r} is not timed; choose from {choices}")
+        return [
+            job
+            for job in jobs
+            if (not self.experiments or job.cell.experiment.name in self.experiments)
+            and (not self.methods or job.method in self.methods)
+        ]
+
+    def show(self, console: Console) -> None:
+        """Measure, print and write. Raises `ValueError` on bad arguments."""
+        check("repeats", self.repeats, Count)
+        check("members", self.members or 1, Count)
+        before = timings.read(Path(self.compare)) if self.compare else []
+        jobs, limits = self.jobs(), measure_limits()
+        full = FULL.get(jax.default_backend(), ACCELERATOR_FULL)
+        members = self.members or {"tiny": 2, "default": 4, "full": full}[self.size]
+        measured = timings.measure(
+            jobs,
+            self.size,
+            limits,
+            members=members,
+            repeats=self.repeats,
+            tell=lambda job: console.print(f"[dim]{job.cell.experiment.name} {job.method}[/dim]"),
+            keep=lambda done: timings.write(Path(self.out), done),
         )
-        federated = Federated(rounds=self.rounds, training=training)
-        run = simulate(model, model.init(init_key), stack_clients([(x, y)]), key, federated)
-        messages, knowledge = run.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
-        settings = GLS(training, orders=self.orders, layers=self.layers)
-        return {
-            "gls, a message": _time(
-                lambda: gls(model, messages, knowledge, key, settings=settings).values,
-                self.repeats,
-                self.rounds,
-            )
-        }
-
-
-def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
-    """Time per part of `work`; what the first run takes longer is compiling."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(work())
-        times.append(time.perf_counter() - start)
-    warm = 1e3 * np.asarray(times[1:]) / parts
-    return Timing(float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:])))
-
-
-def _between(short: Timing, long: Timing, parts: int) -> Timing:
-    """Time per part of what a long run has more than a short one: without what either does once,
-    such as judging its answer. NaN where a busy machine took longer for the short run."""
-    best = (long.best - short.best) / parts
-    if best <= 0:
-        return Timing(math.nan, math.nan, short.compile_s)
-    return Timing(best, max(best, (long.median - short.median) / parts), short.compile_s)
-
-
-def time_other(command: str, records: int) -> Timing:
-    """Run another program and read the last line it prints. Raises `ValueError` if that is no such
-    line."""
-    words = [word.replace("{records}", str(records)) for word in shlex.split(command)]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ValueError(f"--beside {command!r} cannot be run ({error})") from error
-    try:
-        printed = json.loads(done.stdout.strip().splitlines()[-1])
-        unit, scale = ("s", 1e3) if "s_min" in printed else ("ms", 1.0)
-        return Timing(
-            scale * float(printed[f"{unit}_min"]), scale * float(printed[f"{unit}_median"])
-        )
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        why = done.stderr.strip().splitlines()[-1:] or [repr(error)]
-        raise ValueError(
-            f"--beside {command!r} printed no JSON line with ms_min and ms_median, or s_min and "
-            f"s_median ({why[0]})"
-        ) from error
-
-
-def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str]]:
-    """The table's lines for one size. Raises `ValueError` as `time_other`."""
-    ours = arguments.time(records)
-    other = time_other(arguments.beside, records) if arguments.beside else None
-    if other:  # ours on both sides of theirs, in case the machine's speed drifts
-        again = arguments.time(records)
-        ours = {
-            name: dataclasses.replace(t, best=float(np.fmin(t.best, again[name].best)))
-            for name, t in ours.items()
-        }
-    return [_line(name, records, t, other) for name, t in ours.items()]
-
-
-def _line(name: str, records: int, ours: Timing, other: Timing | None) -> list[str]:
-    cells = [name, str(records), f"{ours.best:.2f}", f"{ours.median:.2f}", f"{ours.compile_s:.1f}"]
-    if other is None:
-        return cells
-    theirs = ours.others * other.best, ours.others * other.median
-    return cells + [f"{value:.2f}" for value in theirs] + [f"{theirs[0] / ours.best:.1f}"]
-
-
-def _sizes(arguments: Attacks | Rounds | Messages) -> dict[str, int]:
-    """All sizes by their names on the command line."""
-    sizes: dict[str, int] = {}
-    for name, value in dataclasses.asdict(arguments).items():
-        several = value if isinstance(value, tuple) else (value,)
-        sizes |= {f"--{name.replace('_', '-')}": v for v in several if isinstance(v, int)}
-    return sizes
+        table.draw_roofline(measured, limits, Path(self.out).with_suffix(".svg"))
+        console.print(table.table_of(measured, limits))
+        if before:
+            console.print(table.compared(before, measured))
 
 
 def main() -> int:
     """The command line. Returns the exit code."""
     arguments = tyro.cli(
-        Attacks | Rounds | Messages, default=Attacks(), prog="python -m benchmarks.throughput"
+        Methods | Attacks | Rounds | Messages,
+        default=Methods(),
+        prog="python -m benchmarks.throughput",
     )
-    title = (
-        f"milliseconds, {arguments.rounds} rounds, {jax.devices()[0].device_kind}, jax "
-        f"{jax.__version__}"
-    )
-    table = Table(title=title)
-    for name in (
-        "what",
-        "records",
-        "min",
-        "median",
-        "compile s",
-        "beside: min",
-        "median",
-        "ratio of minima",
-    ):
-        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    prepare_devices(cores=False)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     try:
-        for name, size in _sizes(arguments).items():
-            check(name, size, Count)
-        for records in arguments.records:
-            for line in lines(arguments, records):
-                table.add_row(*line)
+        if isinstance(arguments, Methods):
+            arguments.show(console)
+        else:
+            show(arguments, console)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0
 
 

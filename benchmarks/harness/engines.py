@@ -2,7 +2,6 @@
 (`local`) or on a Ray cluster (`on_ray`)."""
 
 import functools
-import os
 import queue
 import threading
 import time
@@ -15,12 +14,15 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.harness.jobs import Group, Outcome
+from benchmarks.harness.operations import operations
 from jaxfl.federated import map_clients, strategy_here
 from jaxfl.products import full_precision
 from jaxfl.watching import watched_call
 
-ACCELERATOR_CHUNK = 16
-"""Members that run at once on each accelerator; more would only take memory."""
+ACCELERATOR_CHUNK, MOST_AT_ONCE = 16, 256
+"""Members that run at once on each accelerator: where its memory is not known, and at most."""
+COPIES = 64
+"""How many arrays as large as a member's largest it is taken to hold at a time."""
 
 MOST_PROGRAMS, MOST_MAPPINGS = 96, 30_000
 """Compiled programs kept at a time, and memory mappings of this process beyond which none is kept
@@ -42,21 +44,12 @@ class Compiled(NamedTuple):
     run_s: float
 
 
-def use_all_cores() -> None:
-    """Show each CPU core to JAX as a device, so that members run side by side. Call before JAX is
-    first used."""
-    try:
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    except RuntimeError:  # JAX is running already, as in a notebook: its devices stay as they are
-        return
-
-
 def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
     """Run a pure function on every member of a group as one compiled call.
 
-    Products are made in full precision (`jaxfl.products`). Members are shared by the local devices, or keep to the default one where there is one
-    (`jax.default_device`), and run one after the other on each CPU core, in chunks on an
-    accelerator.
+    Members are shared by the local devices, or keep to the default one where there is one
+    (`jax.default_device`), and run one after the other on each CPU core, as many at once as its
+    memory bears on an accelerator. Products are made in full precision (`jaxfl.products`).
 
     Args:
       function: from one member to a pytree of arrays. Hashable: equal functions share their
@@ -124,7 +117,8 @@ def _compile(
     x64: bool,
 ) -> Any:
     """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
-    strategy = strategy_here(ACCELERATOR_CHUNK)
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature]
+    strategy = strategy_here(_at_once(function, structure.unflatten(shapes), devices[0]))
     sharding = _sharding(devices)
     # Members share nothing, so the check for values that differ between devices has nothing to
     # protect.
@@ -139,6 +133,16 @@ def _compile(
         [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in signature]
     )
     return jax.jit(program).lower(shapes).compile()
+
+
+def _at_once(function: Callable[[Any], Any], members: Any, device: jax.Device) -> int:
+    """How many members an accelerator runs at once: half its memory, at most."""
+    memory = (device.memory_stats() or {}).get("bytes_limit")
+    if memory is None:
+        return ACCELERATOR_CHUNK
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), members)
+    largest = operations(jax.make_jaxpr(function)(one)).largest
+    return min(max(memory // (2 * COPIES * 4 * max(largest, 1)), 1), MOST_AT_ONCE)
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,10 +57,10 @@ class Program:
         """What it has to compute. Raises `HostError` as `traced`."""
         return operations(self.traced.jaxpr)
 
-    def lower(self, platform: str) -> str:
-        """Its text for another device, which need not be there. Raises `HostError` as `traced`."""
+    def lower(self, platforms: tuple[str, ...] = PLATFORMS) -> Any:
+        """Lowered for other devices, which need not be there. Raises `HostError` as `traced`."""
         with jax.enable_x64(self.x64):
-            return str(self.traced.lower(lowering_platforms=(platform,)).as_text())
+            return self.traced.lower(lowering_platforms=platforms)
 
     def reduced(self) -> list[str]:
         """Products of float32 numbers that a device may make in less."""
@@ -119,7 +119,8 @@ def watched(calls: list[Call], *, x64: bool = False, repeats: int = 1) -> Iterat
         first, times = _spent(run), [np.nan]
         if not any(each.program == program for each in calls):
             times += [_spent(run).seconds for _ in range(repeats)]
-        calls.append(Call(program, members, float(np.fmin.reduce(times)), first.compile_s))
+        if any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(first.result)):
+            calls.append(Call(program, members, float(np.fmin.reduce(times)), first.compile_s))
         return first.result
 
     with watching(Watcher(_is_program, call)):
@@ -128,7 +129,8 @@ def watched(calls: list[Call], *, x64: bool = False, repeats: int = 1) -> Iterat
 
 def _is_program(function: Callable[..., Any]) -> bool:
     training = run_group, simulate, local_update
-    return function in training or function.__module__.startswith("attacks.")
+    module = function.__module__
+    return function in training or (module.startswith("attacks.") and module != "attacks.metrics")
 
 
 class _Spent(NamedTuple):
@@ -166,7 +168,7 @@ def _of_call(
     function: Callable[..., Any], arguments: Any, named: dict[str, Any], x64: bool
 ) -> Program:
     leaves, structure = jax.tree.flatten((arguments, named))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+    places = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
 
     def of_arrays(*arrays: Any) -> Any:
         filled = list(leaves)
@@ -178,6 +180,14 @@ def _of_call(
 
     shapes = tuple(_shape(leaves[i], leaves[i].shape, x64) for i in places)
     return Program(function.__name__, of_arrays, shapes, x64)
+
+
+def _is_traced(leaf: Any) -> bool:
+    """Numbers and keys; labels, rounds and names may decide what is computed."""
+    if not isinstance(leaf, (jax.Array, np.ndarray)):
+        return False
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return is_key or jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _shape(leaf: Any, shape: tuple[int, ...], x64: bool) -> jax.ShapeDtypeStruct:

@@ -87,6 +87,7 @@ def measure(
     members: int = 1,
     repeats: int = 3,
     tell: Callable[[Job], None] = lambda job: None,
+    keep: Callable[[list[Timing]], None] = lambda done: None,
 ) -> list[Timing]:
     """Every program that jobs run: of several of one name, the one that takes longest.
 
@@ -97,10 +98,12 @@ def measure(
       members: seeds that run at once, of experiments that take several.
       repeats: warm runs.
       tell: is called with each job before it runs.
+      keep: is called after each with all timings so far, so that nothing is lost.
     """
     calls: list[Call] = []
     users: dict[tuple[str, str], list[str]] = {}
     slowest: dict[tuple[str, str], Timing] = {}
+    done: list[Timing] = []
     for job in jobs:
         tell(job)
         began, experiment = len(calls), job.cell.experiment
@@ -113,10 +116,14 @@ def measure(
             known = slowest.get(place)
             if call.seconds > (known.seconds if known else 0.0):
                 slowest[place] = _timing(job, call, size, limits)
-    return [
-        dataclasses.replace(timing, methods=",".join(dict.fromkeys(users.get(place, ()))))
-        for place, timing in slowest.items()
-    ]
+        done = [
+            dataclasses.replace(
+                timing, methods=",".join(dict.fromkeys(users.get(place, [place[1]])))
+            )
+            for place, timing in slowest.items()
+        ]
+        keep(done)
+    return done
 
 
 def _run(job: Job, members: int, calls: list[Call], repeats: int) -> str:

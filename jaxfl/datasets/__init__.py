@@ -30,17 +30,18 @@ def load(
 
     Args:
       name: an embedded set ("breast_cancer", "diabetes", "digits", "leaf_synthetic",
-        "pictures_like", "purchase_like"), a public source ("adult", "att_faces", "cifar10", "fashion_mnist",
-        "flight_price", "genome_hs3d", "location30", "mnist", "purchase100"), a part of one
-        ("cifar10_subset"), one as a paper uses it ("adult_bachelors", "flight_airlines"), or the
-        path of a table (ending in ".csv", ".tsv", ".txt" or ".data").
+        "pictures_like", "purchase_like"), a public source ("adult", "att_faces", "cifar10",
+        "fashion_mnist", "flight_price", "genome_hs3d", "location30", "mnist", "purchase100"), a
+        part of one ("cifar10_subset"), one as a paper uses it ("adult_bachelors",
+        "flight_airlines"), or the path of a table (ending in ".csv", ".tsv", ".txt" or ".data").
       data_dir: folder with local copies of public sources; by default the environment's
         `JAXFL_DATA`. What is not there is downloaded; prepared sets are kept under `JAXFL_CACHE`
         (`~/.cache/jaxfl`).
       encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see
         `encode`).
-      **options: of the generators (`leaf_synthetic`, `pictures_like`, `purchase_like`), of `flight_airlines`, of
-        `read_csv` (`target`, ...), or `size=(height, width)`, to which images are resized.
+      **options: of the generators (`leaf_synthetic`, `pictures_like`, `purchase_like`), of
+        `flight_airlines`, of `read_csv` (`target`, ...), or `size=(height, width)`, to which images
+        are resized.
 
     Raises:
       ValueError: on an unknown name, an unusable `data_dir`, or a truncated or altered file.

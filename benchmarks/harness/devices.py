@@ -1,0 +1,55 @@
+"""The devices of this process, made ready before JAX is first used: every CPU core one of its own,
+programs kept between runs, and compilers of accelerators told not to try kernels out."""
+
+import hashlib
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from jaxfl.datasets.sources import cache_dir
+
+UNTRIED = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+"""By default XLA compiles and times many kernels for each product: on an H200 `l2_lbfgs` took more
+than 150 s to compile, and 9 s so, and programs ran as fast (docs/results/speed.md)."""
+KNOWN = ("0.10.", "0.11.")
+"""Versions of jaxlib that know these flags; it ends the process on one that it does not know."""
+LONG_ENOUGH = 0.2
+"""Seconds of compiling from which on a program is kept."""
+
+
+def prepare_devices(*, cores: bool = True) -> None:
+    """Make the devices ready. Call before JAX is first used; what is running already, as in a
+    notebook, stays as it is, and so does what the environment says.
+
+    Args:
+      cores: whether every core is a device, so that members run side by side; if not, one device
+        has them all, as in a program of one's own.
+    """
+    if version("jaxlib").startswith(KNOWN):
+        given = os.environ.get("XLA_FLAGS", "")
+        missing = [flag for flag in UNTRIED.split() if flag.partition("=")[0] not in given]
+        os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(_programs()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", LONG_ENOUGH)
+    if not cores:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    except RuntimeError:  # JAX is running already
+        return
+
+
+def _programs() -> Path:
+    """Where compiled programs are kept: apart for processors of each kind, on which a home folder
+    may be shared."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        facts = [platform.processor()]
+    kind = sorted({line for line in facts if line.startswith(("flags", "Features", "model name"))})
+    digest = hashlib.sha256("\n".join(kind or facts).encode()).hexdigest()[:8]
+    return cache_dir() / "programs" / f"{platform.machine()}-{digest}"

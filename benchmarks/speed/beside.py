@@ -1,0 +1,278 @@
+"""Attacks and rounds of training, beside another program that times the same.
+
+The other program prints one line of JSON with "ms_min" and "ms_median", or "s_min" and "s_median" in
+seconds; it runs in turn with ours and the ratio of the minima is printed, for `closed_form` against
+`iterations` of the other's.
+"""
+
+import dataclasses
+import json
+import math
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from attacks import (
+    GLS,
+    ClosedForm,
+    CosMatching,
+    Knowledge,
+    binary_column,
+    closed_form,
+    cos_matching,
+    gls,
+)
+from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
+from jaxfl.domains import Count, check
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Milliseconds, NaN where the machine's noise hides them, and seconds to compile."""
+
+    best: float
+    median: float
+    compile_s: float = 0.0
+    others: int = 1
+    """How many of the other program's timed parts do the work of one of ours."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attacks:
+    """Time iterations of `cos`, and `closed_form` as a whole."""
+
+    records: tuple[int, ...] = (100, 1000)
+    """Sizes of the victim."""
+    features: int = 600
+    """Inputs of the model."""
+    hidden: tuple[int, ...] = (128,)
+    """Widths of its hidden layers."""
+    classes: int = 100
+    """Its classes."""
+    rounds: int = 5
+    """Messages matched."""
+    steps: int = 50
+    """Iterations per timed attack."""
+    repeats: int = 6
+    """Timed attacks."""
+    iterations: int = 300
+    """Iterations of the other program that make up a whole attack."""
+    beside: str | None = None
+    """Another program's command; {records} is replaced by the size."""
+
+    def time(self, records: int) -> dict[str, Timing]:
+        """Both attacks on a victim of random binary records, one step a round."""
+        x_key, y_key, init_key, run_key, key = jax.random.split(jax.random.key(0), 5)
+        x = jax.random.bernoulli(x_key, 0.2, (records, self.features)).astype(jnp.float32)
+        y = jax.random.randint(y_key, (records,), 0, self.classes)
+        model = mlp(self.features, self.hidden, self.classes)
+        federated = Federated(rounds=self.rounds, training=LocalTraining(0.1))
+        messages = simulate(
+            model, model.init(init_key), stack_clients([(x, y)]), run_key, federated
+        ).messages(0)
+        knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
+
+        def match(steps: int) -> Timing:
+            settings = CosMatching(steps=steps)
+            return _time(
+                lambda: cos_matching(model, messages, knowledge, key, settings=settings).values,
+                self.repeats,
+                1,
+            )
+
+        def decode() -> object:
+            return closed_form(
+                model, messages, knowledge, settings=ClosedForm(0.1)
+            ).reconstruction.values
+
+        return {
+            "cos, an iteration": _between(match(self.steps), match(2 * self.steps), self.steps),
+            "closed_form, whole": dataclasses.replace(
+                _time(decode, self.repeats, 1), others=self.iterations
+            ),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Time a round of federated averaging."""
+
+    records: tuple[int, ...] = (2000,)
+    """Records of a client."""
+    clients: int = 10
+    """Clients."""
+    features: int = 100
+    """Inputs of the model."""
+    hidden: tuple[int, ...] = (256, 256, 256)
+    """Widths of its hidden layers."""
+    classes: int = 5
+    """Its classes."""
+    batch_size: int = 512
+    """Records per step; a round is one epoch."""
+    rounds: int = 10
+    """Rounds per timed run."""
+    repeats: int = 6
+    """Timed runs."""
+    beside: str | None = None
+    """Another program's command; {records} is replaced by the size."""
+
+    def time(self, records: int) -> dict[str, Timing]:
+        """Rounds of clients with random records."""
+        x_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 4)
+        x = jax.random.normal(x_key, (self.clients, records, self.features))
+        y = jax.random.randint(y_key, (self.clients, records), 0, self.classes)
+        model = mlp(self.features, self.hidden, self.classes)
+        clients, params = stack_clients(list(zip(x, y, strict=True))), model.init(init_key)
+        training = LocalTraining(0.01, batch_size=self.batch_size)
+        federated = Federated(rounds=self.rounds, training=training, record=Record(clients=()))
+        return {
+            "simulate, a round": _time(
+                lambda: simulate(model, params, clients, key, federated).params,
+                self.repeats,
+                self.rounds,
+            )
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """Time `gls`, per message it reads."""
+
+    records: tuple[int, ...] = (1646,)
+    """Sizes of the victim."""
+    features: int = 53
+    """Inputs of the model."""
+    hidden: tuple[int, ...] = (256, 256, 256)
+    """Widths of its hidden layers."""
+    classes: int = 2
+    """Its classes."""
+    batch_size: int = 512
+    """Records per local step; a round is one epoch."""
+    rounds: int = 10
+    """Messages read at once."""
+    orders: int = 8
+    """Simulated batch orders per message."""
+    layers: int = 1
+    """Dense layers whose gradients are looked at, from the first."""
+    repeats: int = 3
+    """Timed attacks."""
+    beside: str | None = None
+    """Another program's command; {records} is replaced by the size."""
+
+    def time(self, records: int) -> dict[str, Timing]:
+        """Decoding a random binary column of random records."""
+        x_key, column_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 5)
+        x = jax.random.normal(x_key, (records, self.features))
+        x = x.at[:, 0].set(jax.random.bernoulli(column_key, 0.5, (records,)))
+        y = jax.random.randint(y_key, (records,), 0, self.classes)
+        model, training = (
+            mlp(self.features, self.hidden, self.classes),
+            LocalTraining(0.01, batch_size=self.batch_size),
+        )
+        federated = Federated(rounds=self.rounds, training=training)
+        run = simulate(model, model.init(init_key), stack_clients([(x, y)]), key, federated)
+        messages, knowledge = run.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
+        settings = GLS(training, orders=self.orders, layers=self.layers)
+        return {
+            "gls, a message": _time(
+                lambda: gls(model, messages, knowledge, key, settings=settings).values,
+                self.repeats,
+                self.rounds,
+            )
+        }
+
+
+def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
+    """Time per part of `work`; what the first run takes longer is compiling."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        jax.block_until_ready(work())
+        times.append(time.perf_counter() - start)
+    warm = 1e3 * np.asarray(times[1:]) / parts
+    return Timing(float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:])))
+
+
+def _between(short: Timing, long: Timing, parts: int) -> Timing:
+    """Time per part of what a long run has more than a short one: without what either does once,
+    such as judging its answer. NaN where a busy machine took longer for the short run."""
+    best = (long.best - short.best) / parts
+    if best <= 0:
+        return Timing(math.nan, math.nan, short.compile_s)
+    return Timing(best, max(best, (long.median - short.median) / parts), short.compile_s)
+
+
+def time_other(command: str, records: int) -> Timing:
+    """Run another program and read the last line it prints. Raises `ValueError` if that is no such
+    line."""
+    words = [word.replace("{records}", str(records)) for word in shlex.split(command)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ValueError(f"--beside {command!r} cannot be run ({error})") from error
+    try:
+        printed = json.loads(done.stdout.strip().splitlines()[-1])
+        unit, scale = ("s", 1e3) if "s_min" in printed else ("ms", 1.0)
+        return Timing(
+            scale * float(printed[f"{unit}_min"]), scale * float(printed[f"{unit}_median"])
+        )
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        why = done.stderr.strip().splitlines()[-1:] or [repr(error)]
+        raise ValueError(
+            f"--beside {command!r} printed no JSON line with ms_min and ms_median, or s_min and "
+            f"s_median ({why[0]})"
+        ) from error
+
+
+def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str]]:
+    """The table's lines for one size. Raises `ValueError` as `time_other`."""
+    ours = arguments.time(records)
+    other = time_other(arguments.beside, records) if arguments.beside else None
+    if other:  # ours on both sides of theirs, in case the machine's speed drifts
+        again = arguments.time(records)
+        ours = {
+            name: dataclasses.replace(t, best=float(np.fmin(t.best, again[name].best)))
+            for name, t in ours.items()
+        }
+    return [_line(name, records, t, other) for name, t in ours.items()]
+
+
+def _line(name: str, records: int, ours: Timing, other: Timing | None) -> list[str]:
+    cells = [name, str(records), f"{ours.best:.2f}", f"{ours.median:.2f}", f"{ours.compile_s:.1f}"]
+    if other is None:
+        return cells
+    theirs = ours.others * other.best, ours.others * other.median
+    return cells + [f"{value:.2f}" for value in theirs] + [f"{theirs[0] / ours.best:.1f}"]
+
+
+def _sizes(arguments: Attacks | Rounds | Messages) -> dict[str, int]:
+    """All sizes by their names on the command line."""
+    sizes: dict[str, int] = {}
+    for name, value in dataclasses.asdict(arguments).items():
+        several = value if isinstance(value, tuple) else (value,)
+        sizes |= {f"--{name.replace('_', '-')}": v for v in several if isinstance(v, int)}
+    return sizes
+
+
+def show(arguments: Attacks | Rounds | Messages, console: Console) -> None:
+    """Print the table. Raises `ValueError` on sizes that are none, and as `time_other`."""
+    device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
+    table = Table(title=f"milliseconds, {arguments.rounds} rounds, {device}")
+    for name in (
+        *("what", "records", "min", "median", "compile s"),
+        *("beside: min", "median", "ratio of minima"),
+    ):
+        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
+    for name, size in _sizes(arguments).items():
+        check(name, size, Count)
+    for records in arguments.records:
+        for line in lines(arguments, records):
+            table.add_row(*line)
+    console.print(table)
