@@ -32,7 +32,7 @@ def prepare_devices(*, cores: bool = True) -> None:
         given = os.environ.get("XLA_FLAGS", "")
         missing = [flag for flag in UNTRIED.split() if flag.partition("=")[0] not in given]
         os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(_programs()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LONG_ENOUGH)
     if not cores:

@@ -1,5 +1,6 @@
 """How sure one can be of a mean over seeds."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,12 +29,17 @@ def student_interval(values: Sequence[float], confidence: float = 0.95) -> Inter
     mean = float(data.mean()) if len(data) else math.nan
     if len(data) < 2:
         return Interval(mean, -math.inf, math.inf)
-    half = float(
-        stats.t.ppf(0.5 + confidence / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data))
-    )
+    half = _student(confidence, len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
     return Interval(mean, mean - half, mean + half)
 
 
+@functools.cache
+def _student(confidence: float, freedom: int) -> float:
+    """Half-width of the interval in standard errors; a report asks for few of them often."""
+    return float(stats.t.ppf(0.5 + confidence / 2, freedom))
+
+
+@functools.lru_cache(maxsize=4096)
 def wilson_interval(hits: int, trials: int, confidence: float = 0.95) -> Interval:
     """A proportion with Wilson's score interval."""
     ends = stats.binomtest(hits, trials).proportion_ci(confidence, "wilson")

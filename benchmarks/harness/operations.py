@@ -13,15 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 MOVES = {
-    "reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice", "concatenate",
-    "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "pad", "rev", "iota", "copy",
-    "convert_element_type", "bitcast_convert_type", "stop_gradient", "split", "copy_p", "device_put",
-    "random_wrap", "random_unwrap", "random_bits", "random_fold_in", "random_split", "random_seed",
-    "sharding_constraint", "optimization_barrier", "select_n", "name", "pvary",
+    "reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice",
+    "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "rev", "iota",
+    "copy", "copy_p", "convert_element_type", "device_put", "split", "bitcast_convert_type",
+    "stop_gradient", "random_wrap", "random_unwrap", "random_bits", "random_fold_in",
+    "random_split", "random_seed", "sharding_constraint", "optimization_barrier", "select_n",
+    "name", "pvary",
 }  # fmt: skip
 """Equations that move numbers and compute none."""
-REDUCTIONS = ("reduce", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "argmax", "argmin",
-              "sort", "top_k", "scatter")  # fmt: skip
+REDUCTIONS = (
+    "reduce", "cumsum", "cumprod", "cummax", "cummin", "argmax", "argmin", "sort", "top_k",
+    "scatter",
+)  # fmt: skip
 """Beginnings of the names of those whose work goes with what enters, not with what comes out."""
 
 
@@ -120,9 +123,10 @@ def _of_leaf(name: str, equation: Any) -> Operations:
     if name in DEAR:
         place, count = DEAR[name]
         moved = sum(a.size * a.dtype.itemsize for a in (*given, *made))
-        return Operations(
-            **{place: float(count(equation.params, given, made))}, bytes=moved, largest=largest
-        )
+        number, bytes_ = float(count(equation.params, given, made)), float(moved)
+        if place == "products":
+            return Operations(products=number, bytes=bytes_, largest=largest)
+        return Operations(factorisations=number, bytes=bytes_, largest=largest)
     floating = any(jnp.issubdtype(a.dtype, jnp.inexact) for a in (*given, *made))
     if name in MOVES or not floating:
         return Operations(largest=largest)

@@ -20,6 +20,8 @@ ON_CURVES = ("f1", "precision", "matching_accuracy", "shared_accuracy")
 """Metrics drawn against them: the first that a table has."""
 FIRST = {"epoch": "matching_accuracy"}
 """What is drawn before all these, by abscissa."""
+MOST_NAMED = 40
+"""Settings up to which a plot grows and names each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,22 +91,27 @@ def _marks(title: str, lines: Sequence[Line]) -> Any:
 
     settings = list(dict.fromkeys(line.setting for line in lines))
     methods = list(dict.fromkeys(line.method for line in lines))
-    figure = Figure(figsize=(max(6.0, 0.9 * len(settings) + 3), 3.6), layout="constrained")
-    axes = figure.subplots()
+    across = 0.9 * min(len(settings), MOST_NAMED) + 3
+    figure = Figure(figsize=(max(6.0, across), 3.6), layout="constrained")
+    axes, at = figure.subplots(), {setting: place for place, setting in enumerate(settings)}
     for m, method in enumerate(methods):
         chosen = [line for line in lines if line.method == method]
         beside = 0.7 * (m / max(len(methods) - 1, 1) - 0.5)
-        places = [settings.index(line.setting) + beside for line in chosen]
+        places = [at[line.setting] + beside for line in chosen]
         means, reach = [line.estimate.mean for line in chosen], _reach(chosen)
         style: dict[str, Any] = {"fmt": "o", "markersize": 4, "capsize": 2}
         drawn = axes.errorbar(places, means, yerr=reach, label=method, **style)
         known = _published(places, chosen)
         if known:
             axes.scatter(*known, marker="x", color=drawn[0].get_color(), zorder=3)
-    for place, setting in enumerate(settings):
-        level = next(line.majority_value for line in lines if line.setting == setting)
-        axes.hlines(level, place - 0.45, place + 0.45, color="grey", linestyle=":")
-    axes.set_xticks(range(len(settings)), [s.replace(" ", "\n") for s in settings], fontsize=7)
+    levels = {line.setting: line.majority_value for line in reversed(lines)}
+    ends = [[at[setting] + side for setting in levels] for side in (-0.45, 0.45)]
+    axes.hlines(list(levels.values()), *ends, color="grey", linestyle=":")
+    if len(settings) <= MOST_NAMED:
+        names = [setting.replace(" ", "\n") for setting in settings]
+        axes.set_xticks(range(len(settings)), names, fontsize=7)
+    else:
+        axes.set_xlabel("settings, in the table's order")
     axes.set(
         ylabel="accuracy", ylim=(-0.02, 1.04), title=f"{title} (dotted: majority, x: published)"
     )

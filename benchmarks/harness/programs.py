@@ -63,14 +63,19 @@ class Program:
             return self.traced.lower(lowering_platforms=platforms)
 
     def reduced(self) -> list[str]:
-        """Products of float32 numbers that a device may make in less."""
-        return [
-            f"{equation.primitive.name} {[v.aval.str_short() for v in equation.invars]}"
-            for equation in equations(self.traced.jaxpr)
-            if equation.primitive.name in REDUCED
-            and all(v.aval.dtype == jnp.float32 for v in equation.invars)
-            and not _is_full(equation.params["precision"])
-        ]
+        """See `reduced_products`. Raises `HostError` as `traced`."""
+        return reduced_products(self.traced.jaxpr)
+
+
+def reduced_products(jaxpr: Any) -> list[str]:
+    """Products of float32 numbers that a device may make in less."""
+    return [
+        f"{equation.primitive.name} of {[v.aval.shape for v in equation.invars]}"
+        for equation in equations(jaxpr)
+        if equation.primitive.name in REDUCED
+        and all(v.aval.dtype == jnp.float32 for v in equation.invars)
+        and not _is_full(equation.params["precision"])
+    ]
 
 
 class HostError(ValueError):
@@ -155,11 +160,11 @@ def _of_members(
     leaves, structure = jax.tree.flatten(members)
     shapes = tuple(_shape(leaf, leaf.shape[1:], x64) for leaf in leaves)
     method = getattr(getattr(function, "method", None), "name", "")
-    name = type(function).__name__ + (f" {method}" if method else "")
+    name = getattr(function, "__name__", type(function).__name__) + (f" {method}" if method else "")
 
     def of_arrays(*arrays: Any) -> Any:
         with full_precision():
-            return function(structure.unflatten(arrays))
+            return function(jax.tree.unflatten(structure, arrays))
 
     return Program(name, of_arrays, shapes, x64), len(leaves[0])
 
@@ -174,7 +179,7 @@ def _of_call(
         filled = list(leaves)
         for place, array in zip(places, arrays, strict=True):
             filled[place] = array
-        inner, options = structure.unflatten(filled)
+        inner, options = jax.tree.unflatten(structure, filled)
         result = function(*inner, **options)
         return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
 

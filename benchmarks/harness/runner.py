@@ -133,6 +133,7 @@ def _revision() -> str:
 
 @functools.cache
 def device_name() -> str:
+    """Of the default device: an accelerator's kind, or a processor's with its threads."""
     kind: str = jax.devices()[0].device_kind
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

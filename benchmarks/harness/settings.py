@@ -2,7 +2,6 @@
 values."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -117,12 +116,17 @@ def varying(cells: list[dict[str, Any]], last: Iterable[str] = ()) -> list[str]:
     """
     prefixes = tuple(last)
     names = dict.fromkeys(name for cell in cells for name in cell)
+    told: list[dict[str, Any]] = [  # 1, 1.0 and True are three values
+        {name: (type(value), value) for name, value in cell.items()} for cell in cells
+    ]
     chosen: list[str] = []
     for name in sorted(names, key=lambda k: k.startswith(prefixes)):
-        values: dict[str, set[str]] = {}
-        for cell in (cell for cell in cells if name in cell):
-            others = json.dumps([cell.get(k) for k in chosen])
-            values.setdefault(others, set()).add(json.dumps(cell[name]))
+        having = [cell for cell in told if name in cell]
+        if len({cell[name] for cell in having}) == 1:
+            continue
+        values: dict[tuple[Any, ...], set[Any]] = {}
+        for cell in having:
+            values.setdefault(tuple(cell.get(k) for k in chosen), set()).add(cell[name])
         if any(len(each) > 1 for each in values.values()):
             chosen.append(name)
     return chosen

@@ -1,8 +1,8 @@
 """Attacks and rounds of training, beside another program that times the same.
 
-The other program prints one line of JSON with "ms_min" and "ms_median", or "s_min" and "s_median" in
-seconds; it runs in turn with ours and the ratio of the minima is printed, for `closed_form` against
-`iterations` of the other's.
+The other program prints one line of JSON with "ms_min" and "ms_median", or "s_min" and "s_median"
+in seconds; it runs in turn with ours and the ratio of the minima is printed, for `closed_form`
+against `iterations` of the other's.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from jaxfl.domains import Count, check
 
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
+class Duration:
     """Milliseconds, NaN where the machine's noise hides them, and seconds to compile."""
 
     best: float
@@ -67,7 +67,7 @@ class Attacks:
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
 
-    def time(self, records: int) -> dict[str, Timing]:
+    def time(self, records: int) -> dict[str, Duration]:
         """Both attacks on a victim of random binary records, one step a round."""
         x_key, y_key, init_key, run_key, key = jax.random.split(jax.random.key(0), 5)
         x = jax.random.bernoulli(x_key, 0.2, (records, self.features)).astype(jnp.float32)
@@ -79,7 +79,7 @@ class Attacks:
         ).messages(0)
         knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
 
-        def match(steps: int) -> Timing:
+        def match(steps: int) -> Duration:
             settings = CosMatching(steps=steps)
             return _time(
                 lambda: cos_matching(model, messages, knowledge, key, settings=settings).values,
@@ -123,7 +123,7 @@ class Rounds:
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
 
-    def time(self, records: int) -> dict[str, Timing]:
+    def time(self, records: int) -> dict[str, Duration]:
         """Rounds of clients with random records."""
         x_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 4)
         x = jax.random.normal(x_key, (self.clients, records, self.features))
@@ -166,7 +166,7 @@ class Messages:
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
 
-    def time(self, records: int) -> dict[str, Timing]:
+    def time(self, records: int) -> dict[str, Duration]:
         """Decoding a random binary column of random records."""
         x_key, column_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 5)
         x = jax.random.normal(x_key, (records, self.features))
@@ -189,7 +189,7 @@ class Messages:
         }
 
 
-def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
+def _time(work: Callable[[], object], repeats: int, parts: int) -> Duration:
     """Time per part of `work`; what the first run takes longer is compiling."""
     times = []
     for _ in range(repeats + 1):
@@ -197,19 +197,19 @@ def _time(work: Callable[[], object], repeats: int, parts: int) -> Timing:
         jax.block_until_ready(work())
         times.append(time.perf_counter() - start)
     warm = 1e3 * np.asarray(times[1:]) / parts
-    return Timing(float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:])))
+    return Duration(float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:])))
 
 
-def _between(short: Timing, long: Timing, parts: int) -> Timing:
+def _between(short: Duration, long: Duration, parts: int) -> Duration:
     """Time per part of what a long run has more than a short one: without what either does once,
     such as judging its answer. NaN where a busy machine took longer for the short run."""
     best = (long.best - short.best) / parts
     if best <= 0:
-        return Timing(math.nan, math.nan, short.compile_s)
-    return Timing(best, max(best, (long.median - short.median) / parts), short.compile_s)
+        return Duration(math.nan, math.nan, short.compile_s)
+    return Duration(best, max(best, (long.median - short.median) / parts), short.compile_s)
 
 
-def time_other(command: str, records: int) -> Timing:
+def time_other(command: str, records: int) -> Duration:
     """Run another program and read the last line it prints. Raises `ValueError` if that is no such
     line."""
     words = [word.replace("{records}", str(records)) for word in shlex.split(command)]
@@ -220,7 +220,7 @@ def time_other(command: str, records: int) -> Timing:
     try:
         printed = json.loads(done.stdout.strip().splitlines()[-1])
         unit, scale = ("s", 1e3) if "s_min" in printed else ("ms", 1.0)
-        return Timing(
+        return Duration(
             scale * float(printed[f"{unit}_min"]), scale * float(printed[f"{unit}_median"])
         )
     except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -244,7 +244,7 @@ def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str
     return [_line(name, records, t, other) for name, t in ours.items()]
 
 
-def _line(name: str, records: int, ours: Timing, other: Timing | None) -> list[str]:
+def _line(name: str, records: int, ours: Duration, other: Duration | None) -> list[str]:
     cells = [name, str(records), f"{ours.best:.2f}", f"{ours.median:.2f}", f"{ours.compile_s:.1f}"]
     if other is None:
         return cells

@@ -53,7 +53,7 @@ class Specimen(NamedTuple):
 
 _VICTIM = {"attribute": 0, "records": 20, "rounds": 6, "phases": ("pre2",)}
 _ADAM = {"training.optimizer": optax.adam, "training.learning_rate": 0.01, "phases": ("pre5",)}
-_FEW = {
+_FEW: dict[str, Changes] = {
     "cos": {"steps": 5},
     "l2_lbfgs": {"evaluations": 10},
     "public1000": {"records": 100},
@@ -63,7 +63,7 @@ _LOCAL = {
     **{"every": 4, "attacked": 2, "optimum_steps": 200, "zest_masks": 250, "zest_records": 4},
     **{"targets": 20, "inversion.steps": 20},
 }
-_MAPS = {
+_MAPS: dict[str, Changes] = {
     "pseudo_records": {"records": 8, "steps": 20, "finish": 20},
     "cos": {"attack.steps": 20},
     "network": {"fit_steps": 20, "search_steps": 5},

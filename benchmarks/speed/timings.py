@@ -16,6 +16,21 @@ from benchmarks.harness.operations import Operations
 from benchmarks.harness.programs import Call, HostError, watched
 from benchmarks.speed.machine import Limits
 
+ON_HOST = {
+    "by_discriminants": "scikit-learn",
+    "impute": "scikit-learn",
+    "infer_binary_attribute": "ranks of one column, in NumPy",
+    "infer_by_logistic": "SciPy's L-BFGS-B",
+    "infer_in_box": "SciPy's bounded least squares",
+    "judge_presence": "a threshold, in NumPy",
+    "linear_parameters": "copies, in NumPy",
+    "local_optimum": "least squares of some tens of unknowns, in NumPy",
+    "match_records": "it draws starts and rounds answers between its programs, in NumPy",
+    "reconstruct_records": "it decides by values what is searched next; linear programmes by HiGHS",
+    "split_variances": "scikit-learn",
+    "structured_moments": "moments of one client, in NumPy",
+}
+"""Why a function of a method has no program of its own."""
 LOW = 0.25
 """Share of what is attainable below which a reason is given."""
 SHORT = 20e-6
@@ -164,7 +179,9 @@ def _timing(job: Job, call: Call, size: str, limits: Limits) -> Timing:
     try:
         counted = program.operations
     except HostError:
-        return Timing(**known, limit="on the host: it looks at values")
+        return Timing(
+            **known, limit=f"on the host: {ON_HOST.get(program.name, 'it looks at values')}"
+        )
     scaled = {
         name: call.members * getattr(counted, name)
         for name in ("products", "factorisations", "elementwise", "bytes", "steps")
@@ -227,7 +244,7 @@ def read(path: Path) -> list[Timing]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return [
-                Timing(**{k: kinds[str(fields[k])](v) for k, v in row.items()})  # type: ignore[arg-type]
+                Timing(**{k: kinds[str(fields[k])](v) for k, v in row.items()})
                 for row in csv.DictReader(file)
             ]
     except (OSError, KeyError, TypeError, ValueError) as error:

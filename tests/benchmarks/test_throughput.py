@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from benchmarks import throughput
-from benchmarks.throughput import Attacks, Messages, Rounds, Timing, lines, time_other
+from benchmarks.speed import beside, machine, specimens, table, timings
+from benchmarks.speed.beside import Attacks, Duration, Messages, Rounds, lines, time_other
 
 SMALL = {"features": 6, "hidden": (4,), "classes": 2, "rounds": 2, "repeats": 1}
 
@@ -39,9 +40,9 @@ def test_every_kind_is_timed(arguments, names):
 
 
 def test_time_between_runs_is_that_of_an_iteration_or_is_not_known():
-    short, long = Timing(5.0, 6.0, 1.0), Timing(9.0, 14.0, 1.0)
-    assert throughput._between(short, long, 4) == Timing(1.0, 2.0, 1.0)
-    unknown = throughput._between(short, Timing(5.0, 14.0), 4)
+    short, long = Duration(5.0, 6.0, 1.0), Duration(9.0, 14.0, 1.0)
+    assert beside._between(short, long, 4) == Duration(1.0, 2.0, 1.0)
+    unknown = beside._between(short, Duration(5.0, 14.0), 4)
     assert math.isnan(unknown.best)
     assert math.isnan(unknown.median)
 
@@ -50,8 +51,8 @@ def test_time_between_runs_is_that_of_an_iteration_or_is_not_known():
 def test_ratios_are_of_minima_in_one_unit(monkeypatch, printing, unit):
     times = iter(
         [
-            {"a part": Timing(2.0, 3.0), "b, whole": Timing(50.0, 60.0, others=10)},
-            {"a part": Timing(4.0, 5.0), "b, whole": Timing(40.0, 60.0, others=10)},
+            {"a part": Duration(2.0, 3.0), "b, whole": Duration(50.0, 60.0, others=10)},
+            {"a part": Duration(4.0, 5.0), "b, whole": Duration(40.0, 60.0, others=10)},
         ]
     )
     monkeypatch.setattr(Attacks, "time", lambda self, records: next(times))

@@ -16,6 +16,7 @@ import pytest
 
 from attacks import MisfitWarning, Status, fit_public_model
 from attacks.attributes.knowledge import Knowledge, UnknownColumn
+from benchmarks.harness.programs import reduced_products
 from benchmarks.measurements.attributes import View
 from benchmarks.scenarios.victims import VictimSettings
 from jaxfl import Federated, LocalTraining, Messages, mlp, simulate, stack_clients
@@ -238,6 +239,14 @@ def another_number_compiles_nothing(trial):
         jax.monitoring.clear_event_listeners()
 
 
+def products_are_made_in_full_precision(trial):
+    """Accelerators' own default, TensorFloat-32, makes every message a misfit."""
+    view = trial.view()
+    with jax.enable_x64(trial.method.x64):
+        arrays = view.messages, view.knowledge, view.training, view.key, view.learned
+        assert not reduced_products(trial.compiled.trace(*arrays).jaxpr)
+
+
 def vmap_is_a_loop(trial):
     """But for rounding, which a line search magnifies: messages that differ by 1e-7 of themselves
     move as many answers."""
@@ -297,6 +306,7 @@ OF_ALL = {
         outer_jit_changes_nothing,
         constants_of_an_outer_jit_are_no_tracers,
         another_number_compiles_nothing,
+        products_are_made_in_full_precision,
         vmap_is_a_loop,
         gives_the_same_answer_with_64_bit_types_on,
         a_declaration_is_kept,

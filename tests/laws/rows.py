@@ -11,9 +11,11 @@ import jax.numpy as jnp
 
 from benchmarks.harness import engines
 from benchmarks.harness.jobs import group
+from benchmarks.harness.programs import HostError, watched
 from benchmarks.harness.runner import run_safely
 from benchmarks.measurements import generators
 from benchmarks.scenarios import anonymous, federations, sums, victims, whole_records
+from benchmarks.speed.timings import ON_HOST
 from jaxfl import simulate
 from tests.benchmarks.cells import all_methods, outcomes_of
 
@@ -70,7 +72,24 @@ def messages_that_are_not_finite_give_no_score(cell, monkeypatch, methods=None):
     assert {method for method, _ in scored} == blind, scored
 
 
+def every_program_runs_on_accelerators_as_here(cell, monkeypatch, methods=None):
+    """It is lowered for CUDA and for TPU, without either, and no product of float32 numbers is left
+    to a device's own precision; what runs on the host is said, and why."""
+    for job in all_methods(cell, methods):
+        calls = []
+        with watched(calls, x64=job.how.x64, repeats=0):
+            outcomes_of([job])
+        for program in dict.fromkeys(call.program for call in calls):
+            try:
+                program.lower()
+            except HostError:
+                assert program.name in ON_HOST, f"{job.method}: {program.name} runs on the host"
+                continue
+            assert not program.reduced(), f"{job.method}: {program.name}"
+
+
 LAWS = (
     a_row_depends_on_its_seed_and_not_on_who_runs_beside_it,
+    every_program_runs_on_accelerators_as_here,
     messages_that_are_not_finite_give_no_score,
 )

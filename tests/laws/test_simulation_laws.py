@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.harness.programs import reduced_products
 from jaxfl import (
     Federated,
     HonestServer,
@@ -115,6 +116,22 @@ def test_strategy_changes_nothing(world, strategy):
     assert_same(
         run(world, federated=federated).params, run(world).params, "the strategy changes the model"
     )
+
+
+def test_products_are_made_in_full_precision_unless_asked_otherwise(world):
+    """TensorFloat-32, which accelerators take where nothing is said, is wrong in the fourth
+    digit."""
+
+    def trained(params, x):
+        clients = dataclasses.replace(world.clients, x=x)
+        return simulate(
+            world.model, params, clients, world.key, Federated(training=MINIBATCH)
+        ).params
+
+    arrays = world.params, world.clients.x
+    assert not reduced_products(jax.make_jaxpr(trained)(*arrays))
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert reduced_products(jax.make_jaxpr(trained)(*arrays))
 
 
 def test_a_client_alone_trains_as_beside_others(world):

@@ -197,11 +197,12 @@ def _measure(
         members = dataclasses.replace(members, training=_one_step(members))
     if not method.observes:
         return run_members(function, (members, None, learned), x64=method.x64), None
-    done, null = (
-        run_members(function, (members, seen, learned), x64=method.x64)
-        for seen in (messages, another)
-    )
-    return done, null.results
+    # Both in one call: devices are shared evenly, and one seed uses two of them.
+    twice = (members, messages, learned), (members, another, learned)
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *twice)
+    done, count = run_members(function, both, x64=method.x64), len(rows)
+    own, null = (take(done.results, part) for part in (slice(count), slice(count, None)))
+    return done._replace(results=own), null
 
 
 def _one_step(members: Victim) -> LocalTraining:
