@@ -105,8 +105,8 @@ def _marks(title: str, lines: Sequence[Line]) -> Any:
         if known:
             axes.scatter(*known, marker="x", color=drawn[0].get_color(), zorder=3)
     levels = {line.setting: line.majority_value for line in reversed(lines)}
-    ends = [[at[setting] + side for setting in levels] for side in (-0.45, 0.45)]
-    axes.hlines(list(levels.values()), *ends, color="grey", linestyle=":")
+    left, right = ([at[setting] + side for setting in levels] for side in (-0.45, 0.45))
+    axes.hlines(list(levels.values()), left, right, color="grey", linestyle=":")
     if len(settings) <= MOST_NAMED:
         names = [setting.replace(" ", "\n") for setting in settings]
         axes.set_xticks(range(len(settings)), names, fontsize=7)

@@ -197,7 +197,9 @@ def _time(work: Callable[[], object], repeats: int, parts: int) -> Duration:
         jax.block_until_ready(work())
         times.append(time.perf_counter() - start)
     warm = 1e3 * np.asarray(times[1:]) / parts
-    return Duration(float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:])))
+    return Duration(
+        float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:]))
+    )
 
 
 def _between(short: Duration, long: Duration, parts: int) -> Duration:

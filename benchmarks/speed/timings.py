@@ -83,15 +83,19 @@ class Timing:
         return self.members / self.seconds
 
     @property
+    def work(self) -> float:
+        """All operations; NaN where they are not counted."""
+        return self.products + self.factorisations + self.elementwise
+
+    @property
     def flops(self) -> float:
         """Operations per second."""
-        return (self.products + self.factorisations + self.elementwise) / self.seconds
+        return self.work / self.seconds
 
     @property
     def intensity(self) -> float:
         """Operations per byte."""
-        total = self.products + self.factorisations + self.elementwise
-        return total / self.bytes if self.bytes else math.inf
+        return self.work / self.bytes if self.bytes else math.inf
 
 
 def measure(
@@ -116,40 +120,42 @@ def measure(
       keep: is called after each with all timings so far, so that nothing is lost.
     """
     calls: list[Call] = []
-    users: dict[tuple[str, str], list[str]] = {}
-    slowest: dict[tuple[str, str], Timing] = {}
+    users: dict[Place, list[str]] = {}
+    slowest: dict[Place, Timing] = {}
     done: list[Timing] = []
     for job in jobs:
         tell(job)
         began, experiment = len(calls), job.cell.experiment
         failed = _run(job, members if experiment.batched else 1, calls, repeats)
-        if failed:
-            slowest[experiment.name, job.method] = _failed(job, size, limits, failed)
-        for call in calls[began:]:
-            place = experiment.name, call.program.name
+        found = [_timing(job, call, size, limits) for call in calls[began:]]
+        found += [_failed(job, size, limits, failed)] if failed else []
+        for timing in (t for t in found if t.work != 0):
+            place = experiment.name, timing.program
             users.setdefault(place, []).append(job.method)
-            known = slowest.get(place)
-            if call.seconds > (known.seconds if known else 0.0):
-                slowest[place] = _timing(job, call, size, limits)
-        done = [
-            dataclasses.replace(
-                timing, methods=",".join(dict.fromkeys(users.get(place, [place[1]])))
-            )
-            for place, timing in slowest.items()
-        ]
+            slowest[place] = _slower(slowest.get(place), timing)
+        named = {place: ",".join(dict.fromkeys(names)) for place, names in users.items()}
+        done = [dataclasses.replace(t, methods=named[place]) for place, t in slowest.items()]
         keep(done)
     return done
+
+
+Place = tuple[str, str]
+"""Names of an experiment and of a program."""
+
+
+def _slower(known: Timing | None, timing: Timing) -> Timing:
+    """What was not run again, since it was known, has no time."""
+    return known if known and not timing.seconds > known.seconds else timing
 
 
 def _run(job: Job, members: int, calls: list[Call], repeats: int) -> str:
     """Put what a job runs into `calls`; why it failed, if it did."""
     jobs = [dataclasses.replace(job, seed=seed) for seed in range(members)]
+    watching = watched(calls, x64=job.how.x64, repeats=repeats)
     try:
-        with warnings.catch_warnings(), jax.enable_x64(False):
+        with warnings.catch_warnings(), jax.enable_x64(False), watching:
             warnings.simplefilter("ignore", MisfitWarning)
-            with watched(calls, x64=job.how.x64, repeats=repeats):
-                for _ in job.cell.experiment.run(jobs, None):
-                    pass
+            list(job.cell.experiment.run(jobs, None))
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
@@ -239,13 +245,9 @@ def read(path: Path) -> list[Timing]:
     Raises:
       ValueError: if the file is none of its.
     """
-    fields = {field.name: field.type for field in dataclasses.fields(Timing)}
-    kinds = {"int": int, "float": float, "str": str}
+    kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Timing)}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [
-                Timing(**{k: kinds[str(fields[k])](v) for k, v in row.items()})
-                for row in csv.DictReader(file)
-            ]
+        lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        return [Timing(**{name: kinds[name](v) for name, v in line.items()}) for line in lines]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{str(path)!r} is no table of timings ({error})") from error

@@ -1,5 +1,6 @@
 """The throughput program: what it times, and what it makes of another program's answer."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -7,8 +8,10 @@ import sys
 import pytest
 
 from benchmarks import throughput
+from benchmarks.harness.operations import Operations
 from benchmarks.speed import beside, machine, specimens, table, timings
 from benchmarks.speed.beside import Attacks, Duration, Messages, Rounds, lines, time_other
+from benchmarks.suites import SUITES
 
 SMALL = {"features": 6, "hidden": (4,), "classes": 2, "rounds": 2, "repeats": 1}
 
@@ -92,3 +95,114 @@ def test_a_program_that_is_missing_ends_the_command(monkeypatch, capsys):
     )
     assert throughput.main() == 2
     assert "--beside '/no/such/program' cannot be run" in capsys.readouterr().err
+
+
+def test_every_method_of_every_suite_is_timed():
+    timed = {(job.cell.experiment.name, job.method) for job in specimens.jobs_of("tiny")}
+    experiments = {t.experiment.name: t.experiment for s in SUITES.values() for t in s.tables}
+    every = {(e.name, m.name) for e in experiments.values() for m in e.methods}
+    # A summary of the data, and training without an attack, which other methods' rows hold.
+    assert every - timed == {("associations", "summary"), ("generators", "none")}
+    default = {(job.cell.experiment.name, job.method) for job in specimens.jobs_of("default")}
+    assert default == timed
+
+
+LIMITS = machine.Limits("here", {"float32": 1e9, "float64": 5e8}, 1e8)
+
+
+def timing(**changed):
+    known = {
+        **{"experiment": "attributes", "program": "Attack cos", "methods": "cos", "size": "tiny"},
+        **{"device": "here", "dtype": "float32", "members": 2, "seconds": 0.5, "compile_s": 1.0},
+        **{"products": 4e8, "factorisations": 0.0, "elementwise": 1e8, "bytes": 1e7, "steps": 10.0},
+    }
+    return timings.Timing(**known | changed)
+
+
+def test_what_is_attainable_goes_with_operations_per_byte():
+    assert LIMITS.attainable("float32", 100.0) == 1e9
+    assert LIMITS.attainable("float32", 2.0) == 2e8
+    assert LIMITS.attainable("float64", 100.0) == 5e8
+    assert timing().flops == 1e9
+    assert timing().intensity == 50
+    assert timing().per_second == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"share": 0.3}, ""),
+        ({"share": 0.01, "steps": 1e6}, "steps are short: 0 us each"),
+        ({"share": 0.1, "elementwise": 1e9}, "numbers one by one"),
+        ({"share": 0.1, "factorisations": 1e9}, "factorisations"),
+        ({"share": 0.2, "bytes": 2e7}, "bytes"),
+        ({"share": 0.2}, "products of small matrices"),
+    ],
+)
+def test_a_low_share_has_its_reason(changed, reason):
+    told = timings._limit(timing(**changed), Operations(), LIMITS)
+    assert reason in told
+    assert bool(told) == bool(reason)
+    assert "2 open loops" in timings._limit(timing(**changed), Operations(open_loops=2), LIMITS)
+
+
+def test_a_table_is_written_read_and_set_beside_another(tmp_path):
+    path = tmp_path / "before.csv"
+    before = [timing(seconds=1.0, share=0.5), timing(program="Train", products=math.nan)]
+    timings.write(path, before)
+    again = timings.read(path)
+    assert again[0] == before[0]
+    assert math.isnan(again[1].products)
+    (line,) = list(zip(*(c.cells for c in table.compared(again, [timing()]).columns), strict=True))
+    assert line[-1] == "2"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="is no table of timings"):
+        timings.read(path)
+
+
+def test_programs_of_a_method_are_timed_beside_the_machines_limits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(throughput, "prepare_devices", lambda cores: None)
+    monkeypatch.setattr(throughput, "measure_limits", lambda: machine.measure_limits(64, 1 << 16))
+    out = tmp_path / "here.csv"
+    words = ["throughput", "methods", "attributes", "--size", "tiny", "--methods", "majority"]
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(out), "--repeats", "1"])
+    assert throughput.main() == 0
+    measured = timings.read(out)
+    assert {t.program for t in measured} == {"Train", "Attack majority", "impute"}
+    assert all(t.seconds > 0 for t in measured)
+    train = next(t for t in measured if t.program == "Train")
+    assert train.members == 2
+    assert train.share > 0
+    assert next(t for t in measured if t.program == "impute").limit == "on the host: scikit-learn"
+    assert out.with_suffix(".svg").read_text().startswith("<?xml")
+    assert "Attack majority" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "experiments='nothing' is not timed; choose from attributes"),
+        (["--methods", "nobody"], "methods='nobody' is not timed; choose from"),
+        (["--repeats", "0"], "repeats=0 must be an integer of at least 1"),
+        (["--members", "-1"], "members=-1 must be an integer of at least 1"),
+        (["--compare", "/no/such/file"], "'/no/such/file' is no table of timings"),
+    ],
+)
+def test_bad_arguments_are_named(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(throughput, "prepare_devices", lambda cores: None)
+    monkeypatch.setattr(sys, "argv", ["throughput", "methods", *words])
+    assert throughput.main() == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_fails_is_a_line_and_the_others_go_on(monkeypatch):
+    first, second = list(specimens.jobs_of("tiny"))[:2]
+
+    def fail(jobs, data_dir):
+        raise ValueError("nothing to see")
+
+    broken = dataclasses.replace(first.cell.experiment, run=fail)
+    job = dataclasses.replace(first, cell=dataclasses.replace(first.cell, experiment=broken))
+    lines = timings.measure([job, second], "tiny", LIMITS, repeats=1)
+    assert lines[0].limit == "ValueError: nothing to see"
+    assert f"Attack {second.method}" in {line.program for line in lines}
