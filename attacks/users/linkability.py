@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Bool, Int, Num
 
@@ -270,6 +271,6 @@ def follow_precision(
     """
     _check.at_least(0, senders=senders)
     names, senders = jnp.asarray(names), jnp.asarray(senders)
-    if not _check.is_traced(names) and (names >= names.shape[1]).any():
+    if not _check.is_traced(names) and (np.asarray(names) >= names.shape[1]).any():
         raise ValueError(f"names holds {int(names.max())}; there are {names.shape[1]} places")
     return jnp.where((names >= 0).all(), (senders[0][names[1:]] == senders[1:]).mean(), jnp.nan)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import errors, struct
 from jaxtyping import Int, Num
@@ -141,7 +142,7 @@ def train_siamese(
       ValueError: if settings or identities make no sense.
     """
     settings = settings or Siamese()
-    clients = int(jnp.max(identities)) + 1
+    clients = int(np.max(np.asarray(identities))) + 1
     _check.labels(identities, len(samples), name="identities")
     if clients < 2:
         raise ValueError(f"identities name {clients} client; telling clients apart needs two")

@@ -104,13 +104,12 @@ class Call(NamedTuple):
 
 
 @contextmanager
-def watched(calls: list[Call], *, x64: bool = False, repeats: int = 1) -> Iterator[None]:
+def watched(calls: list[Call], *, repeats: int = 1) -> Iterator[None]:
     """Everything that runs inside as one program is put into `calls`: groups of members, and
     attacks and trainings that are called on arrays.
 
     Args:
       calls: a list, which grows.
-      x64: whether calls outside groups are of methods that compute in 64 bits.
       repeats: warm runs of each that is not among `calls` yet; 0 for none, where times are not
         wanted.
     """
@@ -119,7 +118,7 @@ def watched(calls: list[Call], *, x64: bool = False, repeats: int = 1) -> Iterat
         if function is run_group:
             program, members = _of_members(*arguments, **named)
         else:
-            program, members = _of_call(function, arguments, named, x64), 1
+            program, members = _of_call(function, arguments, named), 1
         run = functools.partial(function, *arguments, **named)
         first, times = _spent(run), [np.nan]
         if not any(each.program == program for each in calls):
@@ -168,9 +167,8 @@ def _of_members(
     return Program(name, of_arrays, shapes, x64), len(leaves[0])
 
 
-def _of_call(
-    function: Callable[..., Any], arguments: Any, named: dict[str, Any], x64: bool
-) -> Program:
+def _of_call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]) -> Program:
+    x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     leaves, structure = jax.tree.flatten((arguments, named))
     places = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
 

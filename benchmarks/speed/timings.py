@@ -151,7 +151,7 @@ def _slower(known: Timing | None, timing: Timing) -> Timing:
 def _run(job: Job, members: int, calls: list[Call], repeats: int) -> str:
     """Put what a job runs into `calls`; why it failed, if it did."""
     jobs = [dataclasses.replace(job, seed=seed) for seed in range(members)]
-    watching = watched(calls, x64=job.how.x64, repeats=repeats)
+    watching = watched(calls, repeats=repeats)
     try:
         with warnings.catch_warnings(), jax.enable_x64(False), watching:
             warnings.simplefilter("ignore", MisfitWarning)

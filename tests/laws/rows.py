@@ -37,10 +37,25 @@ def values(jobs):
     return {(o.job.method, o.metric, o.selection): (o.value, o.status) for o in outcomes_of(jobs)}
 
 
+def runs_on_accelerators_as_here(program):
+    """It is lowered for CUDA and for TPU, without either, and no product of float32 numbers is left
+    to a device's own precision; what runs on the host is said, and why."""
+    try:
+        program.lower()
+    except HostError:
+        assert program.name in ON_HOST, f"{program.name} runs on the host"
+        return
+    assert not program.reduced(), program.name
+
+
 def a_row_depends_on_its_seed_and_not_on_who_runs_beside_it(cell, monkeypatch, methods=None):
-    """The same seed gives the same row, and another compiles nothing."""
-    jobs = all_methods(cell, methods)
-    together = values(jobs)
+    """The same seed gives the same row, and another compiles nothing; every program is an
+    accelerator's too."""
+    jobs, calls = all_methods(cell, methods), []
+    with watched(calls, repeats=0):
+        together = values(jobs)
+    for program in dict.fromkeys(call.program for call in calls):
+        runs_on_accelerators_as_here(program)
     assert {method for method, _, _ in together} == {job.method for job in jobs}
     alone = values(jobs[::-1][: len(jobs) // 2 or 1])
     assert alone == {place: together[place] for place in alone}
@@ -72,24 +87,7 @@ def messages_that_are_not_finite_give_no_score(cell, monkeypatch, methods=None):
     assert {method for method, _ in scored} == blind, scored
 
 
-def every_program_runs_on_accelerators_as_here(cell, monkeypatch, methods=None):
-    """It is lowered for CUDA and for TPU, without either, and no product of float32 numbers is left
-    to a device's own precision; what runs on the host is said, and why."""
-    for job in all_methods(cell, methods):
-        calls = []
-        with watched(calls, x64=job.how.x64, repeats=0):
-            outcomes_of([job])
-        for program in dict.fromkeys(call.program for call in calls):
-            try:
-                program.lower()
-            except HostError:
-                assert program.name in ON_HOST, f"{job.method}: {program.name} runs on the host"
-                continue
-            assert not program.reduced(), f"{job.method}: {program.name}"
-
-
 LAWS = (
     a_row_depends_on_its_seed_and_not_on_who_runs_beside_it,
-    every_program_runs_on_accelerators_as_here,
     messages_that_are_not_finite_give_no_score,
 )
