@@ -24,6 +24,7 @@ class Specimen(NamedTuple):
       changes: of its settings, at all sizes.
       tiny: of its settings at the tiny size.
       attacks: at the tiny size, changes of methods' settings.
+      many: what it is run on at the full size, where drawing many members of `dataset` takes long.
     """
 
     table: str
@@ -31,6 +32,7 @@ class Specimen(NamedTuple):
     changes: Changes
     tiny: Changes
     attacks: Mapping[str, Changes] = {}
+    many: str = ""
 
     def cell(self, size: Size) -> Cell:
         """The cell at a size; the full one is the default's, of more members."""
@@ -45,14 +47,15 @@ class Specimen(NamedTuple):
                 attacks[name] = replace(attacks.get(name, methods[name]), changed)
         return dataclasses.replace(
             cell,
-            dataset=self.dataset,
+            dataset=self.many if self.many and size == "full" else self.dataset,
             settings=replace(cell.settings, changes),
             attacks=tuple(sorted(attacks.items())),
         )
 
 
 _VICTIM = {"attribute": 0, "records": 20, "rounds": 6, "phases": ("pre2",)}
-_ADAM = {"training.optimizer": optax.adam, "training.learning_rate": 0.01, "phases": ("pre5",)}
+_PRE5 = {"attribute": 20, "phases": ("pre5",)}
+_ADAM = _PRE5 | {"training.optimizer": optax.adam, "training.learning_rate": 0.01}
 _FEW: dict[str, Changes] = {
     "cos": {"steps": 5},
     "l2_lbfgs": {"evaluations": 10},
@@ -87,7 +90,7 @@ _GAME = {
     **{"game.batch_size": 10, "game.most_epochs": 1, "training.batch_size": 6},
 }
 SPECIMENS = (
-    Specimen("quick/attributes", "purchase_like", {"phases": ("pre5",)}, _VICTIM, _FEW),
+    Specimen("quick/attributes", "purchase_like", _PRE5, _VICTIM, _FEW, "digits"),
     Specimen(
         "quick/minibatch",
         "digits",
@@ -95,7 +98,7 @@ SPECIMENS = (
         _VICTIM | {"training.batch_size": 5},
         {"cos_unrolled": {"steps": 5}, "gls": {"orders": 8}},
     ),
-    Specimen("quick/attributes", "digits", {"columns": 2, "phases": ("pre5",)}, _VICTIM),
+    Specimen("quick/attributes", "digits", _PRE5 | {"columns": 2}, _VICTIM),
     Specimen("quick/attributes", "digits", _ADAM, _VICTIM),
     Specimen(
         "lyu2021/table11",
