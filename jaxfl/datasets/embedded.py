@@ -152,7 +152,7 @@ def purchase2_like(records: int = 20_000, seed: int = 0) -> Table:
 
 
 def pictures_like(
-    records: int = 2000, size: tuple[int, int] = (28, 28), clients: int = 10, seed: int = 0
+    records: int = 5000, size: tuple[int, int] = (28, 28), clients: int = 10, seed: int = 0
 ) -> Table:
     """A stand-in for pictures of digits: each of ten classes is one smooth random picture, its
     records are that with noise, and clients hold records of all classes."""

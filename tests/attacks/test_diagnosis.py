@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import Knowledge, binary_column, diagnose
+from attacks import ClosedForm, Knowledge, MisfitWarning, binary_column, closed_form, diagnose
 from jaxfl import Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
 from jaxfl.clients import stack_clients
 from tests.attacks.wrong_recipes import FEATURES, RATE, Act, client, records
@@ -91,6 +91,48 @@ def test_another_activation_is_tried():
     finding = diagnose(relu, run.messages(0), known, LocalTraining(0.1)).findings[0]
     assert finding.cause == "another activation"
     assert finding.evidence.startswith("tanh")
+
+
+def _ten_bits(a):
+    """As TensorFloat-32 keeps them of each factor."""
+    return jax.lax.reduce_precision(a, 8, 10)
+
+
+@jax.custom_vjp
+def _reduced(a, b):
+    return _ten_bits(a) @ _ten_bits(b)
+
+
+_reduced.defvjp(
+    lambda a, b: (_reduced(a, b), (a, b)),
+    lambda kept, g: (
+        _ten_bits(g) @ _ten_bits(kept[1]).T,
+        _ten_bits(kept[0]).T @ _ten_bits(g),
+    ),
+)
+
+
+def test_clients_whose_products_keep_ten_bits_are_read_and_named():
+    """As accelerators train where nothing is said."""
+    x, y = records(0)
+    model = mlp(FEATURES, (32,), 2)
+
+    def apply(params, x, *, key=None, mask=None):
+        for place, name in enumerate(model.layers.names):
+            layer = model.layers.parameters(params, name)
+            x = _reduced(jax.nn.relu(x) if place else x, layer["kernel"]) + layer["bias"]
+        return x
+
+    device = dataclasses.replace(model, apply=apply, layers=None)
+    federated = Federated(8, LocalTraining(RATE))
+    run = simulate(device, model.init(KEY), stack_clients([(x, y)]), KEY, federated)
+    known = Knowledge(x, y, (binary_column(4, 0.5),))
+    with pytest.warns(MisfitWarning):
+        decoded = closed_form(model, run.messages(0), known, settings=ClosedForm(RATE))
+    assert np.array_equal(decoded.reconstruction.values[0], x[:, 4])
+    diagnosis = diagnose(model, run.messages(0), known, LocalTraining(RATE))
+    assert diagnosis.findings[0].cause == "noise"
+    assert "TensorFloat-32" in diagnosis.findings[0].evidence
 
 
 def test_bad_input_is_named():

@@ -190,6 +190,16 @@ def test_embedded_sets():
     assert abs(np.delete(diabetes.x, 1, 1).mean(0)).max() < 1e-5
 
 
+def test_pictures_like_are_pictures_that_tell_their_class():
+    data = load("pictures_like", records=400, size=(14, 10), clients=3)
+    assert data.x.shape == (400, 14, 10, 1)
+    assert set(data.group.tolist()) == {0, 1, 2}
+    assert 0 <= data.x.min() < data.x.max() <= 1
+    means = np.stack([data.x[data.y == k].mean(0).ravel() for k in range(10)])
+    nearest = np.linalg.norm(data.x.reshape(400, 1, -1) - means, axis=2).argmin(1)
+    assert (nearest == data.y).mean() > 0.95
+
+
 def test_purchase_like_has_the_published_marginals():
     data = load("purchase_like")
     assert data.x.shape == (20000, 600)
