@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: sweep test oldest lint clean
+.PHONY: sweep test oldest throughput accelerator lint clean
 
 sweep: $(VENV)/.installed  ## run the main job on embedded data; ARGS="..." is passed on
 	$(BIN)/python -m benchmarks.sweep $(ARGS)
@@ -16,6 +16,12 @@ OLDEST := declaration or decoders_of_sums
 
 oldest: $(VENV)-oldest/.installed  ## the simulation and every attack on attributes, once, with the oldest versions that work
 	$(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py -k "$(OLDEST)"
+
+throughput: $(VENV)/.installed  ## every program of every method beside this machine's limits; ARGS="methods attributes ..."
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+accelerator: $(VENV)/.installed  ## throughput, laws and rows of an accelerator, into accelerator/
+	PYTHON=$(BIN)/python benchmarks/accelerator.sh accelerator $(ARGS)
 
 lint: $(VENV)/.installed  ## linters and types
 	$(BIN)/ruff check .

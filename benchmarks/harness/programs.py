@@ -32,12 +32,14 @@ class Program:
       function: from arrays to its result.
       shapes: of the arrays.
       x64: whether 64-bit types are on.
+      static: all else that it depends on, such as settings.
     """
 
     name: str
     function: Callable[..., Any] = dataclasses.field(compare=False)
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     x64: bool
+    static: Any = None
 
     @functools.cached_property
     def traced(self) -> Any:
@@ -164,7 +166,7 @@ def _of_members(
         with full_precision():
             return function(jax.tree.unflatten(structure, arrays))
 
-    return Program(name, of_arrays, shapes, x64), len(leaves[0])
+    return Program(name, of_arrays, shapes, x64, function), len(leaves[0])
 
 
 def _of_call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]) -> Program:
@@ -181,7 +183,8 @@ def _of_call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]
         return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
 
     shapes = tuple(_shape(leaves[i], leaves[i].shape, x64) for i in places)
-    return Program(function.__name__, of_arrays, shapes, x64)
+    static = str(structure), str([leaf for leaf in leaves if not _is_traced(leaf)])
+    return Program(function.__name__, of_arrays, shapes, x64, static)
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -106,7 +106,11 @@ def test_calls_within_a_call_are_not_watched(world):
     with watched(calls, repeats=0):
         settings = CosMatching(steps=2)
         cos_matching(world.model, run.messages(0), knowledge, world.key, settings=settings)
-    assert [call.program.name for call in calls] == ["cos_matching"]
+        more = CosMatching(steps=3)
+        cos_matching(world.model, run.messages(0), knowledge, world.key, settings=more)
+        cos_matching(world.model, run.messages(0), knowledge, world.key, settings=more)
+    assert [call.program.name for call in calls] == 3 * ["cos_matching"]
+    assert calls[0].program != calls[1].program == calls[2].program
     assert np.isnan(calls[0].seconds)
     assert "stablehlo" in calls[0].program.lower().as_text()
 
