@@ -200,9 +200,10 @@ def _timing(job: Job, call: Call, size: str, limits: Limits) -> Timing:
 
 def _limit(timing: Timing, counted: Operations, limits: Limits) -> str:
     """Why a share is low, in one line."""
-    reasons = [f"{counted.open_loops} open loops, counted once"] if counted.open_loops else []
+    if counted.open_loops:
+        return f"{counted.open_loops} open loops, counted once: it does more than that"
     if timing.share >= LOW:
-        return "; ".join(reasons)
+        return ""
     steps = max(timing.steps, timing.members)
     floor = timing.share * timing.seconds / steps
     work = {
@@ -212,17 +213,13 @@ def _limit(timing: Timing, counted: Operations, limits: Limits) -> str:
     }
     most = max(work, key=lambda name: work[name])
     if floor < SHORT:
-        reasons.append(
-            f"steps are short: {1e6 * timing.seconds / steps:.0f} us each, "
-            f"{1e6 * floor:.2g} us at the limit"
-        )
-    elif most != "products":
-        reasons.append(f"most work is of {most}")
-    elif timing.bytes / timing.seconds > LOW * limits.bandwidth:
-        reasons.append("bytes: operands are read more often than a copy would")
-    else:
-        reasons.append("products of small matrices")
-    return "; ".join(reasons)
+        taken = f"{1e6 * timing.seconds / steps:.0f} us each"
+        return f"steps are short: {taken}, {1e6 * floor:.2g} us at the limit"
+    if most != "products":
+        return f"most work is of {most}"
+    if timing.bytes / timing.seconds > LOW * limits.bandwidth:
+        return "bytes: operands are read more often than a copy would"
+    return "products of small matrices"
 
 
 def _peak() -> float:
