@@ -79,15 +79,16 @@ _SUMS = {
     **{"training.batch_size": 5, "auxiliary": 200, "detectors.pairs": 20},
     **{"detectors.kind.gradients": 100},
 }
-_LINKS = {
+TINY_LINKS = {
     **{"clients": 4, "records": 9, "widths": (2, 2, 4, 4), "first": 2, "window": 6},
     **{"representing.evaluations": 3, "representing.images": 6, "trunk_round": 4},
     **{"siamese.epochs": 2, "siamese.batch_size": 4, "epoch": 2, "training.learning_rate": 0.05},
 }
-_GAME = {
+TINY_GAME = {
     **{"clients": 3, "records": 12, "widths": (2, 2, 4, 4), "game.width": 8, "rounds": 4},
     **{"representing.evaluations": 2, "representing.images": 6, "auxiliary": 20},
     **{"game.batch_size": 10, "game.most_epochs": 1, "training.batch_size": 6},
+    **{"training.learning_rate": 0.05},
 }
 SPECIMENS = (
     Specimen("quick/attributes", "purchase_like", _PRE5, _VICTIM, _FEW, "digits"),
@@ -125,8 +126,8 @@ SPECIMENS = (
     ),
     Specimen("kerkouche2023/fig4", "pictures_like", {}, _SUMS),
     Specimen("song2020/solvers", "pictures_like", {}, {"steps": 5, "widths": (2, 2, 4, 4)}),
-    Specimen("song2020/table3", "pictures_like", {"clients": 6}, _LINKS),
-    Specimen("song2020/table4", "pictures_like", {}, _GAME),
+    Specimen("song2020/table3", "pictures_like", {"clients": 6}, TINY_LINKS),
+    Specimen("song2020/table4", "pictures_like", {}, TINY_GAME),
 )
 
 

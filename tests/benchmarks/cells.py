@@ -38,36 +38,6 @@ def all_methods(cell, names=None):
     return [Job(cell, m.name, 0) for m in methods if names is None or m.name in names]
 
 
-TINY_LINKS = {
-    "clients": 4,
-    "records": 9,
-    "widths": (2, 2, 4, 4),
-    "first": 2,
-    "window": 6,
-    "representing.evaluations": 3,
-    "representing.images": 6,
-    "siamese.epochs": 2,
-    "siamese.batch_size": 4,
-    "epoch": 2,
-    "training.learning_rate": 0.05,
-    "trunk_round": 4,
-}
-TINY_GAME = {
-    "clients": 3,
-    "records": 12,
-    "widths": (2, 2, 4, 4),
-    "game.width": 8,
-    "rounds": 4,
-    "representing.evaluations": 2,
-    "representing.images": 6,
-    "auxiliary": 20,
-    "game.batch_size": 10,
-    "game.most_epochs": 1,
-    "training.learning_rate": 0.05,
-    "training.batch_size": 6,
-}
-
-
 def pictures(side=28):
     """Ten classes, each a picture of its own with noise."""
     rng = np.random.default_rng(0)

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from benchmarks.harness.programs import watched
 from benchmarks.measurements import generator_judges, generators
 from benchmarks.scenarios import generated
+from benchmarks.speed.specimens import TINY_GAME
 from jaxfl.datasets import Dataset
-from tests.benchmarks.cells import TINY_GAME, all_methods, cell_of, outcomes_of, pictures
-from tests.laws.rows import LAWS
+from tests.benchmarks.cells import all_methods, cell_of, outcomes_of, pictures
+from tests.laws.rows import LAWS, runs_on_accelerators_as_here
 
 
 def tiny(table, changes, **more):
@@ -33,7 +35,11 @@ def test_every_generator_is_judged(images):
     methods = [job.method for job in jobs]
     judged = ("none", "mgan_passive", "mgan_active")
     jobs += all_methods(tiny("fig10", TINY_GAME, round=4), judged)
-    outcomes = outcomes_of(jobs)
+    calls = []
+    with watched(calls, repeats=0):
+        outcomes = outcomes_of(jobs)
+    for program in dict.fromkeys(call.program for call in calls):
+        runs_on_accelerators_as_here(program)
     found = {(o.job.method, o.metric): o for o in outcomes}
     for method in methods:
         assert 1 <= found[method, "classifier_score"].value <= 10.001
@@ -49,7 +55,7 @@ def test_every_generator_is_judged(images):
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, images, monkeypatch):
-    law(tiny("table4", TINY_GAME), monkeypatch, ("none", "mgan_passive", "gan_attack", "victim"))
+    law(tiny("table4", TINY_GAME), monkeypatch, ("none", "mgan_passive", "victim"))
 
 
 def test_turned_digits_and_worn_glasses_make_the_victim(images):
