@@ -45,6 +45,7 @@ def test_gauss_newton_finds_several_columns_of_any_coding():
     )
 
 
+@pytest.mark.slow
 def test_gauss_newton_on_another_clients_messages_tells_nothing():
     model = mlp(D, (64,), 3)
     scores, majorities = [], []

@@ -56,6 +56,7 @@ def breast_cancer(steps, **changed):
     return cell_of("quick/attributes", changes, attacks, "breast_cancer")
 
 
+@pytest.mark.slow
 def test_members_of_a_group_do_not_depend_on_each_other():
     cell, other = breast_cancer(20), breast_cancer(20, attribute=5)
     together = outcomes_of([Job(c, "cos", s) for c in (cell, other) for s in (0, 1, 2)])
