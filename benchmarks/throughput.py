@@ -45,7 +45,8 @@ class Methods:
     """tiny: seconds a program; default: the small size of the suites; full: the same with as many
     members as an accelerator holds."""
     members: int = 0
-    """Victims or federations at once; 0: as the size has it (2, 4, or 256 on an accelerator)."""
+    """Victims or federations at once; 0: as the size has it (2, 4, and at the full size 16, or 256
+    on an accelerator)."""
     repeats: int = 3
     """Warm runs of each, of which the fastest counts."""
     out: str = "throughput.csv"

@@ -13,7 +13,7 @@ from jaxfl.datasets.sources import cache_dir
 
 UNTRIED = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 """By default XLA compiles and times many kernels for each product: on an H200 `l2_lbfgs` took more
-than 150 s to compile, and 9 s so, and programs ran as fast (docs/results/speed.md)."""
+than 150 s to compile, and 9 s so (docs/results/speed.md)."""
 KNOWN = ("0.10.", "0.11.")
 """Versions of jaxlib that know these flags; it ends the process on one that it does not know."""
 LONG_ENOUGH = 0.2

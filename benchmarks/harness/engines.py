@@ -74,7 +74,11 @@ def run_group(function: Callable[[Any], Any], members: Any, *, x64: bool = False
     start = time.perf_counter()
     with jax.enable_x64(x64), full_precision():
         program = _compile(
-            function, devices, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), x64
+            function,
+            devices,
+            structure,
+            tuple((leaf.shape, leaf.dtype) for leaf in leaves),
+            (x64, jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
         )
         compiled = time.perf_counter()
         results = jax.block_until_ready(program(placed))
@@ -114,9 +118,10 @@ def _compile(
     devices: tuple[jax.Device, ...],
     structure: Any,
     signature: tuple[Any, ...],
-    x64: bool,
+    precision: tuple[bool, str | None],
 ) -> Any:
-    """One program per function and shapes; `x64` only tells programs of equal shapes apart."""
+    """One program per function and shapes; `precision`, of types and of products, only tells
+    programs of equal shapes apart."""
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in signature]
     strategy = strategy_here(_at_once(function, structure.unflatten(shapes), devices[0]))
     sharding = _sharding(devices)

@@ -27,6 +27,7 @@ ON_HOST = {
     "local_optimum": "least squares of some tens of unknowns, in NumPy",
     "match_records": "it draws starts and rounds answers between its programs, in NumPy",
     "reconstruct_records": "it decides by values what is searched next; linear programmes by HiGHS",
+    "representatives": "SciPy's L-BFGS-B, with that solver",
     "split_variances": "scikit-learn",
     "structured_moments": "moments of one client, in NumPy",
 }
@@ -47,7 +48,8 @@ class Timing:
       methods: that run it, separated by commas.
       size: "tiny", "default" or "full".
       device: that it ran on.
-      dtype: precision of most of its work.
+      dtype: "float64" if 64-bit types are on around it, else "float32". An attack that switches
+        them on itself, as `gls` does with `drift`, computes in more than that when called alone.
       members: victims, clients or updates that it handles at once.
       seconds: of one run, all members together; the fastest.
       compile_s: of the first run.
@@ -56,7 +58,7 @@ class Timing:
       steps: of innermost loops, of all members.
       share: operations per second, relative to what is attainable at so many operations per byte.
       limit: why the share is low, or why there is none.
-      peak_mib: most memory of the device that was in use until the program ended; 0: not known.
+      peak_mib: most memory of the device that was in use until its job ended; 0: not known.
     """
 
     experiment: str
@@ -127,12 +129,14 @@ def measure(
         tell(job)
         began, experiment = len(calls), job.cell.experiment
         failed = _run(job, members if experiment.batched else 1, calls, repeats)
-        found = [_timing(job, call, size, limits) for call in calls[began:]]
+        found = [_timing(job, call, size, limits) for call in calls[began:] if _is_new(call, calls)]
         found += [_failed(job, size, limits, failed)] if failed else []
         for timing in (t for t in found if t.work != 0):
             place = experiment.name, timing.program
-            users.setdefault(place, []).append(job.method)
             slowest[place] = _slower(slowest.get(place), timing)
+        ran = [call.program.name for call in calls[began:]] + ([job.method] if failed else [])
+        for place in ((experiment.name, name) for name in ran):
+            users.setdefault(place, []).append(job.method)
         named = {place: ",".join(dict.fromkeys(names)) for place, names in users.items()}
         done = [dataclasses.replace(t, methods=named[place]) for place, t in slowest.items()]
         keep(done)
@@ -143,8 +147,12 @@ Place = tuple[str, str]
 """Names of an experiment and of a program."""
 
 
+def _is_new(call: Call, calls: list[Call]) -> bool:
+    """Whether it is the first of its program, which alone was timed."""
+    return next(each for each in calls if each.program == call.program) is call
+
+
 def _slower(known: Timing | None, timing: Timing) -> Timing:
-    """What was not run again, since it was known, has no time."""
     return known if known and not timing.seconds > known.seconds else timing
 
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import sweep
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job
+from benchmarks.harness.programs import watched
 from benchmarks.harness.settings import flatten
 from benchmarks.measurements.local_models.scores import source_scores
 from benchmarks.scenarios import federations
@@ -20,7 +21,7 @@ from benchmarks.suites.grids import published_rows
 from jaxfl import Federated, simulate, stack_clients
 from tests.benchmarks.cells import all_methods, cell_of, outcomes_of
 from tests.conftest import assert_same, largest_difference
-from tests.laws.rows import LAWS
+from tests.laws.rows import LAWS, runs_on_accelerators_as_here
 
 TINY = {
     "hidden": (16,),
@@ -123,7 +124,11 @@ def test_faces_and_batch_normalisation(data_dir, cache):
     cell = tiny("table1", "att_faces", batch_norm=True, attacked=1, training__batch_size=16)
     with pytest.raises(ValueError, match="method='gls' cannot run here: batch_norm=True"):
         Job(cell, "gls", 0)
-    found, outcomes = scores(cell, ["last", "invert_gradient"], data_dir)
+    calls = []
+    with watched(calls, repeats=0):
+        found, outcomes = scores(cell, ["last", "invert_gradient"], data_dir)
+    for program in dict.fromkeys(call.program for call in calls):
+        runs_on_accelerators_as_here(program)
     assert {metric for _, metric in found} >= {"zest", "ssim", "source_accuracy", "train_accuracy"}
     assert 0 < found["last", "ssim"] < 1
     for method in ("last", "invert_gradient"):
