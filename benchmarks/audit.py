@@ -23,7 +23,7 @@ from rich.console import Console
 from benchmarks.audits import findings, page, plan, recorded
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import group
-from benchmarks.harness.runner import run_groups
+from benchmarks.harness.runner import run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
 from benchmarks.sweep import UsageError, listen_for_requests_to_end, repeat, say, seeds_of
@@ -222,8 +222,7 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     prepare_devices()
     store = Store(folder)
     try:
-        finished = store.finished()
-        pending = [left for g in group(jobs) if (left := g.without(finished)).jobs]
+        pending, _ = unfinished(group(jobs), store.finished())
         run_groups(console, "local", store, pending, None, lambda job, metric: None)
         store.write_csv()
         rows, failed = store.rows(keys), store.failed(keys)

@@ -23,7 +23,7 @@ from benchmarks.harness import report
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
-from benchmarks.harness.runner import run_groups
+from benchmarks.harness.runner import run_groups, unfinished
 from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
 from benchmarks.suites import SUITES, metrics_of
@@ -60,6 +60,8 @@ class Arguments:
     """Folder for results; one that holds results is resumed."""
     engine: Literal["local", "ray"] = "local"
     """local: this machine's devices; ray: a Ray cluster (needs the extra 'cluster')."""
+    keep_rows: bool = False
+    """Keep finished rows that other code measured; else they are measured again."""
     dry_run: bool = False
     """Print cells, groups, estimated time and memory, then stop."""
 
@@ -220,13 +222,11 @@ def _sweep(
 ) -> int:
     store = Store(arguments.out)
     try:
-        finished = store.finished()
         keys = {job.key for g in groups for job in g.jobs}
-        pending = [p for g in groups if (p := g.without(finished)).jobs]
+        pending, others = unfinished(groups, store.finished(), arguments.keep_rows)
         left = sum(len(g.jobs) for g in pending)
-        if left < len(keys):
-            done = f"{len(keys) - left} of {len(keys)} jobs are finished in {arguments.out}"
-            console.print(f"{done}; running the other {left}")
+        for line in resumption(len(keys), left, others, arguments):
+            console.print(line)
         start, interrupted = time.perf_counter(), False
 
         def published(job: Job, metric: str) -> float | None:
@@ -255,6 +255,18 @@ def _sweep(
         return 0 if not failed else 2 if bad_input else 1
     finally:
         store.close()
+
+
+def resumption(jobs: int, left: int, others: int, arguments: Arguments) -> list[str]:
+    """What a resumed sweep says of the rows that it meets."""
+    lines = []
+    if others:
+        fate = "are kept" if arguments.keep_rows else "are measured again (--keep-rows keeps them)"
+        lines += [f"{others} jobs in {arguments.out} were measured by other code and {fate}"]
+    if left < jobs:
+        done = f"{jobs - left} of {jobs} jobs are finished in {arguments.out}"
+        lines += [f"{done}; running the other {left}"]
+    return lines
 
 
 def _print_suites(console: Console, suites: Mapping[str, Suite]) -> None:

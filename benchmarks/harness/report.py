@@ -176,6 +176,8 @@ def _fit(rows: list[dict[str, Any]]) -> str:
 def _note(rows: list[dict[str, Any]], failed: list[dict[str, Any]]) -> str:
     """What a reader must know of the data, and why rows failed."""
     told = [*(row["detail"].get("note", "") for row in rows), *(row["status"] for row in failed)]
+    codes = len({row["code"] for row in rows})
+    told += [f"seeds were measured by {codes} versions of the code"] if codes > 1 else []
     text = "; ".join(filter(None, dict.fromkeys(told)))
     return text + (f" ({len(failed)} failed)" if failed else "")
 

@@ -10,7 +10,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from benchmarks.harness.code import code_of
 from benchmarks.harness.engines import ENGINES
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Outcome
@@ -54,6 +55,23 @@ def run_groups(
             bar.update(task, description=f"{group.label} {outcomes[0].job.method}"[:70])
             units = {outcome.job.unit for outcome in outcomes}
             bar.advance(task, sum(left.pop(unit, 0.0) for unit in units))
+
+
+def unfinished(
+    groups: Sequence[Group], finished: Mapping[str, str], keep: bool = False
+) -> tuple[list[Group], int]:
+    """What is left to run of groups, and how many of its jobs were measured by other code.
+
+    Args:
+      groups: what is asked for.
+      finished: by the key of a finished job the code that measured it (`Store.finished`).
+      keep: take rows of other code for finished too.
+    """
+    jobs = {job.key: job for group in groups for job in group.jobs}
+    others = {key for key, job in jobs.items() if finished.get(key, code_of(job)) != code_of(job)}
+    done = {key for key in jobs if key in finished and (keep or key not in others)}
+    left = (group.without(done) for group in groups)
+    return [group for group in left if group.jobs], len(others)
 
 
 def run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]]:
@@ -160,6 +178,7 @@ def _row(outcome: Outcome, versions: str, published: Published) -> Row:
         "seed": job.seed,
         "published": published(job, outcome.metric),
         "versions": versions,
+        "code": code_of(job),
         "settings": json.dumps(job.settings, sort_keys=True),
         "detail": json.dumps({**outcome.detail, **note}, sort_keys=True),
         **{name: getattr(outcome, name) for name in same},

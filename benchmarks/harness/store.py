@@ -26,11 +26,11 @@ COLUMNS = (
     ),
     *("chance", "majority", "imputation", "null", "explained", "misfit", "published"),
     *("train_accuracy", "test_accuracy", "compile_s", "run_s"),
-    *("device", "dtype", "versions", "settings", "detail"),
+    *("device", "dtype", "versions", "code", "settings", "detail"),
 )
 """Columns of `results.csv`, fixed."""
 
-_VERSION = 3
+_VERSION = 4
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS results (
   job TEXT NOT NULL, {", ".join(f'"{name}"' for name in COLUMNS)},
@@ -117,10 +117,11 @@ class Store:
             )
         return cls(folder)
 
-    def finished(self) -> set[str]:
-        """Keys of the jobs of which nothing failed; the others are run again."""
-        query = "SELECT job FROM results GROUP BY job HAVING SUM(value IS NULL) = 0"
-        return {key for (key,) in self._database.execute(query)}
+    def finished(self) -> dict[str, str]:
+        """Keys of the jobs of which nothing failed, each with the code that measured it
+        (`benchmarks.harness.code`)."""
+        query = "SELECT job, MAX(code) FROM results GROUP BY job HAVING SUM(value IS NULL) = 0"
+        return dict(self._database.execute(query))
 
     def failed(self, keys: set[str]) -> list[str]:
         """Distinct statuses of those of these jobs that have no value."""

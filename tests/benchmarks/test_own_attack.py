@@ -10,6 +10,7 @@ import pytest
 
 from attacks.attributes.knowledge import Reconstruction, answered, check_knowledge
 from benchmarks import sweep
+from benchmarks.harness import code
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.harness.jobs import Cell, Job, Outcome, Place, Suite, Table
 from benchmarks.measurements.attributes import EXPERIMENT, View
@@ -144,3 +145,36 @@ def test_a_job_of_which_anything_failed_is_run_again(tmp_path):
         database.execute(f"INSERT INTO results VALUES ({marks})", list(fine.values()))
     assert sweep.main(command, suites) == 0
     assert statuses() == {"ok"}
+
+
+def test_rows_of_other_code_are_measured_again(tmp_path, capsys, monkeypatch):
+    ask = ["own", "--methods", "majority", "--seeds", "2", "--out", str(tmp_path)]
+    assert sweep.main(ask, SUITES) == 0
+    assert sweep.main(ask, SUITES) == 0
+    assert "running the other 0" in capsys.readouterr().out
+    monkeypatch.setattr(code, "_ours", lambda: "another attack")
+    code._digest_of.cache_clear()
+    assert sweep.main([*ask, "--seeds", "3", "--keep-rows"], SUITES) == 0
+    told = capsys.readouterr().out
+    assert "2 jobs in" in told
+    assert "other code and are kept" in told
+    assert "running the other 1" in told
+    assert "measured by 2 versions of the code" in (tmp_path / "report.html").read_text()
+    assert sweep.main(ask, SUITES) == 0
+    assert "are measured again" in capsys.readouterr().out
+    monkeypatch.undo()
+    code._digest_of.cache_clear()
+
+
+def test_only_what_a_method_does_is_its_code():
+    plain = code.statements("def f(x):\n    return x + 1\n")
+    told = '"""What."""\ndef f(x):\n    """How."""\n    # Why.\n    return (x + 1)\n'
+    assert code.statements(told) == plain
+    assert code.statements("def f(x):\n    return x + 2\n") != plain
+
+
+def test_an_attack_from_outside_has_its_own_modules_code():
+    (cell,) = TABLE.cells("own", "small", None)
+    inside = code.code_of(Job(cell, "majority", 0))
+    assert inside == code.code_of(Job(cell, "majority", 1))
+    assert inside != code.code_of(Job(cell, "pull", 0))
