@@ -8,7 +8,6 @@ which the same audit is made again.
 
 import dataclasses
 import shlex
-import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,18 +20,28 @@ import yaml
 from rich.console import Console
 
 from benchmarks.audits import findings, page, plan, recorded
+from benchmarks.harness.command_line import (
+    UsageError,
+    check_options,
+    exit_code,
+    option,
+    run_command,
+)
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import group
 from benchmarks.harness.runner import run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
-from benchmarks.sweep import UsageError, listen_for_requests_to_end, repeat, say, seeds_of
+from benchmarks.sweep import seeds_of
 from jaxfl import LocalTraining, mlp
 from jaxfl.datasets import read_inputs
-from jaxfl.domains import check
+from jaxfl.domains import Count, Index, PositiveFloat
 from jaxfl.recordings import read_rounds
 
 PROG = "python -m benchmarks.audit"
+KEPT = "finished rows are kept; run the same command to go on"
+ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
+ONLY_RECORDED = ("client", "sent", "returned", "after")
 OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
@@ -56,19 +65,19 @@ class Arguments:
     clients: str = "10"
     """How many clients there are. For --messages: the column that says whose a record is ("" if all
     are one client's)."""
-    records: int = 0
+    records: Index = 0
     """Records of each simulated client; 0: as many as there are, at most 200."""
     hidden: str = "64"
     """Widths of the hidden layers, comma-separated; "" for none."""
-    rounds: int = 20
+    rounds: Count = 20
     """Communication rounds that are simulated, and seen."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Of the clients, begun anew in every round."""
-    learning_rate: float = 0.1
+    learning_rate: PositiveFloat = 0.1
     """Of the clients' optimiser."""
-    batch_size: int = 32
+    batch_size: Index = 32
     """Records per local step; 0 for all."""
-    epochs: int = 1
+    epochs: Count = 1
     """Local passes over the records in a round."""
     epsilon: str = "none,10,3,1"
     """Private trainings to be tried, comma-separated; "none" is tried in any case."""
@@ -96,22 +105,18 @@ class Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        arguments = tyro.cli(Arguments, args=words, prog=PROG, default=_configured(words))
-        _check(arguments)
-        folder = Path(arguments.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
-        write_whole(folder / "audit.yaml", yaml.safe_dump(chosen, sort_keys=False))
-        console = Console(width=None if sys.stdout.isatty() else 130)
-        return (_recorded if arguments.messages else _simulated)(console, arguments, folder)
-    except (ValueError, FileNotFoundError) as error:
-        return say(f"error: {error}", 2)
-    except (OSError, sqlite3.Error) as error:
-        return say(f"error: {error}; finished rows are kept", 1)
-    except KeyboardInterrupt:
-        repeat(0)
-        return say("interrupted: finished rows are kept; run the same command to go on", 130)
+    return exit_code(lambda: _answered(words), KEPT)
+
+
+def _answered(words: list[str]) -> int:
+    arguments = tyro.cli(Arguments, args=words, prog=PROG, default=_configured(words))
+    _check(arguments)
+    folder = Path(arguments.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
+    write_whole(folder / "audit.yaml", yaml.safe_dump(chosen, sort_keys=False))
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    return (_recorded if arguments.messages else _simulated)(console, arguments, folder)
 
 
 def _configured(words: list[str]) -> Arguments:
@@ -123,6 +128,8 @@ def _configured(words: list[str]) -> Arguments:
         path = words[words.index("--config") + 1]
     else:
         return Arguments()
+    if not Path(path).is_file():
+        raise UsageError(f"--config {path!r} is no file")
     try:
         told = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -144,9 +151,20 @@ def _configured(words: list[str]) -> Arguments:
 
 
 def _check(arguments: Arguments) -> None:
+    check_options(arguments)  # an audit.yaml holds what no parser has seen
     for name in ("csv", "target", "sensitive", "out"):
-        if not getattr(arguments, name):
-            raise UsageError(f"--{name} is missing: see --help")
+        if not getattr(arguments, name).strip(", "):
+            raise UsageError(f"--{name} {getattr(arguments, name)!r} is missing: see --help")
+    if arguments.messages is not None and not (
+        arguments.messages and Path(arguments.messages).is_dir()
+    ):
+        raise UsageError(f"--messages {arguments.messages!r} is no folder")
+    idle = ONLY_SIMULATED if arguments.messages else ONLY_RECORDED
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if field.name in idle and value != field.default:
+            runs = "recorded runs (--messages)" if arguments.messages else "simulated ones"
+            raise UsageError(f"{option(field.name)} {value!r} has no meaning for {runs}")
     if not Path(arguments.csv).is_file():
         raise UsageError(f"--csv {arguments.csv!r} is no file")
 
@@ -162,15 +180,9 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def _training(arguments: Arguments) -> LocalTraining:
-    if arguments.optimizer not in OPTIMIZERS:  # an audit.yaml may say so
-        raise UsageError(f"--optimizer {arguments.optimizer!r} must be sgd or adam")
     batch = arguments.batch_size or None
     optimizer = OPTIMIZERS[arguments.optimizer]
-    training = LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
-    check("training", training, LocalTraining)
-    if not arguments.learning_rate > 0:
-        raise UsageError(f"--learning-rate {arguments.learning_rate} must be positive")
-    return training
+    return LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
 
 
 def _epsilons(text: str) -> tuple[float, ...]:
@@ -196,9 +208,6 @@ def _questions(text: str) -> tuple[str, ...]:
 def _federation(arguments: Arguments) -> plan.Federation:
     if not arguments.clients.isdigit() or not int(arguments.clients):
         raise UsageError(f"--clients {arguments.clients!r} must be a number of clients")
-    for name in ("rounds", "records"):
-        if getattr(arguments, name) < (name == "rounds"):
-            raise UsageError(f"--{name} {getattr(arguments, name)} is out of range")
     return plan.Federation(
         int(arguments.clients),
         arguments.records,
@@ -271,8 +280,11 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     )
     clients = recorded.clients_of(run, table, _names(arguments.client or ""))
     made, notes = [], [f"Arrays were taken for these parameters: {run.layout}".replace("\n", "; ")]
-    for attribute in _names(arguments.sensitive):
-        finding, told = recorded.finding(model, clients, attribute.split("+"), _training(arguments))
+    attributes = [attribute.split("+") for attribute in _names(arguments.sensitive)]
+    for columns in attributes:
+        table.values_of(columns)  # a wrong name is said before anything is computed
+    for columns in attributes:
+        finding, told = recorded.finding(model, clients, columns, _training(arguments))
         made.append(finding)
         notes += told
     rounds = max(len(client.messages) for client in clients)
@@ -332,5 +344,4 @@ def _command(arguments: Arguments) -> str:
 
 
 if __name__ == "__main__":
-    listen_for_requests_to_end()
-    sys.exit(main())
+    run_command(main)

@@ -6,22 +6,35 @@ within `--tolerance`. Exit code 1 if some differ, or if a row has no partner in 
 """
 
 import csv
+import dataclasses
 import math
-import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
+
+from benchmarks.harness.command_line import check_options, exit_code, run_command
+from jaxfl.domains import NotNegativeFloat
 
 PLACE = ("suite", "table", "size", "dataset", "method", "selection", "metric", "seed")
 
 
 def read(path: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
-    """Rows of a results.csv by place, in their order."""
+    """Rows of a results.csv by place, in their order. Raises `ValueError` if the file is none."""
     rows: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            rows[tuple(row[name] for name in PLACE)].append(row)
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = set(PLACE) - set(reader.fieldnames or ())
+            if missing:
+                raise KeyError(min(missing))
+            for row in reader:
+                rows[tuple(row[name] for name in PLACE)].append(row)
+    except (KeyError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no results.csv ({error!r})") from error
     return rows
 
 
@@ -46,23 +59,32 @@ def _close(a: str, b: str, tolerance: float) -> bool:
     return math.isclose(float(a), float(b), rel_tol=tolerance, abs_tol=tolerance)
 
 
-def main(old: Path, new: Path, /, tolerance: float = 1e-6) -> int:
-    """Compare two results.csv.
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Compare two results.csv."""
 
-    Args:
-        old: of the first run.
-        new: of the second.
-        tolerance: relative and absolute.
-    """
-    for path in (old, new):
-        if not path.is_file():
-            print(f"error: {path} is no file", file=sys.stderr)
-            return 2
-    lines = differences(old, new, tolerance)
+    old: tyro.conf.Positional[Path]
+    """Of the first run."""
+    new: tyro.conf.Positional[Path]
+    """Of the second."""
+    tolerance: NotNegativeFloat = 1e-6
+    """Relative and absolute."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code, 1 if the files differ."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.compare")
+    return exit_code(lambda: _answered(arguments))
+
+
+def _answered(arguments: Arguments) -> int:
+    check_options(arguments)
+    old, new = arguments.old, arguments.new
+    lines = differences(old, new, arguments.tolerance)
     rows = max(sum(map(len, read(path).values())) for path in (old, new))
     print(*lines, f"{len(lines)} differences among {rows} rows", sep="\n")
     return int(bool(lines))
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, prog="python -m benchmarks.compare"))
+    run_command(main)

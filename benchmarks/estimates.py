@@ -1,29 +1,35 @@
 """Measured times become estimates: `python -m benchmarks.estimates --out results
 [other folders]`."""
 
-import sys
+import dataclasses
+from collections.abc import Sequence
 
 import tyro
 
 from benchmarks.harness import estimates
-from benchmarks.harness.store import Store
+from benchmarks.harness.command_line import exit_code, run_command
+from benchmarks.harness.store import opened
 
 
-def main(out: tuple[str, ...] = ("results",)) -> int:
-    """Write the table of seconds per job anew from results; tables that they lack stay.
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Write the table of seconds per job anew from results; tables that they lack stay."""
 
-    Args:
-        out: folders of results.
-    """
+    out: tuple[str, ...] = ("results",)
+    """Folders of results."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code as `benchmarks.sweep` does."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.estimates")
+    return exit_code(lambda: _answered(arguments))
+
+
+def _answered(arguments: Arguments) -> int:
     rows = []
-    for folder in out:
-        try:
-            store = Store.existing(folder)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        rows += store.rows()
-        store.close()
+    for folder in arguments.out:
+        with opened(folder) as store:
+            rows += store.rows()
     lines = estimates.refreshed(rows)
     estimates.write(lines)
     print(f"{len(lines)} lines of {estimates.PATH.name}")
@@ -31,4 +37,4 @@ def main(out: tuple[str, ...] = ("results",)) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, prog="python -m benchmarks.estimates"))
+    run_command(main)

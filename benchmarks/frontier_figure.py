@@ -2,15 +2,15 @@
 --figure frontier.svg`."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import tyro
 
+from benchmarks.harness.command_line import UsageError, check_writable, exit_code, run_command
 from benchmarks.harness.intervals import Interval, accuracy_interval
 from benchmarks.harness.jobs import Table
-from benchmarks.harness.store import Store
+from benchmarks.harness.store import opened
 from benchmarks.suites.frontier import METHODS, SETTINGS, SUITE, place_of, places
 
 
@@ -104,33 +104,40 @@ def _order(rows: Sequence[dict[str, Any]], axis: str) -> list[Any]:
     return places(axis, list(dict.fromkeys(row["size"] for row in rows)))
 
 
-def main(
-    out: str = "results", figure: str = "frontier.svg", size: Literal["small", "paper"] = "paper"
-) -> int:
-    """Draw the frontier from the results in a folder.
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Draw the frontier from the results in a folder."""
 
-    Args:
-        out: the folder.
-        figure: file to write; its suffix tells the format.
-        size: of the suite.
-    """
-    try:
-        store = Store.existing(out)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    rows = [row for row in store.rows() if row["suite"] == "frontier" and row["size"] == size]
-    store.close()
+    out: str = "results"
+    """The folder."""
+    figure: str = "frontier.svg"
+    """File to write; its suffix tells the format."""
+    size: Literal["small", "paper"] = "paper"
+    """Of the suite."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code as `benchmarks.sweep` does."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.frontier_figure")
+    return exit_code(lambda: _answered(arguments))
+
+
+def _answered(arguments: Arguments) -> int:
+    out, size, figure = arguments.out, arguments.size, arguments.figure
+    check_writable("figure", figure)
+    with opened(out) as store:
+        rows = [row for row in store.rows() if row["suite"] == "frontier" and row["size"] == size]
     if not any(points(rows, table.name) for table in SUITE.tables):
-        print(
-            f"error: --out {out!r} holds no rows of frontier at {size} size; run python -m "
-            "benchmarks.sweep frontier first",
-            file=sys.stderr,
+        raise UsageError(
+            f"--out {out!r} holds no rows of frontier at {size} size; run python -m "
+            "benchmarks.sweep frontier first"
         )
-        return 2
-    draw(rows).savefig(figure, metadata={"Date": None} if figure.endswith(".svg") else None)
+    try:
+        draw(rows).savefig(figure, metadata={"Date": None} if figure.endswith(".svg") else None)
+    except ValueError as error:  # a suffix that stands for no format
+        raise UsageError(f"--figure {figure!r}: {error}") from error
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, prog="python -m benchmarks.frontier_figure"))
+    run_command(main)

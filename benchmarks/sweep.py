@@ -6,8 +6,6 @@ are skipped, failed ones tried again.
 """
 
 import dataclasses
-import signal
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +18,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.harness import report
+from benchmarks.harness.command_line import UsageError, exit_code, repeat, run_command
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
@@ -66,10 +65,6 @@ class Arguments:
     """Print cells, groups, estimated time and memory, then stop."""
 
 
-class UsageError(ValueError):
-    """A request that cannot be run; its text is one line for the user."""
-
-
 def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES) -> int:
     """The command line.
 
@@ -82,51 +77,21 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
       data included), 130 if interrupted by Ctrl-C or SIGTERM.
     """
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.sweep")
+    kept = f"finished rows are kept in {arguments.out}"
+    return exit_code(lambda: _answered(arguments, suites), kept)
+
+
+def _answered(arguments: Arguments, suites: Mapping[str, Suite]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 130)
-    try:
-        if arguments.list:
-            _print_suites(console, suites)
-            return 0
-        groups = select(arguments, suites)
-        prepare_devices()
-        if arguments.dry_run:
-            _print_plan(console, groups)
-            return 0
-        return _sweep(console, arguments, groups, suites)
-    except (ValueError, ConnectionError) as error:
-        return say(f"error: {error}", 2)
-    except (OSError, sqlite3.Error) as error:  # a full disk, a damaged file
-        kept = f"finished rows are kept in {arguments.out}"
-        return say(f"error: {error}; {kept}", 1)
-    except KeyboardInterrupt:  # before anything ran, or while results were written
-        repeat(0)
-        return say(f"interrupted: finished rows are kept in {arguments.out}", 130)
-
-
-def say(text: str, code: int) -> int:
-    """Tell the user of an error; returns the exit code."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(text, markup=False)
-    return code
-
-
-def listen_for_requests_to_end() -> None:
-    """Take a scheduler's request to end as Ctrl-C, and make both again until they are heard: Python
-    ignores what is raised while memory is being collected."""
-    for name in ("SIGINT", "SIGTERM", "SIGALRM"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _interrupt)
-
-
-def _interrupt(*_: Any) -> None:
-    repeat(0.5)
-    raise KeyboardInterrupt
-
-
-def repeat(seconds: float) -> None:
-    """Have `_interrupt` called again after so many seconds; 0 for never."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+    if arguments.list:
+        _print_suites(console, suites)
+        return 0
+    groups = select(arguments, suites)
+    prepare_devices()
+    if arguments.dry_run:
+        _print_plan(console, groups)
+        return 0
+    return _sweep(console, arguments, groups, suites)
 
 
 def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[Group]:
@@ -139,7 +104,9 @@ def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[G
         raise UsageError("--out '' names no folder")
     seeds = seeds_of(arguments.seeds)
     methods = None if arguments.methods is None else arguments.methods.split(",")
-    if arguments.data_dir is not None and not Path(arguments.data_dir).is_dir():
+    if arguments.data_dir is not None and not (
+        arguments.data_dir and Path(arguments.data_dir).is_dir()
+    ):
         raise UsageError(
             f"--data-dir {arguments.data_dir!r} is not a folder; "
             "name the folder with the sources' files"
@@ -350,5 +317,4 @@ def _print_results(console: Console, sections: Sequence[report.Section]) -> None
 
 
 if __name__ == "__main__":
-    listen_for_requests_to_end()
-    sys.exit(main())
+    run_command(main)

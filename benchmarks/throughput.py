@@ -14,19 +14,26 @@ The last three take `--beside "COMMAND"`, another program that times the same (s
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import tyro
 from rich.console import Console
 
+from benchmarks.harness.command_line import (
+    check_options,
+    check_writable,
+    exit_code,
+    run_command,
+)
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import Job
 from benchmarks.speed import table, timings
 from benchmarks.speed.beside import Attacks, Messages, Rounds, show
 from benchmarks.speed.machine import measure_limits
 from benchmarks.speed.specimens import Size, jobs_of
-from jaxfl.domains import Count, check
+from jaxfl.domains import Count, Index
 
 FULL = {"cpu": 16}
 """Members of the full size, by backend."""
@@ -44,10 +51,10 @@ class Methods:
     size: Size = "default"
     """tiny: seconds a program; default: the small size of the suites; full: the same with as many
     members as an accelerator holds."""
-    members: int = 0
+    members: Index = 0
     """Victims or federations at once; 0: as the size has it (2, 4, and at the full size 16, or 256
     on an accelerator)."""
-    repeats: int = 3
+    repeats: Count = 3
     """Warm runs of each, of which the fastest counts."""
     out: str = "throughput.csv"
     """The CSV file; the roofline stands beside it as .svg."""
@@ -74,9 +81,8 @@ class Methods:
 
     def show(self, console: Console) -> None:
         """Measure, print and write. Raises `ValueError` on bad arguments."""
-        check("repeats", self.repeats, Count)
-        check("members", self.members or 1, Count)
-        before = timings.read(Path(self.compare)) if self.compare else []
+        check_writable("out", self.out)
+        before = timings.read(Path(self.compare)) if self.compare is not None else []
         jobs, limits = self.jobs(), measure_limits()
         full = FULL.get(jax.default_backend(), ACCELERATOR_FULL)
         members = self.members or {"tiny": 2, "default": 4, "full": full}[self.size]
@@ -95,25 +101,27 @@ class Methods:
             console.print(table.compared(before, measured))
 
 
-def main() -> int:
-    """The command line. Returns the exit code."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code as `benchmarks.sweep` does."""
     arguments = tyro.cli(
         Methods | Attacks | Rounds | Messages,
+        args=argv,
         default=Methods(),
         prog="python -m benchmarks.throughput",
     )
+    return exit_code(lambda: _answered(arguments))
+
+
+def _answered(arguments: Methods | Attacks | Rounds | Messages) -> int:
+    check_options(arguments)
     prepare_devices(cores=False)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    try:
-        if isinstance(arguments, Methods):
-            arguments.show(console)
-        else:
-            show(arguments, console)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if isinstance(arguments, Methods):
+        arguments.show(console)
+    else:
+        show(arguments, console)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

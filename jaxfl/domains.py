@@ -153,12 +153,12 @@ Count = Annotated[int, _at_least_1]
 TracedCount = Annotated[int | Array, _at_least_1]
 Index = Annotated[int, Domain("an integer of at least 0", lambda v: _is_integer(v) and int(v) >= 0)]
 Number = Annotated[float | Array, Domain("one finite number", _number_where(np.isfinite))]
-Positive = Annotated[
-    float | Array, Domain("positive and finite", _number_where(lambda v: 0 < v < INFINITY))
-]
-NotNegative = Annotated[
-    float | Array, Domain("at least 0 and finite", _number_where(lambda v: 0 <= v < INFINITY))
-]
+_positive = Domain("positive and finite", _number_where(lambda v: 0 < v < INFINITY))
+Positive = Annotated[float | Array, _positive]
+PositiveFloat = Annotated[float, _positive]
+_not_negative = Domain("at least 0 and finite", _number_where(lambda v: 0 <= v < INFINITY))
+NotNegative = Annotated[float | Array, _not_negative]
+NotNegativeFloat = Annotated[float, _not_negative]
 _between = Domain("between 0 and 1, neither included", _number_where(lambda v: 0 < v < 1))
 Fraction = Annotated[float, _between]
 TracedFraction = Annotated[float | Array, _between]
@@ -241,6 +241,8 @@ def _domain(hint: Any) -> Domain:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated and not any(isinstance(m, Domain) for m in hint.__metadata__):
+        return _options(get_args(hint)[0])  # what others annotate, such as parsers of options
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 

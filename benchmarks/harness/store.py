@@ -1,13 +1,14 @@
 """Results on disk: SQLite, one row per (job, selection, metric), committed as soon as it is
 measured."""
 
+import contextlib
 import csv
 import dataclasses
 import io
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +105,6 @@ class Store:
                 f"out={str(folder)!r} holds no usable results ({error}); {mend}"
             ) from error
 
-    @classmethod
-    def existing(cls, folder: str | Path) -> "Store":
-        """Open a folder that holds results.
-
-        Raises:
-          ValueError: if it holds none, or as the constructor.
-        """
-        if not (Path(folder) / "results.sqlite").is_file():
-            raise ValueError(
-                f"out={str(folder)!r} holds no results.sqlite; run python -m benchmarks.sweep first"
-            )
-        return cls(folder)
-
     def finished(self) -> dict[str, str]:
         """Keys of the jobs of which nothing failed, each with the code that measured it
         (`benchmarks.harness.code`)."""
@@ -192,3 +180,21 @@ class Store:
     def close(self) -> None:
         """Close the database."""
         self._database.close()
+
+
+@contextlib.contextmanager
+def opened(folder: str | Path) -> Iterator[Store]:
+    """A folder that holds results, closed afterwards.
+
+    Raises:
+      ValueError: if it holds none, or as `Store`.
+    """
+    if not (Path(folder) / "results.sqlite").is_file():
+        raise ValueError(
+            f"out={str(folder)!r} holds no results.sqlite; run python -m benchmarks.sweep first"
+        )
+    store = Store(folder)
+    try:
+        yield store
+    finally:
+        store.close()

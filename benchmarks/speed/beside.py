@@ -30,7 +30,7 @@ from attacks import (
     gls,
 )
 from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
-from jaxfl.domains import Count, check
+from jaxfl.domains import Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +48,21 @@ class Duration:
 class Attacks:
     """Time iterations of `cos`, and `closed_form` as a whole."""
 
-    records: tuple[int, ...] = (100, 1000)
+    records: tuple[Count, ...] = (100, 1000)
     """Sizes of the victim."""
-    features: int = 600
+    features: Count = 600
     """Inputs of the model."""
-    hidden: tuple[int, ...] = (128,)
+    hidden: tuple[Count, ...] = (128,)
     """Widths of its hidden layers."""
-    classes: int = 100
+    classes: Count = 100
     """Its classes."""
-    rounds: int = 5
+    rounds: Count = 5
     """Messages matched."""
-    steps: int = 50
+    steps: Count = 50
     """Iterations per timed attack."""
-    repeats: int = 6
+    repeats: Count = 6
     """Timed attacks."""
-    iterations: int = 300
+    iterations: Count = 300
     """Iterations of the other program that make up a whole attack."""
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
@@ -104,21 +104,21 @@ class Attacks:
 class Rounds:
     """Time a round of federated averaging."""
 
-    records: tuple[int, ...] = (2000,)
+    records: tuple[Count, ...] = (2000,)
     """Records of a client."""
-    clients: int = 10
+    clients: Count = 10
     """Clients."""
-    features: int = 100
+    features: Count = 100
     """Inputs of the model."""
-    hidden: tuple[int, ...] = (256, 256, 256)
+    hidden: tuple[Count, ...] = (256, 256, 256)
     """Widths of its hidden layers."""
-    classes: int = 5
+    classes: Count = 5
     """Its classes."""
-    batch_size: int = 512
+    batch_size: Count = 512
     """Records per step; a round is one epoch."""
-    rounds: int = 10
+    rounds: Count = 10
     """Rounds per timed run."""
-    repeats: int = 6
+    repeats: Count = 6
     """Timed runs."""
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
@@ -145,23 +145,23 @@ class Rounds:
 class Messages:
     """Time `gls`, per message it reads."""
 
-    records: tuple[int, ...] = (1646,)
+    records: tuple[Count, ...] = (1646,)
     """Sizes of the victim."""
-    features: int = 53
+    features: Count = 53
     """Inputs of the model."""
-    hidden: tuple[int, ...] = (256, 256, 256)
+    hidden: tuple[Count, ...] = (256, 256, 256)
     """Widths of its hidden layers."""
-    classes: int = 2
+    classes: Count = 2
     """Its classes."""
-    batch_size: int = 512
+    batch_size: Count = 512
     """Records per local step; a round is one epoch."""
-    rounds: int = 10
+    rounds: Count = 10
     """Messages read at once."""
-    orders: int = 8
+    orders: Count = 8
     """Simulated batch orders per message."""
-    layers: int = 1
+    layers: Count = 1
     """Dense layers whose gradients are looked at, from the first."""
-    repeats: int = 3
+    repeats: Count = 3
     """Timed attacks."""
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
@@ -214,10 +214,10 @@ def _between(short: Duration, long: Duration, parts: int) -> Duration:
 def time_other(command: str, records: int) -> Duration:
     """Run another program and read the last line it prints. Raises `ValueError` if that is no such
     line."""
-    words = [word.replace("{records}", str(records)) for word in shlex.split(command)]
     try:
+        words = [word.replace("{records}", str(records)) for word in shlex.split(command)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-    except OSError as error:
+    except (OSError, ValueError, IndexError) as error:  # no such program, no words
         raise ValueError(f"--beside {command!r} cannot be run ({error})") from error
     try:
         printed = json.loads(done.stdout.strip().splitlines()[-1])
@@ -236,7 +236,7 @@ def time_other(command: str, records: int) -> Duration:
 def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str]]:
     """The table's lines for one size. Raises `ValueError` as `time_other`."""
     ours = arguments.time(records)
-    other = time_other(arguments.beside, records) if arguments.beside else None
+    other = None if arguments.beside is None else time_other(arguments.beside, records)
     if other:  # ours on both sides of theirs, in case the machine's speed drifts
         again = arguments.time(records)
         ours = {
@@ -254,17 +254,8 @@ def _line(name: str, records: int, ours: Duration, other: Duration | None) -> li
     return cells + [f"{value:.2f}" for value in theirs] + [f"{theirs[0] / ours.best:.1f}"]
 
 
-def _sizes(arguments: Attacks | Rounds | Messages) -> dict[str, int]:
-    """All sizes by their names on the command line."""
-    sizes: dict[str, int] = {}
-    for name, value in dataclasses.asdict(arguments).items():
-        several = value if isinstance(value, tuple) else (value,)
-        sizes |= {f"--{name.replace('_', '-')}": v for v in several if isinstance(v, int)}
-    return sizes
-
-
 def show(arguments: Attacks | Rounds | Messages, console: Console) -> None:
-    """Print the table. Raises `ValueError` on sizes that are none, and as `time_other`."""
+    """Print the table. Raises `ValueError` as `time_other`."""
     device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
     table = Table(title=f"milliseconds, {arguments.rounds} rounds, {device}")
     for name in (
@@ -272,8 +263,6 @@ def show(arguments: Attacks | Rounds | Messages, console: Console) -> None:
         *("beside: min", "median", "ratio of minima"),
     ):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
-    for name, size in _sizes(arguments).items():
-        check(name, size, Count)
     for records in arguments.records:
         for line in lines(arguments, records):
             table.add_row(*line)

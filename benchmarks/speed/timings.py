@@ -253,6 +253,8 @@ def read(path: Path) -> list[Timing]:
     kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Timing)}
     try:
         lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        if set(lines.fieldnames or ()) != set(kinds):
+            raise ValueError("its columns are others")
         return [Timing(**{name: kinds[name](v) for name, v in line.items()}) for line in lines]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{str(path)!r} is no table of timings ({error})") from error

@@ -45,13 +45,14 @@ def test_the_frontier_figure_shows_every_axis_that_has_rows(tmp_path, capsys):
         "--seeds",
         "1",
     ]
-    assert frontier_figure.main(str(tmp_path)) == 2
+    assert frontier_figure.main(["--out", str(tmp_path)]) == 2
     assert "holds no results.sqlite" in capsys.readouterr().err
     assert sweep.main(["frontier/records", *where, "--out", str(tmp_path)]) == 0
     figure = tmp_path / "frontier.svg"
-    assert frontier_figure.main(str(tmp_path), str(figure)) == 2
+    words = ["--out", str(tmp_path), "--figure", str(figure)]
+    assert frontier_figure.main(words) == 2
     assert "no rows of frontier at paper size" in capsys.readouterr().err
-    assert frontier_figure.main(str(tmp_path), str(figure), "small") == 0
+    assert frontier_figure.main([*words, "--size", "small"]) == 0
     assert "<svg" in figure.read_text()
     store = Store(tmp_path)
     lines = frontier_figure.points(store.rows(), "records")

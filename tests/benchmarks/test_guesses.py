@@ -114,21 +114,21 @@ def test_a_request_to_end_keeps_rows_and_writes_the_report(tmp_path):
 
 LOST = """
 import gc, os, signal, time
-from benchmarks import sweep
+from benchmarks.harness import command_line
 
 def collecting(phase, info):
     gc.callbacks.clear()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.1)
 
-sweep.listen_for_requests_to_end()
+command_line.listen_for_requests_to_end()
 gc.callbacks.append(collecting)
 gc.collect()
 print("lost")
 try:
     time.sleep(30)
 except KeyboardInterrupt:
-    sweep.repeat(0)  # else the alarm may end a process that is slow to end
+    command_line.repeat(0)  # else the alarm may end a process that is slow to end
     print("heard")
 """
 

@@ -95,9 +95,9 @@ def test_small_batches_are_decoded(tmp_path):
 
 def test_report_is_written_anew_from_the_store(finished, capsys):
     (finished / "report.html").unlink()
-    assert report.main(str(finished)) == 0
+    assert report.main(["--out", str(finished)]) == 0
     assert (finished / "report.html").is_file()
-    assert report.main(str(finished / "nothing")) == 2
+    assert report.main(["--out", str(finished / "nothing")]) == 2
     assert "holds no results.sqlite" in capsys.readouterr().err
 
 

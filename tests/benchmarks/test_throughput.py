@@ -72,28 +72,21 @@ def test_an_answer_without_times_is_shown(printing, found):
         time_other(printing(found), 3)
 
 
-def test_a_program_that_is_missing_ends_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "throughput",
-            "rounds",
-            "--records",
-            "12",
-            "--clients",
-            "2",
-            "--features",
-            "3",
-            "--hidden",
-            "2",
-            "--batch-size",
-            "5",
-            "--beside",
-            "/no/such/program",
-        ],
-    )
-    assert throughput.main() == 2
+def test_a_program_that_is_missing_ends_the_command(capsys):
+    words = [
+        "rounds",
+        "--records",
+        "12",
+        "--clients",
+        "2",
+        "--features",
+        "3",
+        "--hidden",
+        "2",
+        "--batch-size",
+        "5",
+    ]
+    assert throughput.main([*words, "--beside", "/no/such/program"]) == 2
     assert "--beside '/no/such/program' cannot be run" in capsys.readouterr().err
 
 
@@ -165,9 +158,8 @@ def test_programs_of_a_method_are_timed_beside_the_machines_limits(tmp_path, mon
     monkeypatch.setattr(throughput, "prepare_devices", lambda cores: None)
     monkeypatch.setattr(throughput, "measure_limits", lambda: machine.measure_limits(64, 1 << 16))
     out = tmp_path / "here.csv"
-    words = ["throughput", "methods", "attributes", "--size", "tiny", "--methods", "majority"]
-    monkeypatch.setattr(sys, "argv", [*words, "--out", str(out), "--repeats", "1"])
-    assert throughput.main() == 0
+    words = ["methods", "attributes", "--size", "tiny", "--methods", "majority"]
+    assert throughput.main([*words, "--out", str(out), "--repeats", "1"]) == 0
     measured = timings.read(out)
     assert {t.program for t in measured} == {"Train", "Attack majority", "impute"}
     assert all(t.seconds > 0 for t in measured)
@@ -185,14 +177,13 @@ def test_programs_of_a_method_are_timed_beside_the_machines_limits(tmp_path, mon
         (["nothing"], "experiments='nothing' is not timed; choose from attributes"),
         (["--methods", "nobody"], "methods='nobody' is not timed; choose from"),
         (["--repeats", "0"], "repeats=0 must be an integer of at least 1"),
-        (["--members", "-1"], "members=-1 must be an integer of at least 1"),
+        (["--members", "-1"], "members=-1 must be an integer of at least 0"),
         (["--compare", "/no/such/file"], "'/no/such/file' is no table of timings"),
     ],
 )
 def test_bad_arguments_are_named(words, message, monkeypatch, capsys):
     monkeypatch.setattr(throughput, "prepare_devices", lambda cores: None)
-    monkeypatch.setattr(sys, "argv", ["throughput", "methods", *words])
-    assert throughput.main() == 2
+    assert throughput.main(["methods", *words]) == 2
     assert message in capsys.readouterr().err
 
 

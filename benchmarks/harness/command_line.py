@@ -1,0 +1,87 @@
+"""What all commands share: how they end, and what they say of bad input."""
+
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jaxfl.domains import check, hints_of
+
+
+class UsageError(ValueError):
+    """A request that cannot be run; its text is one line for the user."""
+
+
+def exit_code(work: Callable[[], int], kept: str = "") -> int:
+    """A command's exit code: what `work` returns, 1 if results could not be read or written, 2 on
+    bad input, 130 if interrupted. Of these three the user is told in one line.
+
+    Args:
+      work: the command.
+      kept: what a failure or an interruption leaves, "finished rows are kept".
+    """
+    left = f"; {kept}" if kept else ""
+    try:
+        return work()
+    except (ValueError, ConnectionError, FileNotFoundError) as error:
+        return say(f"error: {error}", 2)
+    except (OSError, sqlite3.Error) as error:  # a full disk, a damaged file
+        return say(f"error: {error}{left}", 1)
+    except KeyboardInterrupt:
+        repeat(0)
+        return say(f"interrupted{left}", 130)
+
+
+def say(text: str, code: int) -> int:
+    """Tell the user of an error, in one line; returns the exit code."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(" ".join(text.split()), markup=False)
+    return code
+
+
+def option(name: str) -> str:
+    """A field as it stands on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_options(arguments: Any) -> None:
+    """Raise `ValueError` unless every field of a command's record is what its annotation says
+    (`jaxfl.domains`)."""
+    for name, hint in hints_of(arguments.__class__).items():
+        check(option(name), getattr(arguments, name), hint)
+
+
+def check_writable(name: str, text: str) -> None:
+    """Raise `UsageError` unless a file of this name can be written, before anything is measured."""
+    path = Path(text)
+    if not text or path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{option(name)} {text!r} is no file that can be written")
+
+
+def listen_for_requests_to_end() -> None:
+    """Take a scheduler's request to end as Ctrl-C, and make both again until they are heard: Python
+    ignores what is raised while memory is being collected."""
+    for name in ("SIGINT", "SIGTERM", "SIGALRM"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _interrupt)
+
+
+def _interrupt(*_: Any) -> None:
+    repeat(0.5)
+    raise KeyboardInterrupt
+
+
+def repeat(seconds: float) -> None:
+    """Have `_interrupt` called again after so many seconds; 0 for never."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def run_command(command: Callable[[], int]) -> None:
+    """End the process by a command's exit code; it hears requests to end."""
+    listen_for_requests_to_end()
+    sys.exit(command())
