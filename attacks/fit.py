@@ -117,7 +117,7 @@ def precision(messages: Any) -> float:
 
 
 def rounding(
-    received: Any, updates: Any, gradients: Array, eps: float | Array, steps: int = 1
+    received: Any, updates: Any, gradients: Array, eps: float | Array, steps: int | Array = 1
 ) -> Array:
     """Energy `[rounds]` that rounding may leave of a right answer, of each round relative to its
     update's.

@@ -18,9 +18,11 @@ from flax import struct
 from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_gradients
+from attacks.fit import Fit, status_of, warn_of_misfit
+from attacks.membership.source_fit import Seen, judge_sources
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model, _check
-from jaxfl.domains import Count, NotNegative, Params, checked
+from jaxfl.domains import Count, Key, NotNegative, Params, checked
 from jaxfl.models import check_labelled, check_parameters
 
 Array = jax.Array
@@ -184,22 +186,28 @@ class Sources:
 
     Attributes:
       sources: place of the client with the largest weight `[records]`, or -1 if the solution is not
-      finite.
+        finite.
       weights: decoded weights times the client's number of records `[records, clients]`, near 1 for
-      its own.
+        its own.
+      status: `attacks.Status` of each client `[clients]`: failed, or a misfit, whose records or
+        recipe are others.
+      fit: how well the records explain each client's messages, fields `[clients]`.
     """
 
     sources: Array
     weights: Array
+    status: Array
+    fit: Fit
 
 
 @checked
-def decode_sources(
+def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clients train
     model: Model,
     messages: Sequence[Messages],
     sizes: Sequence[Count],
     x: Num[Array, "records ..."],
     y: Num[Array, "records ..."],
+    key: Key,
     *,
     training: LocalTraining,
     ridge: NotNegative = 1e-4,
@@ -217,6 +225,7 @@ def decode_sources(
       sizes: number of records of every client.
       x: records `[records, ...]`, best all that the clients hold.
       y: their labels `[records]`.
+      key: draws the orders of the runs by which the answer is judged.
       training: the clients' recipe.
       ridge: relative to the Gram matrix's mean diagonal.
 
@@ -250,9 +259,14 @@ def decode_sources(
     updates = jax.tree.map(
         lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
     )
-    return _decode_sources(
+    failed, weights = _decode_sources(
         model, (centre, updates), rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
     )
+    seen = Seen(messages[0].received, centre, updates)
+    fit = judge_sources(model, training, seen, weights, tuple(sizes), (x, y), key)
+    status = status_of(failed, fit)
+    warn_of_misfit("decode_sources", status, fit)
+    return Sources(jnp.where(failed, -1, weights.argmax(1)), weights, status, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -264,7 +278,9 @@ def _decode_sources(
     x: Array,
     y: Array,
     ridge: Array,
-) -> Sources:
+) -> tuple[Array, Array]:
+    """Whether weights are not finite, and the weights `[records, clients]`."""
+
     def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
         centre, pulls = one
         gram, project = candidate_gradients(model, centre, x[:, None], y[:, None])
@@ -280,5 +296,4 @@ def _decode_sources(
         weights = (
             jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(gram, lower=True), right) * sizes
         )
-    failed = ~jnp.isfinite(weights).all()
-    return Sources(jnp.where(failed, -1, weights.argmax(1)), weights)
+    return ~jnp.isfinite(weights).all(), weights

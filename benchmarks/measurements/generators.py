@@ -228,7 +228,7 @@ class Play:
         keys = jax.random.split(self.keys["representatives"], counts.shape[:2])
         function = Represent(self.model(), self.shape, settings)
         inputs = run.received, run.pseudo_gradient, counts, keys
-        return run_members(function, inputs).results
+        return run_members(function, inputs).results.x
 
     @property
     def labels(self) -> tuple[Array, Array]:

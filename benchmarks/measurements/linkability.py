@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks import Representing, infer_all_counts, round_counts, uniform_counts
+from attacks import (
+    Representatives,
+    Representing,
+    infer_all_counts,
+    round_counts,
+    uniform_counts,
+)
 from attacks.metrics import detection
 from attacks.users import linkability as link
 from attacks.users import siamese as networks
@@ -118,8 +124,8 @@ class Linking:
         return infer_all_counts(drawn.model, side.received, bias, x, y, images, drawn.virtual)
 
     @functools.cached_property
-    def representatives(self) -> tuple[Array, Array]:
-        """Of the clients' side and of the server's own `[rounds, participants, images, ...]`. All
+    def representatives(self) -> tuple[Representatives, Representatives]:
+        """Of the clients' side and of the server's own, fields `[rounds, participants, ...]`. All
         begin with the same noise, which would tell the updates of one client apart otherwise."""
         drawn, made = self.drawn, []
         settings = dataclasses.replace(self.settings.representing, virtual=drawn.virtual)
@@ -159,7 +165,8 @@ class Linking:
 
 def _siamese_representatives(linking: Linking, rule: Rule) -> Descriptors:
     embedding = networks.image_embedding(linking.drawn.model)
-    return linking.train(linking.representatives, embedding, linking.trunk, rule)
+    mine, other = linking.representatives
+    return linking.train((mine.x, other.x), embedding, linking.trunk, rule)
 
 
 def _siamese_updates(linking: Linking, rule: Rule) -> Descriptors:
@@ -192,7 +199,7 @@ def _pooled(linking: Linking, rule: Rule) -> Descriptors:
         flat = images.reshape(-1, *images.shape[2:])
         return networks.describe(embedding, trunk, flat).reshape(*images.shape[:2], -1)
 
-    mine, other = map(one, linking.representatives)
+    mine, other = (one(side.x) for side in linking.representatives)
     return mine, other
 
 
@@ -207,6 +214,7 @@ METHODS = (
         "a siamese network on representatives, the paper's",
         _siamese_representatives,
         Rule(),
+        explains=True,
     ),
     Method("siamese_update", "a siamese network on updates, its rival", _siamese_updates, Rule()),
     Method(
@@ -214,6 +222,7 @@ METHODS = (
         "the paper's on centred descriptors",
         _siamese_representatives,
         Rule(centred=True),
+        explains=True,
     ),
     Method(
         "siamese_update_centred",
@@ -251,8 +260,14 @@ METHODS = (
         _of_each(_histogram),
         Rule(centred=True),
     ),
-    Method("rep", "the shared model's trunk on representatives, untrained", _pooled, Rule()),
-    Method("rep_centred", "the same, centred", _pooled, Rule(centred=True)),
+    Method(
+        "rep",
+        "the trunk of the shared model on representatives, untrained",
+        _pooled,
+        Rule(),
+        explains=True,
+    ),
+    Method("rep_centred", "the same, centred", _pooled, Rule(centred=True), explains=True),
 )
 METRICS = (
     Metric("precision", "of the nearest update so many rounds later (rank 1)", True),
@@ -282,6 +297,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "dtype": "float32",
             "note": drawn.data.note,
         }
+        if method.explains:
+            explained = float(linking.representatives[0].explained.mean())
+            shared["explained"] = explained if math.isfinite(explained) else None
         mine, other, *losses = descriptors
         outcomes = []
         for job in wanted:

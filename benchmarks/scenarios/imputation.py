@@ -1,10 +1,12 @@
 """What of a victim's attributes can be guessed without any message."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attacks import Knowledge, impute
 from benchmarks.harness.engines import once
+from benchmarks.scenarios.federations import Federation
 from benchmarks.scenarios.victims import (
     VictimSettings,
     attributes_of,
@@ -13,6 +15,23 @@ from benchmarks.scenarios.victims import (
     split,
     unknown_column,
 )
+
+MOST_PUBLIC = 2000
+"""Records of other clients from which a client's are guessed, at most."""
+
+
+def imputed_in(federation: Federation, c: int) -> float | None:
+    """How much of client `c`'s sensitive column is named by its other columns and its labels,
+    learned on other clients' records; None if there are none."""
+    held = set(federation.parts[c].tolist())
+    others = [i for rows in federation.parts for i in rows.tolist() if i not in held]
+    if not others:
+        return None
+    key = jax.random.fold_in(federation.key, c)
+    order = np.asarray(jax.random.permutation(key, len(others)))[:MOST_PUBLIC]
+    public, (knowledge, truth) = np.asarray(others)[order], federation.knowledge(c)
+    (values,) = impute(knowledge, federation.data.x[public], federation.data.y[public])
+    return float(np.mean(values == truth))
 
 
 @once

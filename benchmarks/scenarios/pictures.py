@@ -5,7 +5,7 @@ import dataclasses
 
 import jax
 
-from attacks import Representing, labels_of, represent
+from attacks import Representatives, Representing, labels_of, represent
 from jaxfl import Model, trunk_cnn
 from jaxfl.datasets import Dataset
 from jaxfl.federated import map_clients, strategy_here
@@ -39,14 +39,13 @@ class Represent:
     shape: tuple[int, ...]
     settings: Representing
 
-    def __call__(self, inputs: tuple[Array, Array, Array, Array]) -> Array:
-        """Images `[participants, images, ...]` of a round: its model, updates, counts of classes
-        and keys."""
+    def __call__(self, inputs: tuple[Array, Array, Array, Array]) -> Representatives:
+        """Of a round's participants: its model, updates, counts of classes and keys."""
         received, gradients, counts, keys = inputs
 
-        def one(arguments: tuple[Array, Array, Array]) -> Array:
+        def one(arguments: tuple[Array, Array, Array]) -> Representatives:
             observed, n, key = arguments
             y = labels_of(n, self.settings.images)
-            return represent(self.model, received, observed, y, key, self.shape, self.settings).x
+            return represent(self.model, received, observed, y, key, self.shape, self.settings)
 
         return map_clients(one, (gradients, counts, keys), strategy_here())

@@ -126,6 +126,7 @@ def test_one_image_is_recovered(solver):
     peak_to_noise = 10 * np.log10(4 / np.mean((found.x[0] - x) ** 2))
     assert peak_to_noise > 25
     assert found.value[0] == pytest.approx(np.nanmin(found.trace[0]))
+    assert found.explained[0] > 0.99
     few = dataclasses.replace(settings, evaluations=7)
     found = rep.representatives(
         wide, run.messages(0), jnp.asarray([[1]]), jax.random.key(4), SHAPE, settings=few
@@ -166,6 +167,7 @@ def test_representatives_look_like_the_pictures_behind_an_update(federation):
         return np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs])
 
     assert resemblance(np.asarray(found.x[0]), records[0][1]) > 0.5
+    assert (found.explained > 0.9).all()
     # An update that has nothing to do with the pictures gives nothing that looks like them.
     noise = jax.tree.map(
         lambda w: w - 0.01 * jax.random.normal(jax.random.key(6), w.shape), first.received

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from attacks import by_discriminants, decode_sources, largest_drop, least_loss, majority_of_rounds
+from attacks.fit import MisfitWarning, Status
 from attacks.membership.sources import losses
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
@@ -37,8 +38,10 @@ def federation():
 
 def test_sources_are_decoded_where_losses_say_nothing(federation):
     model, messages, x, y, truth, _ = federation
-    found = decode_sources(model, messages, SIZES, x, y, training=TRAINING)
+    found = decode_sources(model, messages, SIZES, x, y, KEY, training=TRAINING)
     assert (np.asarray(found.sources) == truth).mean() >= 0.98
+    assert (found.status == Status.OK).all()
+    assert (found.fit.explained > found.fit.allowed).all()
     own = np.asarray(found.weights)[np.arange(len(truth)), truth]
     assert abs(own.mean() - 1) < 0.1
     last = jax.tree.map(
@@ -53,9 +56,10 @@ def test_sources_are_decoded_where_losses_say_nothing(federation):
 def test_records_of_nobody_have_no_source(federation):
     model, messages, x, y, truth, _ = federation
     rng = np.random.default_rng(1)
-    found = decode_sources(
-        model, messages, SIZES, rng.normal(size=x.shape).astype(np.float32), y, training=TRAINING
-    )
+    others = rng.normal(size=x.shape).astype(np.float32)
+    with pytest.warns(MisfitWarning, match="decode_sources: no values of what is unknown explain"):
+        found = decode_sources(model, messages, SIZES, others, y, KEY, training=TRAINING)
+    assert (found.status == Status.MISFIT).all()
     assert (
         abs((np.asarray(found.sources) == truth).mean() - 1 / 3)
         < 3 * np.sqrt(2 / 9 / len(truth)) + 0.1
@@ -150,7 +154,9 @@ def test_discriminants_know_nothing_that_answers_do_not():
 
 def test_discriminants_lose_what_answers_knew_where_records_are_distributed_alike(federation):
     model, messages, x, y, truth, _ = federation
-    answers = np.asarray(decode_sources(model, messages, SIZES, x, y, training=TRAINING).sources)
+    answers = np.asarray(
+        decode_sources(model, messages, SIZES, x, y, KEY, training=TRAINING).sources
+    )
     assert (by_discriminants(answers, x) == truth).mean() < 0.8 < (answers == truth).mean()
 
 
@@ -178,22 +184,22 @@ def test_bad_input(federation):
     model, messages, x, y, _, _ = federation
     later = dataclasses.replace(messages[0], rounds=messages[0].rounds + 1)
     with pytest.raises(ValueError, match="must be of the same rounds"):
-        decode_sources(model, [later, *messages[1:]], SIZES, x, y, training=TRAINING)
+        decode_sources(model, [later, *messages[1:]], SIZES, x, y, KEY, training=TRAINING)
     with pytest.raises(ValueError, match="x has records of shape"):
-        decode_sources(model, messages, SIZES, x[:, :3], y, training=TRAINING)
+        decode_sources(model, messages, SIZES, x[:, :3], y, KEY, training=TRAINING)
     with pytest.raises(ValueError, match="y holds the label"):
-        decode_sources(model, messages, SIZES, x, y + 3, training=TRAINING)
+        decode_sources(model, messages, SIZES, x, y + 3, KEY, training=TRAINING)
     with pytest.raises(ValueError, match="hold no rounds"):
-        decode_sources(model, [], [], x, y, training=TRAINING)
+        decode_sources(model, [], [], x, y, KEY, training=TRAINING)
     with pytest.raises(ValueError, match="ridge=-1"):
-        decode_sources(model, messages, SIZES, x, y, training=TRAINING, ridge=-1)
+        decode_sources(model, messages, SIZES, x, y, KEY, training=TRAINING, ridge=-1)
 
 
 def test_only_updates_that_are_gradients_are_decoded(federation):
     model, messages, x, y, _, _ = federation
     adam = dataclasses.replace(TRAINING, optimizer=optax.adam)
     with pytest.raises(ValueError, match=r"optimizer=.*adam.* is not optax\.sgd"):
-        decode_sources(model, messages, SIZES, x, y, training=adam)
+        decode_sources(model, messages, SIZES, x, y, KEY, training=adam)
 
 
 def test_one_label_for_all_records_is_refused(federation):

@@ -121,7 +121,8 @@ def membership():
         attacks.largest_drop: records | {"returned": by_rounds},
         attacks.by_discriminants: {"sources": np.arange(RECORDS) % 2, "x": X},
         attacks.decode_sources: records
-        | {"messages": messages, "sizes": [12, 12], "training": ONE_STEP, "ridge": 1e-4},
+        | {"messages": messages, "sizes": [12, 12], "key": KEY}
+        | {"training": ONE_STEP, "ridge": 1e-4},
     }
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from attacks import MisfitWarning, Status, fit_public_model
 from attacks.attributes.knowledge import Knowledge, UnknownColumn
-from benchmarks.harness.programs import PLATFORMS, reduced_products
+from benchmarks.harness.programs import reduced_products
 from benchmarks.measurements.attributes import View
 from benchmarks.scenarios.victims import VictimSettings
 from jaxfl import Federated, LocalTraining, Messages, mlp, simulate, stack_clients
+from tests.laws.lowering import lowers
 
 RECORDS, FEATURES, CLASSES, ROUNDS = 48, 12, 3, 4
 KEY = jax.random.key(7)
@@ -247,7 +248,7 @@ def accelerators_run_it_as_here(trial):
         arrays = view.messages, view.knowledge, view.training, view.key, view.learned
         traced = trial.compiled.trace(*arrays)
         assert not reduced_products(traced.jaxpr)
-        traced.lower(lowering_platforms=PLATFORMS)
+        lowers(traced)
 
 
 def vmap_is_a_loop(trial):

@@ -18,6 +18,7 @@ from benchmarks.scenarios import anonymous, federations, sums, victims, whole_re
 from benchmarks.speed.timings import ON_HOST
 from jaxfl import simulate
 from tests.benchmarks.cells import all_methods, outcomes_of
+from tests.laws.lowering import lowers
 
 
 @functools.wraps(simulate)
@@ -41,10 +42,12 @@ def runs_on_accelerators_as_here(program):
     """It is lowered for CUDA and for TPU, without either, and no product of float32 numbers is left
     to a device's own precision; what runs on the host is said, and why."""
     try:
-        program.lower()
+        traced = program.traced
     except HostError:
         assert program.name in ON_HOST, f"{program.name} runs on the host"
         return
+    with jax.enable_x64(program.x64):
+        lowers(traced)
     assert not program.reduced(), program.name
 
 

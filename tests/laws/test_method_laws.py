@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.harness.experiment import Method, no_run
 from benchmarks.harness.jobs import Job
-from benchmarks.harness.programs import PLATFORMS, reduced_products
+from benchmarks.harness.programs import reduced_products
 from benchmarks.measurements import attributes, properties
 from benchmarks.suites import SUITES, metrics_of
 from tests.attacks.test_gibbs import observed
 from tests.laws.attribute_methods import Trial, laws_of
+from tests.laws.lowering import lowers
 
 TRIALS = {}
 CASES = [(m, law) for m in attributes.METHODS for law in laws_of(m)]
@@ -46,7 +47,7 @@ def test_decoders_of_sums_obey(method, sight):
     run = jax.jit(lambda s: method.run(s, method.settings))
     traced = run.trace(view)
     assert not reduced_products(traced.jaxpr)
-    traced.lower(lowering_platforms=PLATFORMS)
+    lowers(traced)
     scores = np.asarray(run(view))
     assert scores.shape == (2, len(positives))
     assert np.array_equal(scores, np.asarray(run(view)))

@@ -173,7 +173,7 @@ def _judge(
         for number in range(_passes(training, records, answer)):
             pass_key = jax.random.fold_in(key, number)
             left = _left(model, messages, guess, each, unsure, pass_key, free_scale)
-            fits.append(_verdict(left, noise, (energies(updates) > 0).sum(), free_scale))
+            fits.append(verdict(left, noise, (energies(updates) > 0).sum(), free_scale))
             guess = _corrected(model, training, each, unsure, left.step)
     misfit = functools.reduce(jnp.minimum, [fit.misfit for fit in fits])
     misfit = jnp.where(told, misfit, jnp.nan)
@@ -200,7 +200,7 @@ def _corrected(
     return guess_of(model, training.without(), scores, each.x, each.y, lambda: scores)
 
 
-class _Left(NamedTuple):
+class Left(NamedTuple):
     """What is left of the messages and of the runs, summed over rounds.
 
     Attributes:
@@ -225,14 +225,15 @@ def _left(  # noqa: PLR0913 - what a client is compared with, and how
     key: Array,
     free_scale: bool,
     more: Directions = (),
-) -> _Left:
+) -> Left:
     x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
-    unknowns, runs = x.shape[0] * (x.shape[1] - 1), _count(guess, messages.received)
+    unknowns = x.shape[0] * (x.shape[1] - 1)
+    runs = runs_that_tell(model, guess.training, messages.received, guess.data.x)
     updates = messages.pseudo_gradient
 
     def add(total: Any, seen: Any) -> tuple[Any, None]:
         received, update, weight, key = seen
-        run = _runs(guess, received, key, runs)
+        run = simulated_runs(guess, received, key, runs)
         vectors = _vectors(guess, received, update, run, x.dtype, more)
         products = _products(model, guess, vectors, x, y, free_scale)
         return jax.tree.map(lambda t, p: t + weight * p, total, products), None
@@ -243,14 +244,24 @@ def _left(  # noqa: PLR0913 - what a client is compared with, and how
     shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), ()
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
     (gram, along, inner, scale), _ = jax.lax.scan(add, zero, (*rounds, keys))
-    # Differences of gradients are as inexact as the gradients' own squares.
-    level = ROUNDING * jnp.finfo(x.dtype).eps * scale + jnp.finfo(x.dtype).tiny
-    factor = jax.scipy.linalg.cho_factor(
-        gram + level * jnp.eye(unknowns, dtype=x.dtype), lower=True
-    )
+    return without_span(span_of(gram, scale), along, inner)
+
+
+def span_of(gram: Array, scale: Array) -> tuple[Any, Array]:
+    """The factor of the Gram matrix of unknowns' gradients, and the ridge in it; `scale` is the
+    mean square of the gradients of which these may be differences, which are as inexact."""
+    level = ROUNDING * jnp.finfo(gram.dtype).eps * scale + jnp.finfo(gram.dtype).tiny
+    ridged = gram + level * jnp.eye(len(gram), dtype=gram.dtype)
+    return jax.scipy.linalg.cho_factor(ridged, lower=True), level
+
+
+def without_span(span: tuple[Any, Array], along: Array, inner: Array) -> Left:
+    """What a span leaves of vectors, from their products with the unknowns' gradients `[unknowns,
+    vectors]` and with each other `[vectors, vectors]`."""
+    factor, level = span
     solved = jax.scipy.linalg.cho_solve(factor, along)
     pulls = level * solved.T @ solved
-    return _Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0])
+    return Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0])
 
 
 class _Vectors(NamedTuple):
@@ -280,10 +291,15 @@ def _vectors(
     # run.
     centre = unravel(path_centre(flat, mean, steps))
     downhill = ravel_pytree(jax.grad(_loss_of(guess, dtype))(received))[0]
-    noise = (runs - mean) * ((len(runs) + 1) / (len(runs) - 1)) ** 0.5
+    noise = deviations(runs)
     seen = ravel_pytree(update)[0]
     others = [ravel_pytree(direction(centre))[0] for direction in more]
     return _Vectors(jnp.stack([seen - mean, *noise, *others, downhill, flat]), mean, seen, centre)
+
+
+def deviations(runs: Array) -> Array:
+    """Of runs `[runs, ...]` from their mean, as large as a message's from the mean of runs."""
+    return (runs - runs.mean(0)) * ((len(runs) + 1) / (len(runs) - 1)) ** 0.5
 
 
 def _products(
@@ -320,12 +336,12 @@ def _products(
     return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale
 
 
-def _count(guess: Guess, received: Any) -> int:
-    """How many runs tell a client's noise."""
-    model, data, training = guess
-    batches = len(training.batch_sizes(len(data.mask))) > 1
+def runs_that_tell(model: Model, training: LocalTraining, received: Any, x: Array) -> int:
+    """How many simulated runs tell the noise of a client with records `x [records, ...]`, which
+    received models `[rounds, ...]`."""
+    batches = len(training.batch_sizes(len(x))) > 1
     first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), received)
-    random = batches or training.plugins or draws_at_random(model, first, data.x)
+    random = batches or training.plugins or draws_at_random(model, first, x)
     return RUNS if random else SURE_RUNS
 
 
@@ -334,7 +350,7 @@ def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
     return lambda params: mean_loss(guess.model, params, x, y)
 
 
-def _runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
+def simulated_runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
     """Updates `[count, parameters]` of the client, its records in a fresh order each time: even a
     full batch is rounded otherwise then."""
     model, data, training = guess
@@ -342,7 +358,8 @@ def _runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
     def run(key: Array) -> Array:
         order_key, train_key = jax.random.split(key)
         order = jax.random.permutation(order_key, len(data.mask))
-        shuffled = dataclasses.replace(data, x=data.x[order], y=data.y[order])
+        rows = data.x[order], data.y[order], data.mask[order]
+        shuffled = dataclasses.replace(data, x=rows[0], y=rows[1], mask=rows[2])
         returned = client_round(model, received, shuffled, train_key, training)
         return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
 
@@ -350,7 +367,7 @@ def _runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
     return map_clients(run, jax.random.split(key, count), together)
 
 
-def _verdict(left: _Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:
+def verdict(left: Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:
     """From what is left of so many rounds; `rounded` is what rounding may leave of all."""
     inexact = ROUNDING * jnp.finfo(left.before.dtype).eps
     directions = slice(-1, None) if free_scale else slice(-2, None)

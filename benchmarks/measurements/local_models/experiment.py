@@ -1,6 +1,7 @@
 """How answers are scored: models in every way that a cell asks for, others in their own."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             work.attributes(attack)
         clock = Clock()
         answer = work.answer(method, attack)
-        scores, pictures = _scores(method, answer, work, asked)
+        scores, pictures = _scores(method, attack, work, asked)
         spent = work.spent.get((method.name, attack)) or clock.read()
         sixty_four = isinstance(attack, First) and drift(
             cell.settings, getattr(attack.attack, "drift", 0)
@@ -73,16 +74,19 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         if isinstance(answer, LocalModels) and answer.unexplained is not None:
             shared["explained"] = 1 - mean(answer.unexplained)
             shared["status"] = "misfit" if answer.misfit else "ok"
+        if isinstance(answer, Sources) and answer.fit is not None:
+            misfit = float(answer.fit.misfit.max())
+            shared["explained"] = mean([float(e) for e in answer.fit.explained])
+            shared["misfit"] = misfit if math.isfinite(misfit) else None
+            shared["status"] = "misfit" if misfit > 1 else "ok"
         facts = {
-            metric: shared
-            | {"majority": majority, "chance": chance}
-            | {"detail": detail | _scored(metric, work)}
-            for metric, (_, majority, chance) in scores.items()
+            metric: shared | score._asdict() | {"detail": detail | _scored(metric, work)}
+            for metric, score in scores.items()
         }
         yield [
-            Outcome(job, metric, value, **facts[metric])
+            Outcome(job, metric, **facts[metric])
             for job in wanted
-            for metric, (value, _, _) in scores.items()
+            for metric in scores
             if metric not in MEASURE or MEASURE[metric] in job.cell.settings.measures
         ]
 
@@ -109,19 +113,33 @@ def _spent(work: Work) -> dict[str, Value]:
 
 
 def _scores(
-    method: Method, answer: Any, work: Work, asked: set[str]
+    method: Method, attack: Any, work: Work, asked: set[str]
 ) -> tuple[dict[str, Score], dict[str, np.ndarray]]:
-    """Value, majority and chance by metric, and pictures."""
-    federation = work.federation
+    """Scores by metric, and pictures."""
+    federation, answer = work.federation, work.answer(method, attack)
     if isinstance(answer, LocalModels):
         return _of_models(method, answer.params, work, asked)
     if isinstance(answer, Images):
-        return {"ssim": (answer.likeness, None, answer.grey)}, answer.pictures
+        return {"ssim": Score(answer.likeness, chance=answer.grey)}, answer.pictures
     if isinstance(answer, Sources):
         return dict(source_scores(answer.answers, *work.targets, federation)), {}
-    truths = [federation.knowledge(c)[1] for c in range(work.count)]
-    right = [accuracy_of(*pair) for pair in zip(answer.values, truths, strict=True)]
-    return {"attribute_accuracy": (mean(right), mean([majority_of(t) for t in truths]), None)}, {}
+    others = method.run(work.of_others, attack).values if method.observes else None
+    return {"attribute_accuracy": _of_attributes(work, answer.values, others)}, {}
+
+
+def _of_attributes(
+    work: Work, values: Sequence[np.ndarray], others: Sequence[np.ndarray] | None
+) -> Score:
+    """Of a sensitive column's values of every attacked client, and of those that the same attack
+    reads out of another client's messages."""
+    truths = [work.federation.knowledge(c)[1] for c in range(work.count)]
+
+    def right(named: Sequence[np.ndarray]) -> float:
+        return mean([accuracy_of(*pair) for pair in zip(named, truths, strict=True)])
+
+    null = right(others) if others is not None and work.count > 1 else None
+    majority = mean([majority_of(truth) for truth in truths])
+    return Score(right(values), majority, imputation=work.imputed, null=null)
 
 
 def _of_models(
@@ -133,15 +151,16 @@ def _of_models(
     if "zest" in asked:
         theirs = [work.explained(c, params[c]) for c in range(count)]
         pairs = zip(theirs, work.explanations, strict=True)
-        scores["zest"] = mean([float(zest_similarity(*pair)) for pair in pairs]), None, None
+        scores["zest"] = Score(mean([float(zest_similarity(*pair)) for pair in pairs]))
     if "attribute" in asked:
-        right, majorities = [], []
-        for c in range(count):
-            known, truth = federation.knowledge(c)
-            values = np.asarray(infer_from_model(federation.model, params[c], known))
-            right.append(accuracy_of(values, truth))
-            majorities.append(majority_of(truth))
-        scores["attribute_accuracy"] = mean(right), mean(majorities), None
+
+        def read(models: list[Any]) -> list[np.ndarray]:
+            known = [federation.knowledge(c)[0] for c in range(count)]
+            pairs = zip(models, known, strict=True)
+            return [np.asarray(infer_from_model(federation.model, p, k)) for p, k in pairs]
+
+        others = [*params[1:], params[0]]
+        scores["attribute_accuracy"] = _of_attributes(work, read(params), read(others))
     if "source" in asked and method.name != "global":  # one model names no source
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         named = np.asarray(least_loss(federation.model, stacked, *work.asked))
@@ -174,7 +193,7 @@ def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dic
                 f"client 0 ({method.name}) takes for the class"
             )
             pictures = {caption: strips(firsts, np.asarray(images)[shown])}
-    return (mean(scores), None, mean(greys)), pictures
+    return Score(mean(scores), chance=mean(greys)), pictures
 
 
 EXPERIMENT = Experiment(

@@ -5,6 +5,7 @@ is measured in every way; `Values`, `Sources` and `Images` answer one question w
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from attacks import (
     mapping_network,
     pseudo_records,
 )
+from attacks.fit import MisfitWarning
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.measurements.local_models.scores import (
     matched_likeness,
@@ -146,8 +148,11 @@ def _decode_sources(work: Work, settings: FirstMessages) -> Sources:
     seen = [work.seen(c, settings.messages) for c in range(work.count)]
     training = federation.training[int(np.argmax(sizes))]
     x, y = work.asked
-    decoded = decode_sources(federation.model, seen, sizes, x, y, training=training)
-    return Sources([np.asarray(decoded.sources)])
+    key = work.key(work.count)  # of no client's own attack
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MisfitWarning)  # the row tells it
+        decoded = decode_sources(federation.model, seen, sizes, x, y, key, training=training)
+    return Sources([np.asarray(decoded.sources)], decoded.fit)
 
 
 def _invert_gradient(work: Work, settings: GradientInversion) -> Images:
@@ -282,6 +287,7 @@ METHODS = (
         _decode_sources,
         FirstMessages(20),
         refuses=_refuses("source", decodes=True),
+        explains=True,
     ),
     Method(
         "invert_gradient",

@@ -4,7 +4,7 @@ images it gives away."""
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,18 @@ from benchmarks.scenarios.federations import Federation, fit_of
 from jaxfl import Model
 
 Array = jax.Array
-Score = tuple[float, float | None, float | None]
-"""Value, majority and chance."""
+
+
+class Score(NamedTuple):
+    """A value, and what it is compared with where there is any (see `Outcome`)."""
+
+    value: float
+    majority: float | None = None
+    chance: float | None = None
+    imputation: float | None = None
+    null: float | None = None
+
+
 PATCH = 10
 """Side of the patches of a face that are one segment of its explanation, pixels."""
 
@@ -60,8 +70,8 @@ def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]
         data = federation.client(c)
         losses.append(float(model.loss(model.apply(own, data.x), data.y).mean()))
         scores.append(fit_of(model, own, data))
-    yield "train_loss", (mean(losses), None, None)
-    yield "mape" if model.classes is None else "train_accuracy", (mean(scores), None, None)
+    yield "train_loss", Score(mean(losses))
+    yield "mape" if model.classes is None else "train_accuracy", Score(mean(scores))
 
 
 def explained(federation: Federation, c: int, params: Any, records: int, count: int) -> Array:
@@ -125,9 +135,10 @@ def source_scores(
         )
 
     named = best(lambda found: held[found, np.arange(len(rows))])
-    yield "source_accuracy", (named, None, _balanced(held.mean(0), holders))
+    yield "source_accuracy", Score(named, chance=_balanced(held.mean(0), holders))
     if held.sum(0).max() > 1:
-        yield "strict_source_accuracy", (best(lambda found: found == holders), None, 1 / len(held))
+        strict = best(lambda found: found == holders)
+        yield "strict_source_accuracy", Score(strict, chance=1 / len(held))
 
 
 def _balanced(values: np.ndarray, holders: np.ndarray) -> float:

@@ -15,6 +15,7 @@ from attacks import (
     Mapping,
     gls,
 )
+from attacks.fit import Fit
 from benchmarks.harness.clock import Clock, Spent
 from benchmarks.harness.experiment import Method
 from benchmarks.measurements.local_models.scores import (
@@ -140,9 +141,11 @@ class Sources(NamedTuple):
 
     Attributes:
       answers: clients named for records `[records]`; of several answers the best is scored.
+      fit: how well they explain each client's messages, where that is judged.
     """
 
     answers: Sequence[np.ndarray]
+    fit: Fit | None = None
 
 
 class Images(NamedTuple):
@@ -203,6 +206,21 @@ class Work:
     def seen(self, c: int, count: int) -> Messages:
         """The first messages of a client."""
         return jax.tree.map(lambda a: a[:count], self.federation.messages[c])
+
+    @functools.cached_property
+    def of_others(self) -> "Work":
+        """The same federation, where each attacked client's messages are the next one's: of these
+        an attack that knows the client's records learns nothing of them."""
+        messages = self.federation.messages
+        shifted = [*messages[1:], messages[0]]
+        return Work(dataclasses.replace(self.federation, messages=shifted), self.settings)
+
+    @functools.cached_property
+    def imputed(self) -> float | None:
+        """How much of the sensitive columns is guessed without messages, mean over clients; None
+        where there is no other client to learn it from."""
+        guesses = [imputed_in(self.federation, c) for c in range(self.count)]
+        return None if None in guesses else mean([g for g in guesses if g is not None])
 
     def key(self, c: int) -> Array:
         """Randomness of attacks on a client."""

@@ -1,0 +1,166 @@
+"""Do records, each held by one client, explain the clients' messages?
+
+As for attributes (`attacks.attributes.candidate_decoding.explanation`): every client is simulated
+on the records of its largest weights. What is left of its messages is compared with what is left of
+these runs, both without the span of all records' gradients, to which wrong answers add. Records
+that a client holds and nobody knows of, another model, or a recipe whose updates are no sums of
+gradients leave more.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from attacks.attributes.candidate_decoding.candidates import factored_gradients, mean_lengths
+from attacks.attributes.candidate_decoding.explanation import (
+    deviations,
+    runs_that_tell,
+    simulated_runs,
+    span_of,
+    verdict,
+    without_span,
+)
+from attacks.attributes.candidate_decoding.simulated_client import Guess
+from attacks.fit import Fit, energies, equations, precision, rounding
+from attacks.precision import arithmetic, cast
+from jaxfl import ClientData, LocalTraining, Model
+from jaxfl.plugins import overriding
+from jaxfl.probe import mixes_records
+
+Array = jax.Array
+
+
+class Seen(NamedTuple):
+    """What clients were sent and what came of it.
+
+    Attributes:
+      received: models `[rounds, ...]`, the same for all clients.
+      centres: of the clients' paths, on average `[rounds, ...]`.
+      updates: `[rounds, clients, ...]`.
+    """
+
+    received: Any
+    centres: Any
+    updates: Any
+
+
+def judge_sources(
+    model: Model,
+    training: LocalTraining,
+    seen: Seen,
+    weights: Array,
+    sizes: tuple[int, ...],
+    records: tuple[Array, Array],
+    key: Array,
+) -> Fit:
+    """How well records explain every client's messages; fields are `[clients]`.
+
+    Args:
+      model: the model (static).
+      training: the clients' recipe.
+      seen: all clients' messages.
+      weights: decoded ones `[records, clients]`.
+      sizes: records of each client.
+      records: all of them `[records, ...]`, and their labels `[records]`.
+      key: draws the orders of the runs.
+    """
+    with arithmetic(np.dtype(np.float64), seen, weights, records, key, training):
+        fit = _judge_sources(model, training, seen, weights, sizes, records, key)
+        return cast(fit, jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "sizes"))
+def _judge_sources(
+    model: Model,
+    training: LocalTraining,
+    seen: Seen,
+    weights: Array,
+    sizes: tuple[int, ...],
+    records: tuple[Array, Array],
+    key: Array,
+) -> Fit:
+    x, y = records
+    first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), seen.received)
+    plain = not (mixes_records(model, first, x) or overriding("batch", training.plugins))
+    lengths = training.learning_rate * mean_lengths(model, seen.received, x, y)
+    with jax.default_matmul_precision("highest"):
+        gram, along, inner, scale = _products(
+            model, training, seen, _guessed(weights, sizes, records), records, key
+        )
+        span = span_of(gram, scale)
+
+        def judged(own: Any, steps: Array, along: Array, inner: Array) -> Fit:
+            energy = _relative(seen.updates) * energies(own)
+            rounded = rounding(seen.received, own, lengths, precision(own), steps)
+            rounded = jnp.where(energy > 0, rounded * energy, 0).sum()
+            fit = verdict(without_span(span, along, inner), rounded, energy.sum(), False)
+            told = plain & (equations(own) > len(x))
+            # A client that trains returns another model than it received.
+            moved = (energy > 0).any()
+            misfit = jnp.where(moved, jnp.where(told, fit.misfit, jnp.nan), jnp.inf)
+            return Fit(fit.explained, fit.allowed, misfit)
+
+        updates = jax.tree.map(lambda u: u.swapaxes(0, 1), seen.updates)
+        steps = jnp.asarray([training.steps(size) for size in sizes])
+        return jax.vmap(judged)(updates, steps, along, inner)
+
+
+def _relative(updates: Any) -> Array:
+    """Weights `[rounds]` by which rounds count alike."""
+    squares = energies(updates)
+    return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
+
+
+def _guessed(weights: Array, sizes: tuple[int, ...], records: tuple[Array, Array]) -> ClientData:
+    """Clients on the records of their largest weights, `[clients, ...]`."""
+    most, count = min(max(sizes), len(weights)), jnp.asarray(sizes)
+    places = jnp.argsort(-weights, axis=0)[:most].T
+    mask = jnp.arange(most) < count[:, None]
+    return ClientData(records[0][places], records[1][places], mask, jnp.arange(len(sizes)))
+
+
+def _products(
+    model: Model,
+    training: LocalTraining,
+    seen: Seen,
+    clients: ClientData,
+    records: tuple[Array, Array],
+    key: Array,
+) -> tuple[Array, Array, Array, Array]:
+    """Inner products, summed over rounds: of the records' gradients `[records, records]`; of these
+    with each client's vectors `[clients, records, vectors]`; of the vectors `[clients, vectors,
+    vectors]`; and the gradients' mean square. Vectors are what is left of the message and of each
+    run, and the model, which weight decay follows."""
+    runs = runs_that_tell(model, training, seen.received, clients.x[0])
+    x, y = cast(records, jnp.result_type(float))
+
+    def of_client(received: Any, update: Any, data: ClientData, key: Array) -> Array:
+        made = simulated_runs(Guess(model, data, training), received, key, runs)
+        flat = ravel_pytree(received)[0]
+        update, made, flat = cast((ravel_pytree(update)[0], made, flat), x.dtype)
+        return jnp.stack([update - made.mean(0), *deviations(made), flat, flat])
+
+    def add(total: Any, round_: Any) -> tuple[Any, None]:
+        received, centre, updates, weight, key = round_
+        keys = jax.random.split(key, len(clients.mask))
+        vectors = jax.lax.map(lambda one: of_client(received, *one), (updates, clients, keys))
+        centre = cast(centre, x.dtype)
+        gradients, unravel = factored_gradients(model, centre, x, y), ravel_pytree(centre)[1]
+        gram = gradients.inner(gradients)
+        products = jax.vmap(lambda row: gradients.along(unravel(row)), out_axes=1)
+        along = jax.lax.map(products, vectors)
+        inner = vectors @ vectors.swapaxes(1, 2)
+        these = gram, along, inner, jnp.trace(gram) / len(gram)
+        return jax.tree.map(lambda t, p: t + weight * p, total, these), None
+
+    relative = _relative(seen.updates)
+    rounds = *seen, relative, jax.random.split(key, len(relative))
+    n, count, rows = len(x), len(clients.mask), runs + 3
+    shapes = (n, n), (count, n, rows), (count, rows, rows), ()
+    zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
+    gram, along, inner, scale = jax.lax.scan(add, zero, rounds)[0]
+    return gram, along, inner, scale
