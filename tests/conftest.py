@@ -34,13 +34,17 @@ from benchmarks.harness import engines
 pytest.register_assert_rewrite("tests.laws.attribute_methods")
 
 
+SLOW = {"slow": 1, "very_slow": 2}
+"""What `JAXFL_SLOW` must be, at least, for a test with a marker to run."""
+
+
 def pytest_collection_modifyitems(items):
-    """Tests of half a minute whose subject others touch too run where `JAXFL_SLOW` is set."""
-    if os.environ.get("JAXFL_SLOW"):
-        return
+    """Tests that take long run where `JAXFL_SLOW` says so."""
+    level = int(os.environ.get("JAXFL_SLOW") or 0)
     for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="takes long; JAXFL_SLOW=1 runs it"))
+        for name, needed in SLOW.items():
+            if item.get_closest_marker(name) and level < needed:
+                item.add_marker(pytest.mark.skip(reason=f"JAXFL_SLOW={needed} runs it"))
 
 
 OLDER_LOOPS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")

@@ -168,6 +168,7 @@ def test_unknown_labels_of_a_model_with_one_logit():
     assert (np.asarray(answer.labels) == y).all()
 
 
+@pytest.mark.slow
 def test_several_columns_and_unknown_labels():
     model, x, y, messages = make_victim(classes=2, rounds=8)
     columns = (binary_column(6), binary_column(2))
@@ -285,7 +286,7 @@ def test_failure_is_data():
     assert (np.asarray(answer.values[0]) == -1).all()
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_minibatch_victim_is_better_matched_by_its_simulated_training():
     """The measured gap on real data is far larger; see the suite lyu2021/minibatch."""
     training = LocalTraining(0.3, batch_size=4)

@@ -82,6 +82,7 @@ def test_half_precision_clipping_and_no_training():
     assert [f.cause for f in diagnose(model, clipped).findings] == ["clipped"]
 
 
+@pytest.mark.slow
 def test_another_activation_is_tried():
     x, y = records(0)
     tanh = from_flax(Act((32,), 2, jnp.tanh), (FEATURES,), cross_entropy, 2)

@@ -33,6 +33,7 @@ def several_truths(x):
     return [x[:, 4:8].argmax(1), x[:, 10], x[:, 11]]
 
 
+@pytest.mark.slow
 def test_gauss_newton_finds_several_columns_of_any_coding():
     model = mlp(D, (128,), 3)
     x, y, _, messages = make_victim(model, column=ONE_HOT, rounds=10)
@@ -45,7 +46,7 @@ def test_gauss_newton_finds_several_columns_of_any_coding():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_gauss_newton_on_another_clients_messages_tells_nothing():
     model = mlp(D, (64,), 3)
     scores, majorities = [], []

@@ -85,6 +85,7 @@ def test_generators_have_the_papers_shapes(shape, width):
     assert params["Embed_0"]["embedding"].shape == (10, 100)
 
 
+@pytest.mark.slow
 def test_both_steps_go_down_their_own_loss(federation):
     _, clients, auxiliary = federation
     game, state = new_game(auxiliary)
@@ -173,6 +174,7 @@ def test_only_what_was_made_for_the_victim_counts_as_imitated():
     assert generative._not_the_victims(logits, jnp.zeros(4)) == 0
 
 
+@pytest.mark.slow
 def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(federation):
     patterns, clients, auxiliary = federation
     start, key = MODEL.init(jax.random.key(0)), jax.random.key(1)
@@ -216,6 +218,7 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
     assert largest_difference(watched.received, unwatched.received) == 0
 
 
+@pytest.mark.slow
 def test_the_active_attack_leaves_the_others_to_themselves(federation):
     _, clients, auxiliary = federation
     server = mgan.mgan_server(MODEL, 0, auxiliary, jax.random.key(2), settings=SETTINGS)

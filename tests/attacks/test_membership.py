@@ -187,6 +187,7 @@ def test_bad_input():
         variance_mixture(MODEL, messages, Knowledge(knowledge.x, None, knowledge.columns))
 
 
+@pytest.mark.slow
 def test_the_table_scores_both_methods_on_the_same_victims(data_dir):
     changes = {"attribute": 69, "records": 30, "rounds": 60, "training__learning_rate": 1.0}
     cell = table_cell("location30", training__batch_size=None, steps=50, **changes)

@@ -244,7 +244,7 @@ def test_a_covariance_that_rounding_made_indefinite():
     ).any()  # which is left for the caller to say
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_drift_tells_records_apart_that_are_nearly_alike():
     """Of one class and hardly different: what tells a bit is small beside the noise of orders, of
     which eight runs say little."""

@@ -89,6 +89,7 @@ def is_exactly(answer, x, y):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5, 16])
 def test_all_records_are_read(count):
     x, y = client(count)
@@ -132,6 +133,7 @@ def test_records_that_differ_in_one_column_are_two_records():
     assert is_exactly(answer, x, y), answer.reason
 
 
+@pytest.mark.slow
 def test_rounds_go_together_and_models_that_are_trained_are_read_too():
     x, y = client(16)
     params, received, sent = MODEL.init(KEY), [], []
@@ -324,6 +326,7 @@ def test_a_schema_is_of_all_features():
         dataclasses.replace(SCHEMA, measured=(twice,)).check_whole("schema")
 
 
+@pytest.mark.slow
 def test_all_fourteen_columns_of_adult_are_read(data_dir):
     data = load("adult", data_dir)
     rows = np.random.default_rng(0).choice(len(data), 16, replace=False)

@@ -44,6 +44,7 @@ def answer(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def scores(cell, methods=None, data_dir=None):
     return {(o.job.method, o.metric): o.value for o in outcomes}, outcomes
 
 
+@pytest.mark.slow
 def test_a_table_of_clients():
     """The first client holds nearly one class: its records' errors are nearly parallel, which hides
     the attribute best."""
@@ -97,6 +98,7 @@ def test_a_table_of_clients():
     assert all(o.explained < 0 for o in maps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, monkeypatch):
     law(tiny("table1", "leaf_milder"), monkeypatch)
@@ -120,6 +122,7 @@ def test_maps_are_the_papers_client_by_client():
         assert client.scaling == "literal"
 
 
+@pytest.mark.slow
 def test_faces_and_batch_normalisation(data_dir, cache):
     cell = tiny("table1", "att_faces", batch_norm=True, attacked=1, training__batch_size=16)
     with pytest.raises(ValueError, match="method='gls' cannot run here: batch_norm=True"):
@@ -156,7 +159,7 @@ def test_an_optimum_ends_at_the_fit_that_is_asked_for():
     assert federations.fit_of(federation.model, once, data) < 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_private_clients_say_what_they_spend():
     found, outcomes = scores(tiny("table10", "leaf_synthetic", defense="dp"), ["last", "gls"])
     assert outcomes[0].detail["epsilon_of_fewest_records"] <= 10.01
@@ -165,6 +168,7 @@ def test_private_clients_say_what_they_spend():
     assert plain["gls", "attribute_accuracy"] > found["gls", "attribute_accuracy"] + 0.05
 
 
+@pytest.mark.slow
 def test_private_clients_add_the_noise_that_their_own_records_ask_for(monkeypatch):
     cell = tiny("table10", "leaf_synthetic", defense="dp", training__batch_size=10)
     ragged = [np.arange(c, c + n) for c, n in ((0, 60), (60, 30), (120, 20))]
@@ -266,6 +270,7 @@ def test_chance_of_naming_a_holder_counts_all_who_hold_a_record():
     assert equivalent_count([10, 1000]) == 40
 
 
+@pytest.mark.slow
 def test_linear_clients(data_dir, cache, tmp_path):
     """Table 1 of Driouich 2022 on Adult: ranks on the exact optimum stay below the majority, the
     moments do not."""

@@ -34,7 +34,7 @@ def test_intervals():
     assert 0.93 < np.mean([i.low <= 0.5 <= i.high for i in covered]) < 0.97
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_the_frontier_figure_shows_every_axis_that_has_rows(tmp_path, capsys):
     where = [
         "--where",

@@ -43,12 +43,14 @@ def images(monkeypatch):
     monkeypatch.setattr(solvers, "BEFORE", 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, images, monkeypatch):
     # The others run the same programs, on other descriptors.
     law(tiny("table3", TINY_LINKS), monkeypatch, ("siamese_update", "update", "rep"))
 
 
+@pytest.mark.slow
 def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):
     """What it makes of updates stays the same, to the bit, whoever is said to have sent them."""
     cells = [tiny("table3", TINY_LINKS, interval=k, epoch=e) for k, e in ((1, 2), (3, 1))]
@@ -95,6 +97,7 @@ def test_a_siamese_network_begins_with_the_model_of_its_round(images):
             draw(tiny("table3", TINY_LINKS, trunk_round=outside))
 
 
+@pytest.mark.slow
 def test_both_federations_are_seen_through_the_window(images):
     """Every update is what its sender's model moved by: of the clients' in the order of their
     shuffled names."""
@@ -130,6 +133,7 @@ def test_both_federations_are_seen_through_the_window(images):
             )
 
 
+@pytest.mark.slow
 def test_solvers_are_timed_on_the_same_update(images):
     few = {"representing.images": 6, "widths": (2, 2, 4, 4), "steps": 3}
     cell = tiny("solvers", few | {"representing.evaluations": 8})

@@ -54,7 +54,7 @@ def cells(*seen, **changes):
     return [cell_of("kerkouche2023/fig4", TINY | changes | {"seen": t}) for t in seen]
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_every_method_answers_for_every_number_of_rounds(images):
     names = [method.name for method in properties.METHODS]
     methods = [m for m in names if not m.startswith("prolin")]  # which takes long to compile
@@ -73,6 +73,7 @@ def test_every_method_answers_for_every_number_of_rounds(images):
     assert found["gibbs", "mean", "auc"] >= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, images, monkeypatch):
     """Some methods: the others share all that is not theirs, and take long to compile."""
@@ -97,6 +98,7 @@ def test_positive_clients_share_the_record_and_nobody_else_has_it(images):
         assert not means[1] & means[2]
 
 
+@pytest.mark.slow
 def test_scores_that_are_not_finite_are_failures(images, monkeypatch):
     (cell,) = cells(10)
     broken = dataclasses.replace(
@@ -145,7 +147,7 @@ for method in ("box", "gibbs", "ridge"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_decoders_of_two_seeds_run_on_two_devices_at_once():
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -85,7 +85,7 @@ def test_resuming_runs_nothing_again_and_more_seeds_only_those(finished, capsys)
     assert [r for r in after if r["seed"] != "5"] == before
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_small_batches_are_decoded(tmp_path):
     where = ["--where", "phases=pre5", "--methods", "majority,gls", "--seeds", "1"]
     assert run("quick/minibatch", *where, "--out", str(tmp_path)) == 0
@@ -160,6 +160,7 @@ def test_missing_data_fails_its_cells_and_keeps_them(tmp_path, monkeypatch, caps
     )
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_keeps_every_finished_row_and_goes_on(tmp_path):
     command = [sys.executable, "-m", "benchmarks.sweep", *TINY, "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -18,6 +18,7 @@ SMALL = {"records": 6, "hidden": (40, 40)}
 CELL = cell_of("records/binary", SMALL, FEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, monkeypatch):
     law(CELL, monkeypatch)

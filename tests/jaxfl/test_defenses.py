@@ -68,6 +68,7 @@ def test_a_run_without_effect_is_the_plain_run_and_a_noisy_one_is_not(world):
     assert largest_difference(one, other) > 1e-4  # clients draw their own noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upload", [Upload(), Upload(noise_multiplier=0.1), Upload(clip=0.01)])
 def test_gradients_pass_through_what_is_sent(world, upload):
     def loss(rate):

@@ -34,6 +34,7 @@ CELLS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @CELLS
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, cell, monkeypatch):

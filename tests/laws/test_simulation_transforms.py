@@ -32,6 +32,7 @@ from tests.conftest import assert_same
 from tests.laws.test_simulation_laws import MINIBATCH, run
 
 
+@pytest.mark.slow
 def test_gradient_through_the_simulation_matches_finite_differences(world):
     model = mlp(12, (16,), 3)
 
@@ -125,6 +126,7 @@ print(max(float(jnp.abs(a - np.asarray(b)).max()) for a, b in pairs))
 """
 
 
+@pytest.mark.slow
 def test_four_devices_equal_one():
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
