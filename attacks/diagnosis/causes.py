@@ -7,8 +7,8 @@ messages (`attacks.fit`). It looks at the numbers themselves, and tries what mos
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from attacks.attributes.candidate_decoding.closed_form import Decoding, closed_f
 from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.diagnosis.numbers import Finding, numbers_say
-from attacks.diagnosis.steps import recipes
+from attacks.diagnosis.steps import recipes, sgd_with_decay, with_smoothing, with_weights
 from attacks.fit import Fit, MisfitWarning
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model
@@ -35,6 +35,8 @@ as much: values that were read wrongly blur what is left."""
 SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
+ALIKE_NOISE = 2
+"""Energies of noise that are not told apart: batches of half the size, or twice the rate."""
 REDUCED = 0.03
 """Of an update's length, what products whose factors keep ten bits may leave: .0085 on an H200,
 .004 to .014 emulated."""
@@ -142,57 +144,124 @@ def _decoded(model: Model, messages: Messages, knowledge: Knowledge) -> Decoding
         return closed_form(model, messages, knowledge)
 
 
+class _Left(NamedTuple):
+    """What the told recipe leaves.
+
+    Attributes:
+      length: of what is left, relative to the updates'.
+      coefficients: by cause, of its directions.
+    """
+
+    length: float
+    coefficients: dict[str, np.ndarray]
+
+
 def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
     """What accounts for what is left, the likeliest first. Other activations are tried where the
-    numbers themselves say nothing (`surprised`): that takes a minute."""
-    shares, lengths = _shares(trial)
-    misfit = float(fit.misfit)
-    rate = shares["learning rate"]
-    for name, share in shares.items():
-        better = name != "learning rate" and 1 - share < (1 - rate) / FAR_BETTER
-        if misfit * (1 - share) < COMPLETE or (share > NEARLY and better):
-            return [_named(trial, name, share, lengths)]
-    told = float(trial.training.learning_rate)
-    steps = float(trial.decoded.learning_rate) / told
+    numbers themselves say nothing (`surprised`): that takes a minute, as other recipes do."""
+    shares, left = _shares(trial)
     one_step = trial.training.steps(len(trial.knowledge.x)) == 1
-    if one_step and rate > SIMILAR and steps > 1:
-        return [_several_steps(trial, steps, rate)]
+    if one_step:
+        misfit, rate = float(fit.misfit), shares["learning rate"]
+        for name, share in shares.items():
+            better = name != "learning rate" and 1 - share < (1 - rate) / FAR_BETTER
+            if misfit * (1 - share) < COMPLETE or (share > NEARLY and better):
+                return [_named(trial, name, share, left)]
+    steps = float(trial.decoded.learning_rate) / float(trial.training.learning_rate)
+    if one_step and shares["learning rate"] > SIMILAR and steps > 1:
+        path = (
+            f"updates point about where one full-batch gradient does, as far as {steps:.3g} steps "
+            f"of rate {float(trial.training.learning_rate):g} go"
+        )
+        unknown = f"{path}: batches, epochs or momentum"
+        several = Finding("several steps", unknown, shares["learning rate"])
+        return _explaining(_recipes(trial, steps, path)) or [several]
     if max(shares.values()) < NOWHERE:
-        level = float(np.sqrt(lengths["left"]))
-        evidence = f"what is left has no direction; it is {level:.2g} of the updates' length"
-        if level < REDUCED:
-            evidence += ". Products in TensorFloat-32, accelerators' default, leave as much"
-        return [Finding("noise", evidence, 1.0)]
+        return [_noise(left.length)]
+    if not one_step:
+        every = list(_recipes(trial, steps, ""))
+        quiet = [each for each in every if each.trial.training.batch_size is None]
+        rest = [each for each in every if each.trial.training.batch_size is not None]
+        explaining = _explaining([*quiet, *_variants(trial, left), *rest])
+        if explaining:
+            return explaining
     activation = _activation(trial) if surprised else None
     if activation is not None:
         return [activation]
-    partial = [_named(trial, name, share, lengths) for name, share in shares.items() if share > 0.6]
+    partial = [_named(trial, name, share, left) for name, share in shares.items() if share > 0.6]
     evidence = "what is left is of nothing that was tried: other records, model or loss"
-    unknown = Finding("unknown records or model", evidence, 0.5)
-    return sorted([*partial, unknown], key=lambda finding: -finding.share)
+    unknown_cause = Finding("unknown records or model", evidence, 0.5)
+    partial = partial if one_step else []
+    return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
 
 
-def _several_steps(trial: _Trial, steps: float, share: float) -> Finding:
-    """Which steps, if a recipe is found that the messages do not contradict; of several the one
-    that allows the least noise."""
-    told = float(trial.training.learning_rate)
-    path = (
-        f"updates point about where one full-batch gradient does, as far as {steps:.3g} steps of "
-        f"rate {told:g} go"
-    )
-    best, allowed = Finding("several steps", f"{path}: batches, epochs or momentum", share), -np.inf
+def _noise(level: float) -> Finding:
+    evidence = f"what is left has no direction; it is {level:.2g} of the updates' length"
+    if level < REDUCED:
+        evidence += ". Products in TensorFloat-32, accelerators' default, leave as much"
+    return Finding("noise", evidence, 1.0)
+
+
+class _Candidate(NamedTuple):
+    """A recipe that may be the client's.
+
+    Attributes:
+      finding: what it is called.
+      trial: of it.
+    """
+
+    finding: Finding
+    trial: _Trial
+
+
+def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
+    """Of candidates in order of their noise the first that the messages do not contradict; and what
+    cannot be told from it by its noise: first as many epochs of the batches that were told, after
+    it another rate."""
+    fitting: dict[str, tuple[Finding, float]] = {}
+    for finding, trial in candidates:
+        if fitting and finding.cause not in ("epochs", "learning rate"):
+            continue
+        fit = trial.fit()
+        noise = 1 - float(fit.allowed)
+        least = min((noise for _, noise in fitting.values()), default=np.inf)
+        if fit.misfit <= 1 and noise <= ALIKE_NOISE * least:
+            fitting.setdefault(finding.cause, (finding, noise))
+    order = sorted(fitting, key=lambda cause: (cause != "epochs", cause == "learning rate"))
+    return [fitting[cause][0] for cause in order]
+
+
+def _recipes(trial: _Trial, steps: float, path: str) -> Iterator[_Candidate]:
+    """Recipes of several steps."""
     for cause, name, recipe in recipes(trial.training, len(trial.knowledge.x), steps):
-        fit = dataclasses.replace(trial, training=recipe).fit()
-        if fit.misfit <= 1 and float(fit.allowed) > allowed:
-            best = Finding(cause, f"{path}; {name} would explain them", 1.0)
-            allowed = float(fit.allowed)
-        if best.cause != "several steps" and recipe.batch_size is None:
-            break  # whatever has batches allows more
-    return best
+        evidence = f"{path}; {name} would explain them" if path else f"{name} explains the messages"
+        yield _Candidate(Finding(cause, evidence, 1.0), dataclasses.replace(trial, training=recipe))
 
 
-def _shares(trial: _Trial) -> tuple[dict[str, float], dict[str, float]]:
-    """Shares of what is left that causes account for, the simplest first; and coefficients."""
+def _variants(trial: _Trial, left: _Left) -> Iterator[_Candidate]:
+    """The recipe as told, with another loss or with weight decay, as large as what is left."""
+    step = float(trial.training.learning_rate) * trial.training.steps(len(trial.knowledge.x))
+    coefficients = {name: values / step for name, values in left.coefficients.items()}
+    model, training = trial.model, trial.training
+    decay = float(coefficients["weight decay"][0])
+    evidence = f"{decay:.3g} of the model is subtracted a step, beside the gradient"
+    decayed = dataclasses.replace(training, optimizer=sgd_with_decay(decay))
+    finding = Finding("weight decay", evidence, 1.0)
+    yield _Candidate(finding, dataclasses.replace(trial, training=decayed))
+    if model.classes is None:
+        return
+    smoothing = float(coefficients["label smoothing"][0])
+    evidence = f"{smoothing:.2g} of each loss is towards all classes alike"
+    smoothed = dataclasses.replace(trial, model=with_smoothing(model, smoothing))
+    yield _Candidate(Finding("label smoothing", evidence, 1.0), smoothed)
+    weights = 1 + coefficients["class weights"]
+    evidence = f"records count by their class: {', '.join(f'{w:.2g}' for w in weights)}"
+    weighted = dataclasses.replace(trial, model=with_weights(model, tuple(weights.tolist())))
+    yield _Candidate(Finding("class weights", evidence, 1.0), weighted)
+
+
+def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:
+    """Shares of what is left that causes account for, the simplest first; and what is left."""
     classes = trial.model.classes or 0
     rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
     recipe = dataclasses.replace(trial.training, learning_rate=rate)
@@ -212,17 +281,17 @@ def _shares(trial: _Trial) -> tuple[dict[str, float], dict[str, float]]:
     }
     total = max(left[0, 0], np.finfo(float).tiny)
     shares = {name: float(solved[name] @ left[group, 0] / total) for name, group in groups.items()}
-    lengths = {"left": total / len(trial.messages), "decay": float(solved["weight decay"][0])}
-    return shares, lengths
+    return shares, _Left(float(np.sqrt(total / len(trial.messages))), solved)
 
 
-def _named(trial: _Trial, cause: str, share: float, lengths: dict[str, float]) -> Finding:
+def _named(trial: _Trial, cause: str, share: float, left: _Left) -> Finding:
     training, records = trial.training, len(trial.knowledge.x)
     step = float(training.learning_rate) * training.steps(records)
     rate = float(trial.decoded.learning_rate) / training.steps(records)
+    decay = left.coefficients["weight decay"][0] / step
     told = {
         "learning rate": f"the rate is {rate:.4g}, not {float(training.learning_rate):.4g}",
-        "weight decay": f"the model is subtracted, {lengths['decay'] / step:.3g} of it a step",
+        "weight decay": f"the model is subtracted, {decay:.3g} of it a step",
         "rate and weight decay": "another rate, and the model is subtracted",
         "label smoothing": "part of each loss is towards all classes alike",
         "class weights": "records count by their class",

@@ -5,19 +5,22 @@ Threat model: as of `attacks.diagnosis.causes`, which asks.
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxfl import LocalTraining
+from jaxfl import LocalTraining, Model
 
 Array = jax.Array
 MOMENTUM = 0.9
 """What nearly everyone who uses momentum sets."""
 SIZES = (8, 16, 32, 64, 128, 256)
 """Of batches that people use, beside simple parts of the records."""
+MOST_EPOCHS = 20
+"""Over the records, in one round."""
 ALIKE, BLURRED = 0.15, 0.4
 """By how much of itself a path may be longer or shorter than a recipe's: gradients change along it;
 and the records of a batch are not all."""
@@ -28,34 +31,108 @@ def sgd_with_momentum(learning_rate: float | Array) -> optax.GradientTransformat
     return optax.sgd(learning_rate, momentum=MOMENTUM)
 
 
+@functools.lru_cache(maxsize=64)
+def sgd_with_decay(decay: float) -> Callable[..., optax.GradientTransformation]:
+    """The optimiser of clients whose model decays; equal ones compile once."""
+    return lambda rate: optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate))
+
+
+def with_smoothing(model: Model, share: float) -> Model:
+    """A classifier whose loss is, by a share, towards all classes alike."""
+
+    def loss(outputs: Array, y: Array) -> Array:
+        alike = jnp.full((len(outputs), model.classes), 1 / (model.classes or 1), outputs.dtype)
+        return (1 - share) * model.loss(outputs, y) + share * model.loss(outputs, alike)
+
+    return dataclasses.replace(model, loss=loss)
+
+
+def with_weights(model: Model, weights: tuple[float, ...]) -> Model:
+    """A classifier whose records count by their class, an integer."""
+
+    def loss(outputs: Array, y: Array) -> Array:
+        return model.loss(outputs, y) * jnp.asarray(weights, outputs.dtype)[y.astype(int)]
+
+    return dataclasses.replace(model, loss=loss)
+
+
 def recipes(
     training: LocalTraining, records: int, steps: float
 ) -> Iterator[tuple[str, str, LocalTraining]]:
-    """Recipes of several steps, the tightest first: of what kind they are, what they are called,
-    and they themselves.
+    """Recipes of as long a path, about in the order of the noise that they make, the least first:
+    of what kind they are, what they are called, and they themselves.
 
     Args:
-      training: one full-batch step, whose learning rate is the client's.
+      training: what was told; the learning rate is the client's, but for the last recipe.
       records: of the client.
       steps: length of its path, in steps of that rate along the first gradient.
     """
-    change = functools.partial(dataclasses.replace, training)
+    plain = functools.partial(dataclasses.replace, training, batch_size=None, drop_last=False)
     for epochs in _near(steps, 1, ALIKE):
-        yield "epochs", f"{epochs} full-batch steps", change(epochs=epochs)
-    for count in range(2, 50):
-        length = sum((1 - MOMENTUM**j) / (1 - MOMENTUM) for j in range(1, count + 1))
-        if abs(length - steps) < ALIKE * steps:
-            heavy = change(epochs=count, optimizer=sgd_with_momentum)
-            yield "momentum", f"{count} full-batch steps with momentum {MOMENTUM}", heavy
-    sizes = {*SIZES, records // 2, records // 3, records // 4}
-    for size in sorted(size for size in sizes if 0 < size < records):
-        for drop_last in (False, True) if records % size else (False,):
-            batches = records // size if drop_last else math.ceil(records / size)
-            for epochs in _near(steps, batches, BLURRED):
-                dropped = ", the last left out" if drop_last else ""
-                often = "once" if epochs == 1 else f"{epochs} times"
-                recipe = change(epochs=epochs, batch_size=size, drop_last=drop_last)
-                yield "batches", f"batches of {size}{dropped}, {often} over the records", recipe
+        yield "epochs", f"{epochs} full-batch steps", plain(epochs=epochs)
+    for count in _with_momentum(steps, ALIKE):
+        heavy = plain(epochs=count, optimizer=sgd_with_momentum)
+        yield "momentum", f"{count} full-batch steps with momentum {MOMENTUM}", heavy
+    sizes = {*SIZES, records // 2, records // 3, records // 4, training.batch_size or 0}
+    divided = [
+        plain(batch_size=size, drop_last=drop_last)
+        for size in sizes
+        if 0 < size < records
+        for drop_last in ((False, True) if records % size else (False,))
+    ]
+    for batches in sorted(divided, key=lambda each: _noise_of(each, records)):
+        yield from _of_batches(batches, training, records, steps)
+    if training.batch_size is not None:
+        yield from _of_told_batches(training, records, steps)
+
+
+def _noise_of(batches: LocalTraining, records: int) -> tuple[float, float]:
+    """What orders recipes by their noise: how much the weights of records in an epoch differ, which
+    those of equal batches do not; then how small batches are."""
+    sizes = np.asarray(batches.batch_sizes(records), float)
+    left_out = records - sizes.sum()
+    mean = len(sizes) / records
+    spread = (sizes * (1 / sizes - mean) ** 2).sum() + left_out * mean**2
+    return round(float(spread / mean**2), 9), 1 / sizes[0]
+
+
+def _of_batches(
+    batches: LocalTraining, told: LocalTraining, records: int, steps: float
+) -> Iterator[tuple[str, str, LocalTraining]]:
+    """As many epochs as come nearest."""
+    size, each = batches.batch_size, len(batches.batch_sizes(records))
+    dropped = ", the last left out" if batches.drop_last else ""
+    as_told = (size, batches.drop_last) == (told.batch_size, told.drop_last)
+    for epochs in _near(steps, each, BLURRED):
+        often = "once" if epochs == 1 else f"{epochs} times"
+        if epochs <= MOST_EPOCHS:
+            recipe = dataclasses.replace(batches, epochs=epochs)
+            name = f"batches of {size}{dropped}, {often} over the records"
+            yield "epochs" if as_told else "batches", name, recipe
+
+
+def _of_told_batches(
+    training: LocalTraining, records: int, steps: float
+) -> Iterator[tuple[str, str, LocalTraining]]:
+    """Batches as they were told, with momentum, or at another rate."""
+    batches = len(training.batch_sizes(records))
+    for count in _with_momentum(steps, BLURRED):
+        if count % batches == 0:
+            epochs = count // batches
+            heavy = dataclasses.replace(training, epochs=epochs, optimizer=sgd_with_momentum)
+            yield "momentum", f"momentum {MOMENTUM}, {epochs} epochs", heavy
+    rate = float(training.learning_rate) * steps / training.steps(records)
+    faster = dataclasses.replace(training, learning_rate=rate)
+    yield "learning rate", f"the rate {rate:.4g}", faster
+
+
+def _with_momentum(steps: float, tolerance: float) -> list[int]:
+    """How many steps with momentum go as far as so many without."""
+    lengths = {
+        count: sum((1 - MOMENTUM**j) / (1 - MOMENTUM) for j in range(1, count + 1))
+        for count in range(2, 50)
+    }
+    return [count for count, length in lengths.items() if abs(length - steps) < tolerance * steps]
 
 
 def _near(steps: float, each: int, tolerance: float) -> list[int]:

@@ -19,6 +19,10 @@ from jaxfl.domains import Index, checked
 ERROR = 1e-12
 """Rounding error of a decoded mean squared error, relative to the targets' mean square."""
 
+MOST_STEPS = 100
+"""Of Newton's method, which takes some twenty; moments that are not of these records have no
+likeliest weights, and it would never end."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InferredAttribute:
@@ -144,6 +148,7 @@ def infer_by_logistic(
             (z.T * (expit(z @ w) * expit(-z @ w))) @ z / len(z) + 1e-9 * np.eye(z.shape[1])
         ),
         method="trust-exact",
+        options={"maxiter": MOST_STEPS},
     ).x
     scores = z @ weights
     return InferredAttribute(

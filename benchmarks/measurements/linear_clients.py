@@ -6,6 +6,7 @@ model, that model and what is proven of the answer.
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -31,11 +32,13 @@ from attacks import (
     local_optimum,
     structured_moments,
 )
+from attacks.fit import MisfitWarning
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios.federations import Federation, FederationSettings, federate
+from benchmarks.scenarios.imputation import imputed_in
 from jaxfl import LocalTraining, Messages
 
 
@@ -73,11 +76,13 @@ class Answer(NamedTuple):
 class Client:
     """One client: what is public of it, its moments, and the truth, for scoring."""
 
-    def __init__(self, federation: Federation, settings: LinearSettings, c: int):
-        """Client `c` of a federation."""
+    def __init__(
+        self, federation: Federation, settings: LinearSettings, c: int, heard: int | None = None
+    ):
+        """Client `c` of a federation; of client `heard` are the messages, where that is another."""
         self.federation, self.settings, self.c = federation, settings, c
         self.known, self.truth = federation.knowledge(c)
-        self.messages: Messages = federation.messages[c]
+        self.messages: Messages = federation.messages[c if heard is None else heard]
         column = federation.data.column(federation.data.sensitive or 0)
         self.attribute = column.positions[0]
         rows = federation.parts[c]
@@ -88,7 +93,12 @@ class Client:
         self.public = self.x.copy()
         self.public[:, self.attribute] = np.nan
         self.design = np.c_[self.x, np.ones(len(self.x))]
-        self.optimum = np.linalg.lstsq(self.design, self.y, rcond=None)[0]
+        self.optimum = self._optimum_of(c if heard is None else heard)
+
+    def _optimum_of(self, c: int) -> np.ndarray:
+        rows, data = self.federation.parts[c], self.federation.data
+        design = np.c_[data.x[rows].astype(float), np.ones(len(rows))]
+        return np.linalg.lstsq(design, data.y[rows].astype(float), rcond=None)[0]
 
     @functools.cached_property
     def moments(self) -> Moments:
@@ -109,6 +119,19 @@ class Client:
         """The optimum: without one that messages identify the public columns decide; the attack's
         premise has them known."""
         return self.alone.params if self.alone.identifiable else self.moments.optimum
+
+    @functools.cached_property
+    def of_another(self) -> "Client | None":
+        """The same, with another client's messages, of which an attack learns nothing of this one;
+        None if nobody else is attacked."""
+        count = len(self.federation.messages)
+        heard = (self.c + 1) % count
+        return Client(self.federation, self.settings, self.c, heard) if count > 1 else None
+
+    @functools.cached_property
+    def imputed(self) -> float | None:
+        """How much of its attribute is guessed without messages."""
+        return imputed_in(self.federation, self.c)
 
     @property
     def majority(self) -> float:
@@ -167,7 +190,9 @@ def _from_gradients(
     for part in client.settings.grid:
         last, step = map(int, part.split(":"))
         seen = range(0, min(last, client.settings.rounds - 1) + 1, step)
-        answers.append(attack(messages.select([t for t in seen if t in held]), known, key))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MisfitWarning)  # another client's messages are
+            answers.append(attack(messages.select([t for t in seen if t in held]), known, key))
     best = min(answers, key=lambda answer: float(answer.objective))
     return Answer(np.asarray(best.values[0]))
 
@@ -298,9 +323,9 @@ def _scores(
     method: Method, attack: Any, client: Client, clients: Sequence[Client]
 ) -> dict[str, float]:
     answer: Answer = method.run(client, attack)
-    failed = (np.asarray(answer.values) < 0).any()
-    right = np.nan if failed else float((answer.values == client.truth).mean())
-    scores = {"attribute_accuracy": right}
+    scores = {"attribute_accuracy": _right(answer, client)}
+    if method.observes and client.of_another is not None:
+        scores["null"] = _right(method.run(client.of_another, attack), client)
     if answer.proven is None or answer.model is None:
         return scores
     scores["bound"] = float(np.maximum(answer.proven.bound, 0.0))
@@ -318,17 +343,27 @@ def _scores(
     return scores
 
 
+def _right(answer: Answer, client: Client) -> float:
+    failed = (np.asarray(answer.values) < 0).any()
+    return np.nan if failed else float((answer.values == client.truth).mean())
+
+
 def _outcomes(
     job: Job, scores: Sequence[dict[str, float]], clients: Sequence[Client], shared: dict[str, Any]
 ) -> Iterator[Outcome]:
     wanted = job.cell.settings.client
     chosen = range(len(clients)) if wanted == "mean" else [int(wanted)]
     scored = {"scored_records": equivalent_count([len(clients[c].truth) for c in chosen])}
-    for metric in scores[chosen[0]]:
-        value = float(np.mean([scores[c][metric] for c in chosen]))
-        accuracy = metric == "attribute_accuracy"
-        majority = float(np.mean([clients[c].majority for c in chosen])) if accuracy else None
-        yield Outcome(job, metric, value, majority=majority, detail=scored, **shared)
+    means = {m: float(np.mean([scores[c][m] for c in chosen])) for m in scores[chosen[0]]}
+    null = means.pop("null", math.nan)
+    for metric, value in means.items():
+        guesses: dict[str, Any] = {}
+        if metric == "attribute_accuracy":
+            imputed = [g for c in chosen if (g := clients[c].imputed) is not None]
+            guesses["majority"] = float(np.mean([clients[c].majority for c in chosen]))
+            guesses["imputation"] = float(np.mean(imputed)) if imputed else None
+            guesses["null"] = null if math.isfinite(null) else None
+        yield Outcome(job, metric, value, detail=scored, **guesses, **shared)
 
 
 EXPERIMENT = Experiment(

@@ -138,7 +138,7 @@ def test_updates_of_another_recipe_are_no_answer(
         (["--csv", "nowhere.csv"], "--csv 'nowhere.csv' is no file"),
         (["--target", "wealth"], "target='wealth' is not a column"),
         (["--sensitive", "sex"], "sensitive='sex' is not a column"),
-        (["--sensitive", ""], "--sensitive is missing"),
+        (["--sensitive", ""], "--sensitive '' is missing"),
         (["--clients", "none"], "--clients 'none' must be a number"),
         (["--clients", "100", "--records", "0"], "clients=100 of 2 records"),
         (["--hidden", "big"], "--hidden 'big' must hold widths"),
@@ -148,7 +148,7 @@ def test_updates_of_another_recipe_are_no_answer(
         (["--rounds", "0"], "--rounds=0 must be an integer of at least 1"),
         (["--seeds", "few"], "--seeds 'few'"),
         (["--questions", "records"], "--questions 'records' must hold attribute"),
-        (["--messages", "nowhere", "--clients", ""], "column 'region' is numeric but"),
+        (["--messages", "nowhere", "--clients", ""], "--messages 'nowhere' is no folder"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )

@@ -155,13 +155,13 @@ def test_rows_of_other_code_are_measured_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(code, "_ours", lambda: "another attack")
     code._digest_of.cache_clear()
     assert sweep.main([*ask, "--seeds", "3", "--keep-rows"], SUITES) == 0
-    told = capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
     assert "2 jobs in" in told
     assert "other code and are kept" in told
     assert "running the other 1" in told
     assert "measured by 2 versions of the code" in (tmp_path / "report.html").read_text()
     assert sweep.main(ask, SUITES) == 0
-    assert "are measured again" in capsys.readouterr().out
+    assert "are measured again" in " ".join(capsys.readouterr().out.split())
     monkeypatch.undo()
     code._digest_of.cache_clear()
 

@@ -228,7 +228,7 @@ def _left(  # noqa: PLR0913 - what a client is compared with, and how
 ) -> Left:
     x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
     unknowns = x.shape[0] * (x.shape[1] - 1)
-    runs = runs_that_tell(model, guess.training, messages.received, guess.data.x)
+    runs = runs_that_tell(guess.model, guess.training, messages.received, guess.data.x)
     updates = messages.pseudo_gradient
 
     def add(total: Any, seen: Any) -> tuple[Any, None]:

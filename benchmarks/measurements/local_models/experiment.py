@@ -37,6 +37,7 @@ from benchmarks.measurements.local_models.work import (
     LocalModels,
     LocalModelSettings,
     Sources,
+    Values,
     Work,
     drift,
 )
@@ -71,14 +72,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "images": pictures,
         }
         detail: dict[str, Value] = {"simulation_s": round(federation.seconds, 1), **_spent(work)}
-        if isinstance(answer, LocalModels) and answer.unexplained is not None:
-            shared["explained"] = 1 - mean(answer.unexplained)
-            shared["status"] = "misfit" if answer.misfit else "ok"
-        if isinstance(answer, Sources) and answer.fit is not None:
-            misfit = float(answer.fit.misfit.max())
-            shared["explained"] = mean([float(e) for e in answer.fit.explained])
-            shared["misfit"] = misfit if math.isfinite(misfit) else None
-            shared["status"] = "misfit" if misfit > 1 else "ok"
+        shared |= _fit_of(answer)
         facts = {
             metric: shared | score._asdict() | {"detail": detail | _scored(metric, work)}
             for metric, score in scores.items()
@@ -89,6 +83,21 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             for metric in scores
             if metric not in MEASURE or MEASURE[metric] in job.cell.settings.measures
         ]
+
+
+def _fit_of(answer: Any) -> dict[str, Any]:
+    """How well an answer explains messages: mean over clients, and the worst misfit."""
+    if isinstance(answer, LocalModels) and answer.unexplained is not None:
+        status = "misfit" if answer.misfit else "ok"
+        return {"explained": 1 - mean(answer.unexplained), "status": status}
+    if not isinstance(answer, (Sources, Values)) or answer.fit is None:
+        return {}
+    misfit = float(jnp.nanmax(answer.fit.misfit))
+    return {
+        "explained": mean([float(e) for e in answer.fit.explained]),
+        "misfit": misfit if math.isfinite(misfit) else None,
+        "status": "misfit" if misfit > 1 else "ok",
+    }
 
 
 def _scored(metric: str, work: Work) -> dict[str, Value]:

@@ -19,6 +19,7 @@ from attacks import (
     LocalModel,
     Mapping,
     PseudoRecords,
+    Reconstruction,
     Virtual,
     affine_optimum,
     by_discriminants,
@@ -52,6 +53,7 @@ from benchmarks.measurements.local_models.work import (
     Work,
     gls_attributes,
     local_optima,
+    read_each,
 )
 from benchmarks.scenarios.federations import (
     isolated,
@@ -111,16 +113,14 @@ def _majority(work: Work, settings: None) -> Values:
 
 
 def _cos(work: Work, settings: First) -> Values:
-    def one(c: int) -> np.ndarray:
+    def one(c: int) -> Reconstruction:
         known, _ = work.federation.knowledge(c)
         virtual = Virtual(training=work.federation.training[c])
         matching = dataclasses.replace(settings.attack, virtual=virtual)
         model, seen = work.federation.model, work.seen(c, settings.messages)
-        return np.asarray(
-            cos_matching(model, seen, known, work.key(c), settings=matching).values[0]
-        )
+        return cos_matching(model, seen, known, work.key(c), settings=matching)
 
-    return Values([one(c) for c in range(work.count)])
+    return read_each(work, one)
 
 
 def _vote(work: Work, settings: None) -> Sources:

@@ -3,6 +3,7 @@ for."""
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,13 +14,15 @@ import numpy as np
 from attacks import (
     Inversion,
     Mapping,
+    Reconstruction,
     gls,
 )
-from attacks.fit import Fit
+from attacks.fit import Fit, MisfitWarning
 from benchmarks.harness.clock import Clock, Spent
 from benchmarks.harness.experiment import Method
 from benchmarks.measurements.local_models.scores import (
     explained,
+    mean,
     targets,
 )
 from benchmarks.scenarios.federations import (
@@ -27,6 +30,7 @@ from benchmarks.scenarios.federations import (
     FederationSettings,
     optimum,
 )
+from benchmarks.scenarios.imputation import imputed_in
 from benchmarks.scenarios.streams import attack_on
 from jaxfl import Messages
 
@@ -131,9 +135,11 @@ class Values(NamedTuple):
 
     Attributes:
       values: of the sensitive column, per attacked client.
+      fit: how well they explain each client's messages, where that is judged.
     """
 
     values: list[np.ndarray]
+    fit: Fit | None = None
 
 
 class Sources(NamedTuple):
@@ -260,12 +266,21 @@ def drift(settings: FederationSettings, asked: int) -> int:
 def gls_attributes(work: Work, settings: First) -> Values:
     """The sensitive column that `gls` reconstructs of every attacked client."""
 
-    def one(c: int) -> np.ndarray:
+    def one(c: int) -> Reconstruction:
         known, _ = work.federation.knowledge(c)
         pieces = drift(work.settings, settings.attack.drift)
         training = work.federation.training[c]
         attack = dataclasses.replace(settings.attack, training=training, drift=pieces)
         model, seen = work.federation.model, work.seen(c, settings.messages)
-        return np.asarray(gls(model, seen, known, work.key(c), settings=attack).values[0])
+        return gls(model, seen, known, work.key(c), settings=attack)
 
-    return Values([one(c) for c in range(work.count)])
+    return read_each(work, one)
+
+
+def read_each(work: Work, attack: Callable[[int], Reconstruction]) -> Values:
+    """What an attack reads of every attacked client."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MisfitWarning)  # the row tells it
+        answers = [attack(c) for c in range(work.count)]
+    fits = jax.tree.map(lambda *a: jnp.stack(a), *(answer.fit for answer in answers))
+    return Values([np.asarray(answer.values[0]) for answer in answers], fits)
