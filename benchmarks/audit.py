@@ -29,7 +29,7 @@ from benchmarks.harness.command_line import (
 )
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import group
-from benchmarks.harness.runner import run_groups, unfinished
+from benchmarks.harness.runner import engine_of, run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
 from benchmarks.sweep import seeds_of
@@ -232,7 +232,7 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     store = Store(folder)
     try:
         pending, _ = unfinished(group(jobs), store.finished())
-        run_groups(console, "local", store, pending, None, lambda job, metric: None)
+        run_groups(console, engine_of("local"), store, pending, None, lambda job, metric: None)
         store.write_csv()
         rows, failed = store.rows(keys), store.failed(keys)
     finally:

@@ -22,7 +22,7 @@ from benchmarks.harness.command_line import UsageError, exit_code, repeat, run_c
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
-from benchmarks.harness.runner import run_groups, unfinished
+from benchmarks.harness.runner import engine_of, run_groups, unfinished
 from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
 from benchmarks.suites import SUITES, metrics_of
@@ -59,6 +59,8 @@ class Arguments:
     """Folder for results; one that holds results is resumed."""
     engine: Literal["local", "ray"] = "local"
     """local: this machine's devices; ray: a Ray cluster (needs the extra 'cluster')."""
+    address: str | None = None
+    """Of the Ray cluster, as 10.0.0.1:6379; the one at RAY_ADDRESS by default, else a local one."""
     keep_rows: bool = False
     """Keep finished rows that other code measured; else they are measured again."""
     dry_run: bool = False
@@ -187,7 +189,7 @@ def _filter(where: Sequence[str], jobs: Sequence[Job]) -> Callable[[Job], bool]:
 def _sweep(
     console: Console, arguments: Arguments, groups: list[Group], suites: Mapping[str, Suite]
 ) -> int:
-    store = Store(arguments.out)
+    engine, store = engine_of(arguments.engine, arguments.address), Store(arguments.out)
     try:
         keys = {job.key for g in groups for job in g.jobs}
         pending, others = unfinished(groups, store.finished(), arguments.keep_rows)
@@ -200,7 +202,7 @@ def _sweep(
             return suites[job.cell.suite].published(job.cell, job.method, metric)
 
         try:
-            run_groups(console, arguments.engine, store, pending, arguments.data_dir, published)
+            run_groups(console, engine, store, pending, arguments.data_dir, published)
         except KeyboardInterrupt:
             repeat(0)
             interrupted = True

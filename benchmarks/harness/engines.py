@@ -1,5 +1,4 @@
-"""Where groups run: an engine yields the outcomes of each group as they come, on this machine
-(`local`) or on a Ray cluster (`on_ray`)."""
+"""How groups run on this machine: `local` yields the outcomes of each group as they come."""
 
 import functools
 import queue
@@ -173,6 +172,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Run = Callable[[Group], Iterator[Sequence[Outcome]]]
+Engine = Callable[[Run, Sequence[Group]], Iterator[tuple[Group, Sequence[Outcome]]]]
 
 
 def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
@@ -189,12 +189,12 @@ def local(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[O
     )
     for group in groups:
         if group not in apart:
-            for outcomes in _with_room(run, group):
+            for outcomes in with_room(run, group):
                 yield group, outcomes
     yield from _side_by_side(run, apart)
 
 
-def _with_room(run: Run, group: Group) -> Iterator[Sequence[Outcome]]:
+def with_room(run: Run, group: Group) -> Iterator[Sequence[Outcome]]:
     """A group's outcomes, with room for more programs made between them: not every experiment runs
     by `run_members`."""
     _drop_programs()
@@ -252,28 +252,3 @@ def _run_waiting(
             return
         for outcomes in run(group):
             results.put((group, outcomes))
-
-
-def on_ray(run: Run, groups: Sequence[Group]) -> Iterator[tuple[Group, Sequence[Outcome]]]:
-    """Groups spread over a Ray cluster (the one at `RAY_ADDRESS`, else a local one), one
-    accelerator each if there are any."""
-    try:
-        import ray
-    except ImportError as error:
-        raise ValueError("engine='ray' needs Ray: pip install 'jaxfl[cluster]'") from error
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
-    accelerators = 1 if ray.cluster_resources().get("GPU", 0) else 0
-
-    @ray.remote(num_gpus=accelerators)
-    def remote(place: int) -> list[Sequence[Outcome]]:
-        return list(_with_room(run, groups[place]))
-
-    pending = {remote.remote(place): groups[place] for place in range(len(groups))}
-    while pending:
-        (done,), _ = ray.wait(list(pending), num_returns=1)
-        group = pending.pop(done)
-        for outcomes in ray.get(done):
-            yield group, outcomes
-
-
-ENGINES = {"local": local, "ray": on_ray}

@@ -20,8 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from benchmarks.harness.cluster import on_ray
 from benchmarks.harness.code import code_of
-from benchmarks.harness.engines import ENGINES
+from benchmarks.harness.engines import Engine, local
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Outcome
 from benchmarks.harness.store import Row, Store
@@ -30,9 +31,22 @@ Published = Callable[[Job, str], float | None]
 """From a job and a metric to the published value."""
 
 
+def engine_of(name: str, address: str | None = None) -> Engine:
+    """What runs groups: "local", or "ray" on the cluster at an address.
+
+    Raises:
+      ValueError: if an address is given that nothing looks at.
+    """
+    if name == "ray":
+        return functools.partial(on_ray, address=address)
+    if address is not None:
+        raise ValueError(f"address={address!r} has no meaning for engine={name!r}")
+    return local
+
+
 def run_groups(
     console: Console,
-    engine: str,
+    engine: Engine,
     store: Store,
     groups: Sequence[Group],
     data_dir: str | None,
@@ -50,7 +64,7 @@ def run_groups(
         left = {job.unit: estimate(job).seconds for g in groups for job in g.jobs}
         task = bar.add_task("", total=sum(left.values()))
         run = functools.partial(run_safely, data_dir=data_dir)
-        for group, outcomes in ENGINES[engine](run, groups):
+        for group, outcomes in engine(run, groups):
             store.add(_row(outcome, versions, published) for outcome in outcomes)
             bar.update(task, description=f"{group.label} {outcomes[0].job.method}"[:70])
             units = {outcome.job.unit for outcome in outcomes}
