@@ -18,12 +18,13 @@ from attacks.attributes.candidate_decoding.closed_form import Decoding, closed_f
 from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.diagnosis.numbers import Finding, numbers_say
-from attacks.diagnosis.steps import recipes, sgd_with_decay, with_smoothing, with_weights
+from attacks.diagnosis.steps import Otherwise, recipes
 from attacks.fit import Fit, MisfitWarning
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import checked
 from jaxfl.models import check_parameters
+from jaxfl.plugins import overriding
 
 Array = jax.Array
 KEY = jax.random.key(0)
@@ -35,6 +36,10 @@ as much: values that were read wrongly blur what is left."""
 SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
+UNLIKE = 1.25
+"""By how much weights of classes differ."""
+NEWTON = 4
+"""Steps to the size of a cause."""
 ALIKE_NOISE = 2
 """Energies of noise that are not told apart: batches of half the size, or twice the rate."""
 REDUCED = 0.03
@@ -182,7 +187,7 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
         every = list(_recipes(trial, steps, ""))
         quiet = [each for each in every if each.trial.training.batch_size is None]
         rest = [each for each in every if each.trial.training.batch_size is not None]
-        explaining = _explaining([*quiet, *_variants(trial, left), *rest])
+        explaining = _explaining([*quiet, *_variants(trial), *rest])
         if explaining:
             return explaining
     activation = _activation(trial) if surprised else None
@@ -219,16 +224,20 @@ def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
     cannot be told from it by its noise: first as many epochs of the batches that were told, after
     it another rate."""
     fitting: dict[str, tuple[Finding, float]] = {}
+    nearly: list[tuple[float, Finding]] = []
     for finding, trial in candidates:
         if fitting and finding.cause not in ("epochs", "learning rate"):
             continue
         fit = trial.fit()
-        noise = 1 - float(fit.allowed)
+        misfit, noise = float(fit.misfit), 1 - float(fit.allowed)
         least = min((noise for _, noise in fitting.values()), default=np.inf)
-        if fit.misfit <= 1 and noise <= ALIKE_NOISE * least:
+        if misfit <= 1 and noise <= ALIKE_NOISE * least:
             fitting.setdefault(finding.cause, (finding, noise))
+        elif misfit < COMPLETE and overriding("step_gradient", trial.training.plugins):
+            nearly.append((misfit, finding))  # values that were read wrongly blur it
     order = sorted(fitting, key=lambda cause: (cause != "epochs", cause == "learning rate"))
-    return [fitting[cause][0] for cause in order]
+    best = [finding for _, finding in sorted(nearly, key=lambda pair: pair[0])[:1]]
+    return [fitting[cause][0] for cause in order] or best
 
 
 def _recipes(trial: _Trial, steps: float, path: str) -> Iterator[_Candidate]:
@@ -238,26 +247,48 @@ def _recipes(trial: _Trial, steps: float, path: str) -> Iterator[_Candidate]:
         yield _Candidate(Finding(cause, evidence, 1.0), dataclasses.replace(trial, training=recipe))
 
 
-def _variants(trial: _Trial, left: _Left) -> Iterator[_Candidate]:
-    """The recipe as told, with another loss or with weight decay, as large as what is left."""
-    step = float(trial.training.learning_rate) * trial.training.steps(len(trial.knowledge.x))
-    coefficients = {name: values / step for name, values in left.coefficients.items()}
-    model, training = trial.model, trial.training
-    decay = float(coefficients["weight decay"][0])
-    evidence = f"{decay:.3g} of the model is subtracted a step, beside the gradient"
-    decayed = dataclasses.replace(training, optimizer=sgd_with_decay(decay))
-    finding = Finding("weight decay", evidence, 1.0)
-    yield _Candidate(finding, dataclasses.replace(trial, training=decayed))
-    if model.classes is None:
+def _variants(trial: _Trial) -> Iterator[_Candidate]:
+    """The recipe as told, with weight decay or another loss, as much of it as what is left says: by
+    Newton's method, since the client's path changes with it."""
+    classes, training = trial.model.classes, trial.training
+    if classes is None or overriding("step_gradient", training.plugins):
         return
-    smoothing = float(coefficients["label smoothing"][0])
-    evidence = f"{smoothing:.2g} of each loss is towards all classes alike"
-    smoothed = dataclasses.replace(trial, model=with_smoothing(model, smoothing))
-    yield _Candidate(Finding("label smoothing", evidence, 1.0), smoothed)
-    weights = 1 + coefficients["class weights"]
-    evidence = f"records count by their class: {', '.join(f'{w:.2g}' for w in weights)}"
-    weighted = dataclasses.replace(trial, model=with_weights(model, tuple(weights.tolist())))
-    yield _Candidate(Finding("class weights", evidence, 1.0), weighted)
+    step = float(training.learning_rate) * training.steps(len(trial.knowledge.x))
+    for cause in ("weight decay", "label smoothing", "class weights"):
+        plugin = Otherwise(0.0, 0.0, (1.0,) * classes)
+        for _ in range(NEWTON):
+            varied = _with_plugin(trial, plugin)
+            more = _shares(varied)[1].coefficients[cause] / step
+            plugin = _moved(plugin, cause, more.tolist())
+        if _means(plugin, cause):
+            evidence = f"{cause} {_shown(plugin, cause)} explains the messages"
+            yield _Candidate(Finding(cause, evidence, 1.0), _with_plugin(trial, plugin))
+
+
+def _means(plugin: Otherwise, cause: str) -> bool:
+    """Whether numbers say what their cause means: weights that are alike are another rate."""
+    if cause == "class weights":
+        return bool(0 < min(plugin.weights) < max(plugin.weights) / UNLIKE)
+    return bool(max(plugin.decay, plugin.smoothing) > 0)
+
+
+def _with_plugin(trial: _Trial, plugin: Otherwise) -> _Trial:
+    training = dataclasses.replace(trial.training, plugins=(*trial.training.plugins, plugin))
+    return dataclasses.replace(trial, training=training)
+
+
+def _moved(plugin: Otherwise, cause: str, more: list[float]) -> Otherwise:
+    if cause == "weight decay":
+        return dataclasses.replace(plugin, decay=plugin.decay + more[0])
+    if cause == "label smoothing":
+        return dataclasses.replace(plugin, smoothing=plugin.smoothing + more[0])
+    weights = tuple(w + m for w, m in zip(plugin.weights, more, strict=True))
+    return dataclasses.replace(plugin, weights=weights)
+
+
+def _shown(plugin: Otherwise, cause: str) -> str:
+    numbers = {"weight decay": (plugin.decay,), "label smoothing": (plugin.smoothing,)}
+    return ", ".join(f"{number:.2g}" for number in numbers.get(cause, plugin.weights))
 
 
 def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:

@@ -5,14 +5,17 @@ Threat model: as of `attacks.diagnosis.causes`, which asks.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import struct
 
-from jaxfl import LocalTraining, Model
+from jaxfl import LocalTraining, Model, Plugin
+from jaxfl.domains import Number
 
 Array = jax.Array
 MOMENTUM = 0.9
@@ -31,29 +34,36 @@ def sgd_with_momentum(learning_rate: float | Array) -> optax.GradientTransformat
     return optax.sgd(learning_rate, momentum=MOMENTUM)
 
 
-@functools.lru_cache(maxsize=64)
-def sgd_with_decay(decay: float) -> Callable[..., optax.GradientTransformation]:
-    """The optimiser of clients whose model decays; equal ones compile once."""
-    return lambda rate: optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate))
+@struct.dataclass
+class Otherwise(Plugin):
+    """Another loss than the model's, or weight decay. Numbers are traced, so that all clients of a
+    model share one program.
 
+    Attributes:
+      decay: of the model, so much is added to each gradient.
+      smoothing: share of each loss that is towards all classes alike.
+      weights: of records by their class.
+    """
 
-def with_smoothing(model: Model, share: float) -> Model:
-    """A classifier whose loss is, by a share, towards all classes alike."""
+    decay: Number
+    smoothing: Number
+    weights: tuple[Number, ...]
 
-    def loss(outputs: Array, y: Array) -> Array:
-        alike = jnp.full((len(outputs), model.classes), 1 / (model.classes or 1), outputs.dtype)
-        return (1 - share) * model.loss(outputs, y) + share * model.loss(outputs, alike)
+    def step_gradient(
+        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
+    ) -> Any:
+        """See `jaxfl.Plugin`."""
+        classes = len(self.weights)
+        alike = jnp.full((len(y), classes), 1 / classes, x.dtype)
 
-    return dataclasses.replace(model, loss=loss)
+        def loss(params: Any) -> Array:
+            outputs = model.apply(params, x, key=key, mask=mask)
+            losses = model.loss(outputs, y)
+            losses += self.smoothing * (model.loss(outputs, alike) - losses)
+            losses *= jnp.stack(self.weights)[y.astype(int)]
+            return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
 
-
-def with_weights(model: Model, weights: tuple[float, ...]) -> Model:
-    """A classifier whose records count by their class, an integer."""
-
-    def loss(outputs: Array, y: Array) -> Array:
-        return model.loss(outputs, y) * jnp.asarray(weights, outputs.dtype)[y.astype(int)]
-
-    return dataclasses.replace(model, loss=loss)
+        return jax.tree.map(lambda g, p: g + self.decay * p, jax.grad(loss)(params), params)
 
 
 def recipes(

@@ -41,6 +41,14 @@ def test_the_cause_is_named_first(kind):
     assert FIRST[kind] in str(diagnosis)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["decay", "smoothing", "epochs"])
+def test_the_cause_is_named_first_where_batches_were_told(kind):
+    told = LocalTraining(RATE, batch_size=16, epochs=2)
+    model, messages, known, _ = client(kind, told, 0)
+    assert diagnose(model, messages, known, told).findings[0].cause == FIRST[kind]
+
+
 def test_numbers_are_told_as_they_are():
     for kind, said in (
         ("decay", "0.01 of it a step"),

@@ -1,7 +1,7 @@
 """A client on made-up records that trains as it says, or otherwise, and what its server knows.
 
 `python -m tests.attacks.wrong_recipes misfits 500` prints how often misfits are called on either,
-`... diagnoses 20` what is named as the cause.
+`... diagnoses 20` what is named as the cause, `... diagnoses 20 16` told batches of 16.
 """
 
 import collections
@@ -160,15 +160,16 @@ def misfits(clients):
             print(f"{size} batches, {kind}: {found} misfits of 20", flush=True)
 
 
-def diagnoses(clients):
-    """Print what `diagnose` names first of so many clients of each kind, told one full-batch
-    step."""
-    told = LocalTraining(RATE)
-    for kind in ("right", *WRONG):
+def diagnoses(clients, batch_size=None, kinds=("right", *WRONG)):
+    """Print what `diagnose` names first of so many clients of each kind, told one full-batch step,
+    or two epochs of batches."""
+    told = dataclasses.replace(RIGHT[0], batch_size=batch_size, epochs=2 if batch_size else 1)
+    for kind in kinds:
         seen = (client(kind, told, seed)[:3] for seed in range(clients))
         causes = [diagnose(*one, told).findings[0].cause for one in seen]
         print(f"{kind}: {dict(collections.Counter(causes).most_common())}", flush=True)
 
 
 if __name__ == "__main__":
-    {"misfits": misfits, "diagnoses": diagnoses}[sys.argv[1]](int(sys.argv[2]))
+    name, count, *size = sys.argv[1:4]
+    {"misfits": misfits, "diagnoses": diagnoses}[name](int(count), *map(int, size))

@@ -1,0 +1,64 @@
+"""What half precision costs: `python -m tests.attacks.half_precision 20` prints, of so many clients
+whose models travel in each type, how many records are read and how often a misfit is called."""
+
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    GLS,
+    ClosedForm,
+    CosMatching,
+    MisfitWarning,
+    Status,
+    closed_form,
+    cos_matching,
+    gls,
+)
+from jaxfl import LocalTraining
+from tests.attacks.wrong_recipes import RATE, RIGHT, client
+
+
+def travelled(messages, dtype):
+    """Messages whose models were rounded on their way, both ways."""
+    return jax.tree.map(
+        lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, messages
+    )
+
+
+def attacks_on(model, messages, known, told, key):
+    """Answers by method."""
+    yield (
+        "closed_form",
+        closed_form(model, messages, known, settings=ClosedForm(RATE)).reconstruction,
+    )
+    yield "cos", cos_matching(model, messages, known, key, settings=CosMatching(steps=200))
+
+
+def batches_on(model, messages, known, told, key):
+    """Answers by method, of a client of batches."""
+    yield "gls", gls(model, messages, known, key, settings=GLS(told, orders=24))
+
+
+def costs(clients):
+    """Print the table."""
+    warnings.simplefilter("ignore", MisfitWarning)
+    for told, answers in ((LocalTraining(RATE), attacks_on), (RIGHT[0], batches_on)):
+        for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):
+            right, misfits = {}, {}
+            for seed in range(clients):
+                model, messages, known, truth = client("right", told, seed)
+                seen = travelled(messages, dtype)
+                for name, answer in answers(model, seen, known, told, jax.random.key(seed)):
+                    right.setdefault(name, []).append(np.mean(answer.values[0] == truth))
+                    misfits.setdefault(name, []).append(int(answer.status) == Status.MISFIT)
+            for name, shares in right.items():
+                mean, called = np.mean(shares), sum(misfits[name])
+                print(f"{name} {np.dtype(dtype).name}: {mean:.3f}, {called} misfits", flush=True)
+
+
+if __name__ == "__main__":
+    costs(int(sys.argv[1]))
