@@ -193,10 +193,11 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
     activation = _activation(trial) if surprised else None
     if activation is not None:
         return [activation]
-    partial = [_named(trial, name, share, left) for name, share in shares.items() if share > 0.6]
+    # After several steps a share tells less: the order of records and the path blur it.
+    large = [(name, share) for name, share in shares.items() if one_step and share > 0.6]
     evidence = "what is left is of nothing that was tried: other records, model or loss"
     unknown_cause = Finding("unknown records or model", evidence, 0.5)
-    partial = partial if one_step else []
+    partial = [_named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
 
 
@@ -259,6 +260,8 @@ def _variants(trial: _Trial) -> Iterator[_Candidate]:
         for _ in range(NEWTON):
             varied = _with_plugin(trial, plugin)
             more = _shares(varied)[1].coefficients[cause] / step
+            if not np.isfinite(more).all():
+                break
             plugin = _moved(plugin, cause, more.tolist())
         if _means(plugin, cause):
             evidence = f"{cause} {_shown(plugin, cause)} explains the messages"
@@ -375,7 +378,9 @@ def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "batches": "`gls` with this recipe",
         "momentum": "`cos_matching` with `Virtual('unrolled')` and this recipe",
         "Adam": "`decode_adam`, for one full-batch step a round",
-        "learning rate": "`closed_form` with `learning_rate=None`, or the rate found",
+        "learning rate": "`closed_form` with `learning_rate=None`, or the rate found"
+        if one_step
+        else "`gls` with this rate",
         "clipped": "`closed_form` on single rounds, with `learning_rate=None`",
         "another activation": "the same attack on the model with that activation",
         "no training": "other rounds",
