@@ -120,7 +120,7 @@ def test_another_clients_messages_tell_nothing():
     assert accuracy(answer, x[:, 0]) < 0.5 + 4 * 0.5 / RECORDS**0.5
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_right_answers_are_no_misfits():
     """Six clients of one to six rounds: none is called a misfit, and most are read whole."""
     wrong = []

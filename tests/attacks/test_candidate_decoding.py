@@ -47,7 +47,7 @@ from tests.attacks.victims import KEY, ONE_HOT, SCALAR, D, N, explicit, make_vic
 from tests.conftest import largest_difference
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_the_two_ways_to_the_normal_equations_agree():
     for hidden in ((), (16,), (16, 12)):
         model = mlp(D, hidden, 3)

@@ -41,7 +41,7 @@ def test_the_cause_is_named_first(kind):
     assert FIRST[kind] in str(diagnosis)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.parametrize("kind", ["decay", "smoothing", "epochs"])
 def test_the_cause_is_named_first_where_batches_were_told(kind):
     told = LocalTraining(RATE, batch_size=16, epochs=2)

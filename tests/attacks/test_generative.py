@@ -85,7 +85,7 @@ def test_generators_have_the_papers_shapes(shape, width):
     assert params["Embed_0"]["embedding"].shape == (10, 100)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_both_steps_go_down_their_own_loss(federation):
     _, clients, auxiliary = federation
     game, state = new_game(auxiliary)

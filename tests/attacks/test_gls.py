@@ -67,7 +67,7 @@ def test_gls_beats_the_closed_form_on_minibatches():
     assert np.mean(better) > np.mean(simple) + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_gls_with_several_epochs_and_values_and_any_model():
     training = LocalTraining(0.1, epochs=2, batch_size=10)
     model = mlp(D, (64,), 3)
@@ -124,7 +124,7 @@ def test_one_step_on_all_records_is_linear_in_the_weights_whatever_the_guess(pri
         assert np.linalg.norm(right - moved) < 1e-3 * np.linalg.norm(moved)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_gls_finds_the_same_whether_inner_products_are_kept_or_not(monkeypatch):
     model = mlp(D, (16,), 3)
     x, y, _, messages = make_victim(model, rounds=3, training=MINIBATCH)
@@ -160,7 +160,7 @@ def test_gls_tells_records_apart_that_are_nearly_the_same():
     assert (np.asarray(found.values[0]) == truth).all()
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_gls_averages_gradients_along_the_path_if_asked():
     model = mlp(D, (64,), 3)
     x, y, truth, messages = make_victim(model, 1, rounds=10, training=MINIBATCH)

@@ -19,7 +19,7 @@ from benchmarks.suites import SUITES
 from tests.benchmarks.cells import cell_of, outcomes_of
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_eight_learning_rates_and_five_seeds_are_one_compilation():
     suite = SUITES["quick"]
     table = suite.table("learning_rate")
@@ -134,7 +134,7 @@ def test_members_are_shared_by_devices_and_other_groups_run_side_by_side():
     assert done.stdout.split("\n") == ["[5.0, 4.0, 3.0, 2.0, 1.0]", "True", ""], done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_cells_of_two_tables_that_differ_only_in_phases_are_measured_once():
     jobs, suite = [], SUITES["lyu2021"]
     for name in ("table7", "table8"):
@@ -174,7 +174,7 @@ def test_rows_are_the_same_with_64_bit_types_on():
     assert {status for *_, status in rows[0]} == {"ok"}
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_unused_settings_do_not_compile_again():
     others = ({}, {"training__batch_size": 5}, {"participants": 2})
     cells = [breast_cancer(5, **other) for other in others]

@@ -32,7 +32,7 @@ def swept(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_every_attack_stands_beside_three_guesses(swept):
     for row in rows_of(swept):
         guesses = [row[name] for name in ("majority", "imputation")]

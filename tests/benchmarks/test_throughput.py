@@ -154,7 +154,7 @@ def test_a_table_is_written_read_and_set_beside_another(tmp_path):
         timings.read(path)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_programs_of_a_method_are_timed_beside_the_machines_limits(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(throughput, "prepare_devices", lambda cores: None)
     monkeypatch.setattr(throughput, "measure_limits", lambda: machine.measure_limits(64, 1 << 16))

@@ -223,7 +223,7 @@ def test_leaf_synthetic_follows_its_recipe():
     assert len(partitions.by_group(data)) == 200
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_adult_as_paper_004_uses_it(data_dir, cache):
     """Appendix C.1: 53 columns, ten clients; its 2, 3 and 2 % of doctorates are 1.05, 2.32 and 1.54
     %, rounded up."""
@@ -300,7 +300,7 @@ def parsed(name, data_dir):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_faces(data_dir, cache):
     data = load("att_faces", data_dir)
     assert data.x.shape == (400, 112, 92, 1)
