@@ -12,7 +12,7 @@ test: $(VENV)/.installed  ## run the test suite
 	$(BIN)/python -m pytest $(ARGS)
 
 # One law is enough: the simulation and the program of every attack are traced, compiled and run.
-OLDEST := declaration or decoders_of_sums
+OLDEST := declaration or (decoders_of_sums and not prolin)
 
 oldest: $(VENV)-oldest/.installed  ## the simulation and every attack on attributes, once, with the oldest versions that work
 	$(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py -k "$(OLDEST)"

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.harness import report
+from benchmarks.harness.code import code_of
 from benchmarks.harness.command_line import UsageError, exit_code, repeat, run_command
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate
@@ -189,6 +190,7 @@ def _filter(where: Sequence[str], jobs: Sequence[Job]) -> Callable[[Job], bool]:
 def _sweep(
     console: Console, arguments: Arguments, groups: list[Group], suites: Mapping[str, Suite]
 ) -> int:
+    code_of(groups[0].jobs[0])  # read now: from here on whoever interrupts finds a report
     engine, store = engine_of(arguments.engine, arguments.address), Store(arguments.out)
     try:
         keys = {job.key for g in groups for job in g.jobs}

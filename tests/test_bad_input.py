@@ -282,6 +282,7 @@ def _grows(path):
             member.write(bytes(2**20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tampered", [_declares_more, _encrypted, _grows])
 def test_tampered_files_are_refused_before_memory_is_taken(tmp_path, tampered):
     path = tmp_path / "messages.npz"

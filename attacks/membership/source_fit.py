@@ -95,7 +95,8 @@ def _judge_sources(
 
         def judged(own: Any, steps: Array, along: Array, inner: Array) -> Fit:
             energy = _relative(seen.updates) * energies(own)
-            rounded = rounding(seen.received, own, lengths, precision(own), steps)
+            eps = precision(seen.received)
+            rounded = rounding(seen.received, own, lengths, eps, steps)
             rounded = jnp.where(energy > 0, rounded * energy, 0).sum()
             fit = verdict(without_span(span, along, inner), rounded, energy.sum(), False)
             told = plain & (equations(own) > len(x))

@@ -46,6 +46,7 @@ def accuracy(answer, truth):
     return float((np.asarray(answer.values[0]) == truth).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [2, 4])
 @pytest.mark.parametrize("rate", [1e-2, 1e-3])
 def test_a_full_batch_client_of_adam_is_read(values, rate):

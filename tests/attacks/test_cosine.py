@@ -93,6 +93,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_another_clients_messages_tell_nothing(name):
     training = BATCHES if name == "cos_unrolled" else None
@@ -108,6 +109,7 @@ def test_another_clients_messages_tell_nothing(name):
     assert accuracy_interval(scores, N).low <= np.mean(majorities)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_column_that_does_not_enter_the_model_is_not_found(name):
     training = BATCHES if name == "cos_unrolled" else LocalTraining(0.1)
@@ -137,6 +139,7 @@ def test_the_true_values_left_in_the_records_are_not_used():
     assert largest_difference(with_truth, with_nan) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", ["onehot", "scalar"])
 def test_four_values(coding):
     rng = np.random.default_rng(3)
@@ -242,6 +245,7 @@ def test_unrolled_with_one_full_step_equals_the_gradient():
     assert abs(both[0] - both[1]) < 1e-4 * both[0]
 
 
+@pytest.mark.slow
 def test_gradient_of_the_objective_matches_finite_differences():
     with jax.enable_x64(True):
         model, x, y, messages = make_victim(training=LocalTraining(0.1, batch_size=8), rounds=2)

@@ -97,6 +97,7 @@ def detectors_of(federation, run, auxiliary, prop, kind="first_order", **changed
     )
 
 
+@pytest.mark.very_slow
 @pytest.mark.parametrize("kind", ["first_order", "lda", "logistic"])
 def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     prop = Property(Behavior(update=-1.0), rate=2 / CLIENTS)
@@ -117,6 +118,7 @@ def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     assert np.asarray(gibbs(honest, jnp.asarray([ROUNDS]), KEY))[0].max() < 0.5
 
 
+@pytest.mark.slow
 def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
     prop = Property(Behavior(update=-1.0), rate=2 / CLIENTS)
     run = trained(federation, prop.behavior.among(POSITIVES))
@@ -212,6 +214,7 @@ def test_class_means_follow_the_model_between_rounds_of_one_detector(
     assert found.mean.sum(1) == pytest.approx(np.asarray(found.mean.sum(1)[trained_for]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_means_are_those_of_clients_with_records_of_their_own(federation, auxiliary):
     """And not of the records that directions are made of: 150 gradients of 158 parameters leave
     little to chance."""
@@ -339,6 +342,7 @@ def test_shadows_are_clients(federation, auxiliary):
     assert found == pytest.approx(np.asarray(expected), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_record_gradients_average_to_the_gradient(federation, auxiliary):
     model, params, _ = federation
     x, y = map(jnp.asarray, auxiliary)
@@ -361,6 +365,7 @@ def test_correlation_of_repeated_clients():
     assert float(repeat_correlation(jnp.asarray(noise))[-1]) < 0.01
 
 
+@pytest.mark.slow
 def test_lenets_have_the_papers_numbers_of_parameters():
     for name, shape, expected in (("mnist", (28, 28, 1), 21_840), ("cifar10", (32, 32, 3), 62_006)):
         params = lenet(name).init(KEY)

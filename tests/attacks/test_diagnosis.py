@@ -31,6 +31,7 @@ FIRST = {
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FIRST)
 def test_the_cause_is_named_first(kind):
     told = LocalTraining(RATE)
@@ -90,7 +91,7 @@ def test_half_precision_clipping_and_no_training():
     assert [f.cause for f in diagnose(model, clipped).findings] == ["clipped"]
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_another_activation_is_tried():
     x, y = records(0)
     tanh = from_flax(Act((32,), 2, jnp.tanh), (FEATURES,), cross_entropy, 2)
@@ -154,6 +155,7 @@ def test_bad_input_is_named():
         diagnose(model, messages, np.zeros(3))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_judged_is_not_called_right():
     """As many unknowns as equations: anything fits."""
     told = LocalTraining(RATE)

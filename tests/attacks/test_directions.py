@@ -75,6 +75,7 @@ def single(*arrays):
     return (jnp.asarray(a, jnp.float32) for a in arrays)
 
 
+@pytest.mark.very_slow
 @pytest.mark.parametrize("n", [12, 60])
 def test_discriminant_solves_the_shrunk_covariance(n):
     z, change = drawn_updates(n)
@@ -86,6 +87,7 @@ def test_discriminant_solves_the_shrunk_covariance(n):
     )
 
 
+@pytest.mark.slow
 def test_discriminant_turns_with_a_layers_inputs_and_outputs():
     z, change = drawn_updates(40)
     rng = np.random.default_rng(1)

@@ -43,6 +43,7 @@ def test_a_wrong_assumption_is_a_misfit(kind):
     assert "recipe" in answer.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decay", "rate", "smoothing", "half", "topk", "momentum"])
 def test_a_wrong_recipe_of_batches_is_a_misfit(kind):
     told = LocalTraining(RATE, batch_size=16, epochs=2)
@@ -52,6 +53,7 @@ def test_a_wrong_recipe_of_batches_is_a_misfit(kind):
     assert answer.status == Status.MISFIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", RIGHT)
 def test_a_right_recipe_fits(told):
     for seed in range(2):
@@ -92,6 +94,7 @@ def test_noise_that_is_known_is_no_misfit():
     assert told.reconstruction.status == Status.OK
 
 
+@pytest.mark.slow
 def test_private_training_fits_its_own_recipe():
     told = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.5),))
     model, messages, known, _ = client("right", told, 0)
@@ -119,6 +122,7 @@ def test_where_a_client_returns_what_it_received_there_is_nothing_to_explain():
         assert (np.asarray(answer.values[0]) == -1).all()
 
 
+@pytest.mark.slow
 def test_models_that_mix_records_are_refused_or_not_judged():
     x, y = records(0)
     model = mlp(FEATURES, (16,), 2, batch_norm=True)
@@ -135,6 +139,7 @@ def test_models_that_mix_records_are_refused_or_not_judged():
     assert np.isnan(answer.fit.misfit)
 
 
+@pytest.mark.slow
 def test_judging_changes_no_answer_and_runs_where_attacks_run():
     """Under `jit` and `vmap`, in 32 bits."""
     model, messages, known, _ = client("decay", LocalTraining(RATE), 0)

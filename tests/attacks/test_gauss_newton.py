@@ -33,7 +33,7 @@ def several_truths(x):
     return [x[:, 4:8].argmax(1), x[:, 10], x[:, 11]]
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_gauss_newton_finds_several_columns_of_any_coding():
     model = mlp(D, (128,), 3)
     x, y, _, messages = make_victim(model, column=ONE_HOT, rounds=10)
@@ -64,6 +64,7 @@ def test_gauss_newton_on_another_clients_messages_tells_nothing():
     assert accuracy_interval(scores, 3 * N).low <= np.mean(majorities)
 
 
+@pytest.mark.slow
 def test_columns_that_do_not_enter_the_model_keep_their_prior():
     inner = mlp(D, (64,), 3)
     blind = Model(

@@ -129,6 +129,7 @@ def test_both_steps_go_down_their_own_loss(federation):
     assert real(made) > real(after)
 
 
+@pytest.mark.slow
 def test_what_is_generated_for_the_victim_can_be_told_from_what_is_the_victims(federation):
     _, clients, auxiliary = federation
     game, state = new_game(auxiliary)
@@ -218,7 +219,7 @@ def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(fede
     assert largest_difference(watched.received, unwatched.received) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_the_active_attack_leaves_the_others_to_themselves(federation):
     _, clients, auxiliary = federation
     server = mgan.mgan_server(MODEL, 0, auxiliary, jax.random.key(2), settings=SETTINGS)
@@ -238,6 +239,7 @@ def test_the_active_attack_leaves_the_others_to_themselves(federation):
     assert largest_difference(early, jax.tree.map(lambda a: a[1], run.messages(0).received)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_client_attacks_through_its_message_alone(federation):
     _, clients, _ = federation
     more = trunk_cnn(SHAPE, CLASSES + 1, widths=(4, 8), strides=(2, 2))

@@ -83,6 +83,7 @@ def test_gls_with_several_epochs_and_values_and_any_model():
     assert np.asarray(found.scores[0]).min() > -1e-5
 
 
+@pytest.mark.slow
 def test_gls_with_full_batches_has_no_noise_but_a_path():
     training = LocalTraining(0.3, epochs=10)
     model = mlp(D, (64,), 3)
@@ -217,6 +218,7 @@ def test_mean_gradients_are_those_of_every_model_averaged():
         np.testing.assert_allclose(along, each @ ravel_pytree(target)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gls_knows_to_which_norm_gradients_were_clipped():
     """Clipping changes the weights of records; an adversary that knows the norm reads
     through it."""
@@ -239,7 +241,7 @@ def test_gls_knows_to_which_norm_gradients_were_clipped():
     assert float(aware.objective) < 1e-3 * float(unaware.objective)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_gls_knows_that_records_were_mixed():
     """Mixup hides who was paired; an adversary that knows of it reads more (0.75, else 0.69;
     majority 0.61) and fits better."""
@@ -294,6 +296,7 @@ def test_layers_are_dense_and_named():
             gls(m, messages, known, KEY, settings=GLS(MINIBATCH, **changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", [0, 1])
 def test_gls_on_another_clients_messages_tells_nothing(drift):
     model = mlp(D, (64,), 3)
@@ -312,6 +315,7 @@ def test_gls_on_another_clients_messages_tells_nothing(drift):
     assert accuracy_interval(scores, N).low <= np.mean(majorities)
 
 
+@pytest.mark.slow
 def test_gls_keeps_the_prior_of_a_column_that_does_not_enter_the_model():
     inner = mlp(D, (64,), 3)
     blind = Model(

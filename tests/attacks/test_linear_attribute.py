@@ -192,6 +192,7 @@ def test_the_box_is_exact_where_columns_outnumber_records():
     assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
 
 
+@pytest.mark.slow
 def test_another_clients_moments_tell_nothing():
     gains = []
     for seed in range(12):

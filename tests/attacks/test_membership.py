@@ -155,6 +155,7 @@ def table_cell(dataset, **changes):
     return dataclasses.replace(cell, dataset=dataset)
 
 
+@pytest.mark.slow
 def test_one_diverged_member_leaves_the_others_alone():
     shared = {"attribute": 0, "records": 20, "phases": ("pre2",), "rounds": 3, "steps": 5}
     shared["training__batch_size"] = None
@@ -187,7 +188,7 @@ def test_bad_input():
         variance_mixture(MODEL, messages, Knowledge(knowledge.x, None, knowledge.columns))
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_the_table_scores_both_methods_on_the_same_victims(data_dir):
     changes = {"attribute": 69, "records": 30, "rounds": 60, "training__learning_rate": 1.0}
     cell = table_cell("location30", training__batch_size=None, steps=50, **changes)

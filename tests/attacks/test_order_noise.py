@@ -37,6 +37,7 @@ from tests.attacks.victims import KEY, D, explicit, make_victim
 one_round = jax.jit(round_quadratic)
 
 
+@pytest.mark.slow
 def test_the_noise_of_private_training_is_as_long_as_it_is_drawn():
     training = LocalTraining(0.5, 2, 4, plugins=(DPSGD(0.3, 2.0),))
     model, records = mlp(D, (8,), 3), 10  # batches of 4, 4 and 2

@@ -133,7 +133,7 @@ def test_records_that_differ_in_one_column_are_two_records():
     assert is_exactly(answer, x, y), answer.reason
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_rounds_go_together_and_models_that_are_trained_are_read_too():
     x, y = client(16)
     params, received, sent = MODEL.init(KEY), [], []
@@ -174,6 +174,7 @@ def averaged(x, y, training):
     return model, run.messages(0)
 
 
+@pytest.mark.slow
 def test_clients_that_take_several_steps_are_read():
     x, y = client(6)
     training = LocalTraining(0.1, epochs=2, batch_size=3)
@@ -207,6 +208,7 @@ class Tanh(nn.Module):
         return nn.Dense(3)(x)
 
 
+@pytest.mark.slow
 def test_units_need_not_be_zero():
     model = from_flax(Tanh(), (DATA.x.shape[1],), cross_entropy, 3)
     x, y = client(12)
@@ -326,7 +328,7 @@ def test_a_schema_is_of_all_features():
         dataclasses.replace(SCHEMA, measured=(twice,)).check_whole("schema")
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_all_fourteen_columns_of_adult_are_read(data_dir):
     data = load("adult", data_dir)
     rows = np.random.default_rng(0).choice(len(data), 16, replace=False)

@@ -46,7 +46,7 @@ def machines():
         process.communicate("\n\n", timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_a_machine_that_dies_loses_no_row(machines, tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     address = next(line for line in machines.stdout if ":" in line).split()[-1]

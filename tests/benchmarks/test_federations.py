@@ -72,7 +72,7 @@ def scores(cell, methods=None, data_dir=None):
     return {(o.job.method, o.metric): o.value for o in outcomes}, outcomes
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_a_table_of_clients():
     """The first client holds nearly one class: its records' errors are nearly parallel, which hides
     the attribute best."""
@@ -98,7 +98,7 @@ def test_a_table_of_clients():
     assert all(o.explained < 0 for o in maps)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, monkeypatch):
     law(tiny("table1", "leaf_milder"), monkeypatch)

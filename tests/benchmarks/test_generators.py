@@ -53,7 +53,7 @@ def test_every_generator_is_judged(images):
     assert {m for m, metric in found if metric == "degraded_like"} == {"victim", "others"}
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, images, monkeypatch):
     law(tiny("table4", TINY_GAME), monkeypatch, ("none", "mgan_passive", "victim"))

@@ -68,6 +68,7 @@ def test_learnt_is_above_all_guesses_by_the_intervals():
     assert verdict(Interval(0.9, 0.8, 1.0), guesses[2:]) == ""
 
 
+@pytest.mark.slow
 def test_imputation_uses_other_columns_and_the_label():
     rng = np.random.default_rng(0)
     x = (rng.random((400, 8)) < 0.5).astype(np.float32)
@@ -92,6 +93,7 @@ def test_imputation_uses_other_columns_and_the_label():
         impute(Knowledge(x, y, (binary_column(4),)), x)
 
 
+@pytest.mark.slow
 def test_a_request_to_end_keeps_rows_and_writes_the_report(tmp_path):
     words = ["quick", "--seeds", "3", "--out", str(tmp_path)]
     process = subprocess.Popen(
@@ -139,6 +141,7 @@ def test_a_request_to_end_is_heard_though_memory_is_being_collected():
     assert done.stdout.split() == ["lost", "heard"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
     words = ["quick/learning_rate", "--methods", "majority", "--seeds", "1"]
     (tmp_path / "results.csv").mkdir()

@@ -43,7 +43,7 @@ def images(monkeypatch):
     monkeypatch.setattr(solvers, "BEFORE", 100)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, images, monkeypatch):
     # The others run the same programs, on other descriptors.

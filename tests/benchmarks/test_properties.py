@@ -73,7 +73,7 @@ def test_every_method_answers_for_every_number_of_rounds(images):
     assert found["gibbs", "mean", "auc"] >= 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, images, monkeypatch):
     """Some methods: the others share all that is not theirs, and take long to compile."""

@@ -28,6 +28,7 @@ def printing(tmp_path):
     return command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

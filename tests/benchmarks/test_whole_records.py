@@ -29,6 +29,7 @@ def rows(changes, method="reconstruct_records"):
     return {o.metric: o for o in outcomes_of([Job(cell, method, 0)])}
 
 
+@pytest.mark.slow
 def test_what_is_certain_is_right_and_what_is_hidden_is_not_read():
     clear = rows({})
     assert clear["complete"].value == 1

@@ -23,6 +23,7 @@ FACTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_public_source_from_local_copies(name, data_dir, cache):
     data = load(name, data_dir)
@@ -47,6 +48,7 @@ def test_location_columns_have_the_published_variance(data_dir, cache):
     assert counts.var() == pytest.approx(2116, rel=0.001)
 
 
+@pytest.mark.slow
 def test_genome_codings(data_dir, cache):
     scalar = load("genome_hs3d", data_dir, encoding="scalar")
     onehot = load("genome_hs3d", data_dir)
@@ -65,6 +67,7 @@ def _copy(name, data_dir, folder, change):
         (folder / path.name).write_bytes(change(path.read_bytes()))
 
 
+@pytest.mark.very_slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -263,6 +266,7 @@ def test_idx_and_cifar_files_are_parsed():
     assert "20,000" in table.note
 
 
+@pytest.mark.slow
 def test_images_of_the_public_sources(data_dir):
     """Labels and pixels as published: classes counted, means known. Parsed, not prepared, which
     takes a minute."""

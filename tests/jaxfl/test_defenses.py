@@ -52,6 +52,7 @@ def test_rounding_is_unbiased_and_takes_two_to_the_bits_values(bits):
     assert jnp.abs(sent["a"].mean(0) - UPDATE["a"]).max() < 4.5 * step / 2 / np.sqrt(400)
 
 
+@pytest.mark.slow
 def test_a_run_without_effect_is_the_plain_run_and_a_noisy_one_is_not(world):
     def run(upload):
         federated = Federated(rounds=3, plugins=() if upload is None else (upload,))
@@ -128,6 +129,7 @@ def batch():
     )
 
 
+@pytest.mark.slow
 def test_private_gradients_agree_with_optax(batch):
     """Norms by layers, norms by `vmap(grad)`, and optax's own aggregation; differences
     below 1e-5."""
@@ -278,6 +280,7 @@ def test_rounding_does_not_follow_the_noise():
     assert correlation(rounded - noised, noised) < 0.1
 
 
+@pytest.mark.slow
 def test_parameters_have_private_noise_of_their_own():
     model = jaxfl.mlp(20, (20, 20), 2)
     params, data = model.init(KEY), (jnp.zeros((4, 20)), jnp.zeros(4, int), jnp.ones(4, bool))

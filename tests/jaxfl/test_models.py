@@ -46,6 +46,7 @@ def test_transposed_convolutions_are_jaxs(size, stride, padding):
         )
 
 
+@pytest.mark.slow
 def test_the_trunk_of_paper_003():
     model = trunk_cnn((28, 28, 1), 10)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -82,6 +83,7 @@ class Sequence(nn.Module):
         return nn.Dense(2)(nn.relu(nn.Dense(3)(x)).reshape(len(x), -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "shape"), [(Twice(), (4,)), (Sequence(), (5, 4))])
 def test_layers_whose_gradients_are_no_outer_products_are_not_named(module, shape):
     """Norms of single records' gradients then come from the gradients themselves."""

@@ -39,6 +39,7 @@ def sight():
     ), np.asarray(positives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", DECODERS, ids=lambda method: method.name)
 def test_decoders_of_sums_obey(method, sight):
     """Same key, same answer; as many scores as clients; what is not finite gives no score; it is

@@ -140,6 +140,7 @@ def test_four_devices_equal_one():
     assert float(done.stdout) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_simulation_runs_inside_jit_vmap_and_grad(world):
     """Also where clients are no argument of the outer function but constants in it."""
 
@@ -154,6 +155,7 @@ def test_a_simulation_runs_inside_jit_vmap_and_grad(world):
     assert np.allclose(together, apart, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_64_bit_types_change_no_draw(world):
     """Who takes part, in which order records come, what noise is added, how senders are
     shuffled."""
