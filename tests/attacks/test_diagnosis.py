@@ -31,8 +31,14 @@ FIRST = {
 KEY = jax.random.key(0)
 
 
+LONG = ("batches", "half")
+KINDS = [pytest.param(kind, marks=pytest.mark.very_slow if kind in LONG else ()) for kind in FIRST]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FIRST)
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind in FIRST if kind not in ("batches", "half")), *LONG]
+)
 def test_the_cause_is_named_first(kind):
     told = LocalTraining(RATE)
     model, messages, known, _ = client(kind, told, 3)

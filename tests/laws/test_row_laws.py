@@ -27,14 +27,25 @@ def specimens():
     yield dataclasses.replace(linear, dataset="leaf_milder")
 
 
+def name_of(cell):
+    return f"{cell.suite}-{cell.experiment.name}-{cell.dataset}"
+
+
+SHORTER = ("breast_cancer", "purchase_like")
+"""Data of cells whose laws take some twenty seconds."""
 CELLS = pytest.mark.parametrize(
     "cell",
-    list(specimens()),
-    ids=lambda cell: f"{cell.suite}-{cell.experiment.name}-{cell.dataset}",
+    [
+        pytest.param(
+            cell,
+            id=name_of(cell),
+            marks=pytest.mark.slow if cell.dataset in SHORTER else pytest.mark.very_slow,
+        )
+        for cell in specimens()
+    ],
 )
 
 
-@pytest.mark.slow
 @CELLS
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_obey(law, cell, monkeypatch):
