@@ -5,6 +5,7 @@ Threat model: as in `attacks.local_models.optimum`; public columns, targets and 
 """
 
 import dataclasses
+import warnings
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Num
 from scipy.optimize import minimize
 from scipy.special import expit
 
+from attacks.fit import MisfitWarning
 from attacks.local_models.moments import ROUNDED, Moments, public_part
 from jaxfl import _check
 from jaxfl.domains import Index, checked
@@ -133,6 +135,9 @@ def infer_by_logistic(
       attribute: its position among the features; 0 or 1 in every record.
       moments: the client's, see `local_moments`.
 
+    Warns:
+      MisfitWarning: if no weights are the likeliest: the moments are of other records.
+
     Returns:
       As `infer_binary_attribute`; `scores` are log odds, `mse` and `bound` are NaN: there is none.
 
@@ -140,7 +145,7 @@ def infer_by_logistic(
       ValueError: as `infer_binary_attribute`.
     """
     z, sums = _attribute_equations(x, y, attribute, moments)
-    weights = minimize(
+    found = minimize(
         lambda w: (np.logaddexp(0, z @ w).mean() - w @ sums, z.T @ expit(z @ w) / len(z) - sums),
         np.zeros(z.shape[1]),
         jac=True,
@@ -149,8 +154,15 @@ def infer_by_logistic(
         ),
         method="trust-exact",
         options={"maxiter": MOST_STEPS},
-    ).x
-    scores = z @ weights
+    )
+    if not found.success:
+        warnings.warn(
+            f"infer_by_logistic: moments have no likeliest weights within {MOST_STEPS} steps; they "
+            "are not of these records",
+            MisfitWarning,
+            stacklevel=3,
+        )
+    scores = z @ found.x
     return InferredAttribute(
         (scores > 0).astype(float), scores, float(np.clip(sums[-1], 0, 1)), np.nan, np.nan
     )

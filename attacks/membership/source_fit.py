@@ -24,6 +24,7 @@ from attacks.attributes.candidate_decoding.explanation import (
     verdict,
     without_span,
 )
+from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.candidate_decoding.simulated_client import Guess
 from attacks.fit import Fit, energies, equations, precision, rounding
 from attacks.precision import arithmetic, cast
@@ -94,7 +95,7 @@ def _judge_sources(
         span = span_of(gram, scale)
 
         def judged(own: Any, steps: Array, along: Array, inner: Array) -> Fit:
-            energy = _relative(seen.updates) * energies(own)
+            energy = relative_weights(seen.updates) * energies(own)
             eps = precision(seen.received)
             rounded = rounding(seen.received, own, lengths, eps, steps)
             rounded = jnp.where(energy > 0, rounded * energy, 0).sum()
@@ -108,12 +109,6 @@ def _judge_sources(
         updates = jax.tree.map(lambda u: u.swapaxes(0, 1), seen.updates)
         steps = jnp.asarray([training.steps(size) for size in sizes])
         return jax.vmap(judged)(updates, steps, along, inner)
-
-
-def _relative(updates: Any) -> Array:
-    """Weights `[rounds]` by which rounds count alike."""
-    squares = energies(updates)
-    return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
 
 
 def _guessed(weights: Array, sizes: tuple[int, ...], records: tuple[Array, Array]) -> ClientData:
@@ -158,7 +153,7 @@ def _products(
         these = gram, along, inner, jnp.trace(gram) / len(gram)
         return jax.tree.map(lambda t, p: t + weight * p, total, these), None
 
-    relative = _relative(seen.updates)
+    relative = relative_weights(seen.updates)
     rounds = *seen, relative, jax.random.split(key, len(relative))
     n, count, rows = len(x), len(clients.mask), runs + 3
     shapes = (n, n), (count, n, rows), (count, rows, rows), ()
