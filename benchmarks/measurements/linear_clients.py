@@ -300,6 +300,9 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         clock = Clock()
         scores = [_scores(method, attack, client, clients) for client in clients]
         spent = clock.read()
+        if method.observes:
+            nulls = [_null(method, attack, client) for client in clients]
+            scores = [each | null for each, null in zip(scores, nulls, strict=True)]
         reasons = _reasons(clients) if method.name == "decoded" else ""
         shared: dict[str, Any] = {
             "run_s": spent.run_s / len(clients),
@@ -324,10 +327,6 @@ def _scores(
 ) -> dict[str, float]:
     answer: Answer = method.run(client, attack)
     scores = {"attribute_accuracy": _right(answer, client)}
-    if method.observes and client.of_another is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MisfitWarning)  # another client's moments are
-            scores["null"] = _right(method.run(client.of_another, attack), client)
     if answer.proven is None or answer.model is None:
         return scores
     scores["bound"] = float(np.maximum(answer.proven.bound, 0.0))
@@ -343,6 +342,15 @@ def _scores(
     gaps = [np.linalg.norm(client.optimum - other) / np.linalg.norm(other) for other in others]
     scores["heterogeneity"] = float(np.mean(gaps)) if gaps else 0.0
     return scores
+
+
+def _null(method: Method, attack: Any, client: Client) -> dict[str, float]:
+    """What the same attack reads of a client out of another's messages."""
+    if client.of_another is None:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MisfitWarning)  # they are another's
+        return {"null": _right(method.run(client.of_another, attack), client)}
 
 
 def _right(answer: Answer, client: Client) -> float:

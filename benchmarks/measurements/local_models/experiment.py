@@ -132,7 +132,8 @@ def _scores(
         return {"ssim": Score(answer.likeness, chance=answer.grey)}, answer.pictures
     if isinstance(answer, Sources):
         return dict(source_scores(answer.answers, *work.targets, federation)), {}
-    others = method.run(work.of_others, attack).values if method.observes else None
+    read_twice = method.observes and work.count > 1
+    others = method.run(work.of_others, attack).values if read_twice else None
     return {"attribute_accuracy": _of_attributes(work, answer.values, others)}, {}
 
 
@@ -140,13 +141,13 @@ def _of_attributes(
     work: Work, values: Sequence[np.ndarray], others: Sequence[np.ndarray] | None
 ) -> Score:
     """Of a sensitive column's values of every attacked client, and of those that the same attack
-    reads out of another client's messages."""
+    reads out of another client's messages, if there is another."""
     truths = [work.federation.knowledge(c)[1] for c in range(work.count)]
 
     def right(named: Sequence[np.ndarray]) -> float:
         return mean([accuracy_of(*pair) for pair in zip(named, truths, strict=True)])
 
-    null = right(others) if others is not None and work.count > 1 else None
+    null = None if others is None else right(others)
     majority = mean([majority_of(truth) for truth in truths])
     return Score(right(values), majority, imputation=work.imputed, null=null)
 
@@ -168,8 +169,10 @@ def _of_models(
             pairs = zip(models, known, strict=True)
             return [np.asarray(infer_from_model(federation.model, p, k)) for p, k in pairs]
 
-        others = [*params[1:], params[0]]
-        scores["attribute_accuracy"] = _of_attributes(work, read(params), read(others))
+        others = [*params[1:], params[0]] if count > 1 else None
+        scores["attribute_accuracy"] = _of_attributes(
+            work, read(params), None if others is None else read(others)
+        )
     if "source" in asked and method.name != "global":  # one model names no source
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         named = np.asarray(least_loss(federation.model, stacked, *work.asked))
