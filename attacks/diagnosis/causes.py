@@ -7,8 +7,8 @@ messages (`attacks.fit`). It looks at the numbers themselves, and tries what mos
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.diagnosis.numbers import Finding, numbers_say
 from attacks.diagnosis.steps import Otherwise, recipes
+from attacks.diagnosis.structure import Structure, activations, layouts
 from attacks.fit import Fit, MisfitWarning
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model
@@ -45,16 +46,6 @@ ALIKE_NOISE = 2
 REDUCED = 0.03
 """Of an update's length, what products whose factors keep ten bits may leave: .0085 on an H200,
 .004 to .014 emulated."""
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "ReLU": jax.nn.relu,
-    "tanh": jnp.tanh,
-    "GELU": jax.nn.gelu,
-    "sigmoid": jax.nn.sigmoid,
-    "SiLU": jax.nn.silu,
-    "ELU": jax.nn.elu,
-    "leaky ReLU": jax.nn.leaky_relu,
-}
-"""What stands between dense layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +153,9 @@ class _Left(NamedTuple):
 
 
 def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
-    """What accounts for what is left, the likeliest first. Other activations are tried where the
-    numbers themselves say nothing (`surprised`): that takes a minute, as other recipes do."""
+    """What accounts for what is left, the likeliest first. Other structures of the model
+    are tried where the numbers themselves say nothing (`surprised`): that takes a minute, as other
+    recipes do."""
     shares, left = _shares(trial)
     one_step = trial.training.steps(len(trial.knowledge.x)) == 1
     if one_step:
@@ -183,16 +175,12 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
         return _explaining(_recipes(trial, steps, path)) or [several]
     if max(shares.values()) < NOWHERE:
         return [_noise(left.length)]
-    if not one_step:
-        every = list(_recipes(trial, steps, ""))
-        quiet = [each for each in every if each.trial.training.batch_size is None]
-        rest = [each for each in every if each.trial.training.batch_size is not None]
-        explaining = _explaining([*quiet, *_variants(trial), *rest])
+    tried = [] if one_step else [_otherwise(trial, steps)]
+    tried += [_structures(trial)] if surprised else []
+    for candidates in tried:
+        explaining = _explaining(candidates)
         if explaining:
             return explaining
-    activation = _activation(trial) if surprised else None
-    if activation is not None:
-        return [activation]
     # After several steps a share tells less: the order of records and the path blur it.
     large = [(name, share) for name, share in shares.items() if one_step and share > 0.6]
     evidence = "what is left is of nothing that was tried: other records, model or loss"
@@ -333,39 +321,35 @@ def _named(trial: _Trial, cause: str, share: float, left: _Left) -> Finding:
     return Finding(cause, f"{told[cause]}; that is {share:.1%} of what is left", share)
 
 
-def _activation(trial: _Trial) -> Finding | None:
-    """Whether another activation between dense layers explains more."""
-    layers = trial.model.layers
-    if layers is None or len(layers.names) < 2:
-        return None
+def _otherwise(trial: _Trial, steps: float) -> Iterator[_Candidate]:
+    """What may differ from several steps as told, in the order of its noise."""
+    every = list(_recipes(trial, steps, ""))
+    yield from (each for each in every if each.trial.training.batch_size is None)
+    yield from _variants(trial)
+    yield from _leaving_less(trial, layouts(trial.model, trial.messages))
+    yield from (each for each in every if each.trial.training.batch_size is not None)
 
-    seen = trial.messages.select(np.asarray(trial.messages.rounds)[:3].tolist())
+
+def _structures(trial: _Trial) -> Iterator[_Candidate]:
+    yield from _leaving_less(trial, layouts(trial.model, trial.messages))
+    yield from _leaving_less(trial, activations(trial.model, trial.messages))
+
+
+def _leaving_less(trial: _Trial, structures: Iterable[Structure]) -> Iterator[_Candidate]:
+    """Structures that leave less of three rounds than the one that was told."""
     steps = trial.training.steps(len(trial.knowledge.x))
-    seen = at_path_centres(seen, steps)
-    plain = float(_decoded(trial.model, seen, trial.knowledge).residual)
-    for name in ACTIVATIONS:
-        residual = float(
-            _decoded(_with_activation(trial.model, name), seen, trial.knowledge).residual
-        )
-        if residual < 0.01 * plain:
-            evidence = f"{name} between the layers leaves {residual:.2g} in place of {plain:.2g}"
-            return Finding("another activation", evidence, 1 - residual / plain)
-    return None
 
+    def residual(model: Model, messages: Messages) -> float:
+        seen = messages.select(np.asarray(messages.rounds)[:3].tolist())
+        return float(_decoded(model, at_path_centres(seen, steps), trial.knowledge).residual)
 
-@functools.lru_cache(maxsize=64)
-def _with_activation(model: Model, name: str) -> Model:
-    """The model's dense layers with another activation between them; equal ones compile once."""
-    layers, activation = model.layers, ACTIVATIONS[name]
-    assert layers is not None
-
-    def apply(params: Any, x: Array, *, key: Any = None, mask: Any = None) -> Array:
-        for place, layer in enumerate(layers.names):
-            at = layers.parameters(params, layer)
-            x = (activation(x) if place else x) @ at["kernel"] + at.get("bias", 0)
-        return x
-
-    return dataclasses.replace(model, apply=apply, layers=None)
+    plain = residual(trial.model, trial.messages)
+    for cause, name, model, messages in structures:
+        left = residual(model, messages)
+        if left < NEARLY * plain:
+            evidence = f"{name} leaves {left:.2g} in place of {plain:.2g}"
+            varied = dataclasses.replace(trial, model=model, messages=messages)
+            yield _Candidate(Finding(cause, evidence, 1 - left / plain), varied)
 
 
 def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
@@ -383,6 +367,7 @@ def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         else "`gls` with this rate",
         "clipped": "`closed_form` on single rounds, with `learning_rate=None`",
         "another activation": "the same attack on the model with that activation",
+        "layout of arrays": "the same attack on messages in that layout",
         "no training": "other rounds",
         "noise": "the same attack: its values are the likeliest, and no longer certain",
         "cannot be judged": "more rounds, or fewer unknown columns",

@@ -5,7 +5,7 @@ Threat model: as of `attacks.diagnosis.causes`, which asks.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,8 +18,8 @@ from jaxfl import LocalTraining, Model, Plugin
 from jaxfl.domains import Number
 
 Array = jax.Array
-MOMENTUM = 0.9
-"""What nearly everyone who uses momentum sets."""
+MOMENTA = (0.9, 0.5, 0.95, 0.99)
+"""What people who use momentum set, the most frequent first."""
 SIZES = (8, 16, 32, 64, 128, 256)
 """Of batches that people use, beside simple parts of the records."""
 MOST_EPOCHS = 20
@@ -29,9 +29,12 @@ ALIKE, BLURRED = 0.15, 0.4
 and the records of a batch are not all."""
 
 
-def sgd_with_momentum(learning_rate: float | Array) -> optax.GradientTransformation:
-    """The optimiser of clients that use momentum."""
-    return optax.sgd(learning_rate, momentum=MOMENTUM)
+@functools.cache
+def sgd_with_momentum(
+    momentum: float,
+) -> Callable[[float | Array], optax.GradientTransformation]:
+    """The optimiser of clients that use momentum; equal ones compile once."""
+    return functools.partial(optax.sgd, momentum=momentum)
 
 
 @struct.dataclass
@@ -80,9 +83,9 @@ def recipes(
     plain = functools.partial(dataclasses.replace, training, batch_size=None, drop_last=False)
     for epochs in _near(steps, 1, ALIKE):
         yield "epochs", f"{epochs} full-batch steps", plain(epochs=epochs)
-    for count in _with_momentum(steps, ALIKE):
-        heavy = plain(epochs=count, optimizer=sgd_with_momentum)
-        yield "momentum", f"{count} full-batch steps with momentum {MOMENTUM}", heavy
+    for count, momentum in _with_momentum(steps, ALIKE):
+        heavy = plain(epochs=count, optimizer=sgd_with_momentum(momentum))
+        yield "momentum", f"{count} full-batch steps with momentum {momentum}", heavy
     sizes = {*SIZES, records // 2, records // 3, records // 4, training.batch_size or 0}
     divided = [
         plain(batch_size=size, drop_last=drop_last)
@@ -126,23 +129,29 @@ def _of_told_batches(
 ) -> Iterator[tuple[str, str, LocalTraining]]:
     """Batches as they were told, with momentum, or at another rate."""
     batches = len(training.batch_sizes(records))
-    for count in _with_momentum(steps, BLURRED):
+    for count, momentum in _with_momentum(steps, BLURRED):
         if count % batches == 0:
-            epochs = count // batches
-            heavy = dataclasses.replace(training, epochs=epochs, optimizer=sgd_with_momentum)
-            yield "momentum", f"momentum {MOMENTUM}, {epochs} epochs", heavy
+            epochs, optimizer = count // batches, sgd_with_momentum(momentum)
+            heavy = dataclasses.replace(training, epochs=epochs, optimizer=optimizer)
+            yield "momentum", f"momentum {momentum}, {epochs} epochs", heavy
     rate = float(training.learning_rate) * steps / training.steps(records)
     faster = dataclasses.replace(training, learning_rate=rate)
     yield "learning rate", f"the rate {rate:.4g}", faster
 
 
-def _with_momentum(steps: float, tolerance: float) -> list[int]:
-    """How many steps with momentum go as far as so many without."""
-    lengths = {
-        count: sum((1 - MOMENTUM**j) / (1 - MOMENTUM) for j in range(1, count + 1))
+def _with_momentum(steps: float, tolerance: float) -> list[tuple[int, float]]:
+    """How many steps with which momentum go as far as so many without."""
+    return [
+        (count, momentum)
+        for momentum in MOMENTA
         for count in range(2, 50)
-    }
-    return [count for count, length in lengths.items() if abs(length - steps) < tolerance * steps]
+        if abs(_length(count, momentum) - steps) < tolerance * steps
+    ]
+
+
+def _length(count: int, momentum: float) -> float:
+    """Of a path of so many steps along one gradient, in steps without momentum."""
+    return sum((1 - momentum**j) / (1 - momentum) for j in range(1, count + 1))
 
 
 def _near(steps: float, each: int, tolerance: float) -> list[int]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attacks import ClosedForm, Knowledge, MisfitWarning, binary_column, closed_form, diagnose
+from attacks.diagnosis.steps import sgd_with_momentum
 from jaxfl import Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
 from jaxfl.clients import stack_clients
 from tests.attacks.wrong_recipes import FEATURES, RATE, Act, client, records
@@ -107,6 +108,57 @@ def test_another_activation_is_tried():
     finding = diagnose(relu, run.messages(0), known, LocalTraining(0.1)).findings[0]
     assert finding.cause == "another activation"
     assert finding.evidence.startswith("tanh")
+
+
+def _with_arrays(messages, change):
+    """What is read where arrays were laid out by another convention."""
+    return dataclasses.replace(
+        messages, received=change(messages.received), returned=change(messages.returned)
+    )
+
+
+def _transposed(tree):
+    return jax.tree.map(lambda a: a.swapaxes(1, 2) if a.shape[1:] == (16, 16) else a, tree)
+
+
+def _exchanged(tree):
+    return (
+        tree
+        | {"Dense_0": tree["Dense_0"] | {"bias": tree["Dense_1"]["bias"]}}
+        | {"Dense_1": tree["Dense_1"] | {"bias": tree["Dense_0"]["bias"]}}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "told",
+    [
+        LocalTraining(RATE),
+        pytest.param(LocalTraining(RATE, batch_size=16), marks=pytest.mark.very_slow),
+    ],
+)
+def test_arrays_in_another_layout_are_named(told):
+    """A square kernel transposed, and biases of one shape in each other's place."""
+    model, messages, known, _ = client("right", told, 0, hidden=(16, 16))
+    for change, said in (
+        (_transposed, "Dense_0/kernel, Dense_1/kernel transposed"),
+        (_exchanged, "Dense_0/bias and Dense_1/bias exchanged"),
+    ):
+        finding = diagnose(model, _with_arrays(messages, change), known, told).findings[0]
+        assert finding.cause == "layout of arrays"
+        assert finding.evidence.startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [0.5, pytest.param(0.95, marks=pytest.mark.very_slow)])
+def test_other_momenta_are_named(momentum):
+    x, y = records(0)
+    told = LocalTraining(RATE)
+    trained = dataclasses.replace(told, epochs=3, optimizer=sgd_with_momentum(momentum))
+    model = mlp(FEATURES, (32,), 2)
+    run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(4, trained))
+    finding = diagnose(model, run.messages(0), Knowledge(x, y, (binary_column(4),)), told)
+    assert f"3 full-batch steps with momentum {momentum}" in finding.findings[0].evidence
 
 
 def _ten_bits(a):
