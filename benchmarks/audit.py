@@ -29,7 +29,7 @@ from benchmarks.harness.command_line import (
 )
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import group
-from benchmarks.harness.runner import engine_of, run_groups, unfinished
+from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
 from benchmarks.sweep import seeds_of
@@ -231,7 +231,9 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     prepare_devices()
     store = Store(folder)
     try:
-        pending, _ = unfinished(group(jobs), store.finished())
+        pending, others = unfinished(group(jobs), store.finished())
+        for line in resumption(len(keys), sum(len(g.jobs) for g in pending), others, folder):
+            console.print(line)
         run_groups(console, engine_of("local"), store, pending, None, lambda job, metric: None)
         store.write_csv()
         rows, failed = store.rows(keys), store.failed(keys)

@@ -23,7 +23,7 @@ from benchmarks.harness.command_line import UsageError, exit_code, repeat, run_c
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
-from benchmarks.harness.runner import engine_of, run_groups, unfinished
+from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
 from benchmarks.suites import SUITES, metrics_of
@@ -196,7 +196,7 @@ def _sweep(
         keys = {job.key for g in groups for job in g.jobs}
         pending, others = unfinished(groups, store.finished(), arguments.keep_rows)
         left = sum(len(g.jobs) for g in pending)
-        for line in resumption(len(keys), left, others, arguments):
+        for line in resumption(len(keys), left, others, arguments.out, arguments.keep_rows):
             console.print(line)
         start, interrupted = time.perf_counter(), False
 
@@ -226,18 +226,6 @@ def _sweep(
         return 0 if not failed else 2 if bad_input else 1
     finally:
         store.close()
-
-
-def resumption(jobs: int, left: int, others: int, arguments: Arguments) -> list[str]:
-    """What a resumed sweep says of the rows that it meets."""
-    lines = []
-    if others:
-        fate = "are kept" if arguments.keep_rows else "are measured again (--keep-rows keeps them)"
-        lines += [f"{others} jobs in {arguments.out} were measured by other code and {fate}"]
-    if left < jobs:
-        done = f"{jobs - left} of {jobs} jobs are finished in {arguments.out}"
-        lines += [f"{done}; running the other {left}"]
-    return lines
 
 
 def _print_suites(console: Console, suites: Mapping[str, Suite]) -> None:

@@ -21,6 +21,9 @@ from jaxfl.domains import Index, checked
 ERROR = 1e-12
 """Rounding error of a decoded mean squared error, relative to the targets' mean square."""
 
+CONVERGED = 2
+"""Times the least that L-BFGS may stop above."""
+
 MOST_STEPS = 100
 """Of Newton's method, which takes some twenty; moments that are not of these records have no
 likeliest weights, and it would never end."""
@@ -144,7 +147,7 @@ def infer_by_logistic(
     Raises:
       ValueError: as `infer_binary_attribute`.
     """
-    z, sums = _attribute_equations(x, y, attribute, moments)
+    z, sums, _ = _attribute_equations(x, y, attribute, moments)
     found = minimize(
         lambda w: (np.logaddexp(0, z @ w).mean() - w @ sums, z.T @ expit(z @ w) / len(z) - sums),
         np.zeros(z.shape[1]),
@@ -156,12 +159,8 @@ def infer_by_logistic(
         options={"maxiter": MOST_STEPS},
     )
     if not found.success:
-        warnings.warn(
-            f"infer_by_logistic: moments have no likeliest weights within {MOST_STEPS} steps; they "
-            "are not of these records",
-            MisfitWarning,
-            stacklevel=3,
-        )
+        missing = f"no likeliest weights within {MOST_STEPS} steps"
+        _warn(f"infer_by_logistic: moments have {missing}; they are not of these records")
     scores = z @ found.x
     return InferredAttribute(
         (scores > 0).astype(float), scores, float(np.clip(sums[-1], 0, 1)), np.nan, np.nan
@@ -179,8 +178,12 @@ def infer_in_box(
 
     As many equations as columns: exact where there are no more records than those. Arguments and
     returns as `infer_by_logistic`; `scores` are the weights.
+
+    Warns:
+      MisfitWarning: if no values of the attribute have these moments: they are of other records.
+        Moments that are right to first order only are not judged.
     """
-    z, sums = _attribute_equations(x, y, attribute, moments)
+    z, sums, rounding = _attribute_equations(x, y, attribute, moments)
     prior, pull = float(np.clip(sums[-1], 0, 1)), 1e-4
     root = np.sqrt(len(z))
 
@@ -190,10 +193,19 @@ def infer_in_box(
 
     options = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 50}
     start = np.full(len(z), prior)
-    scores = minimize(
+    found = minimize(
         misfit, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * len(z), options=options
-    ).x
+    )
+    # The true attribute is in the box, and leaves its distance from the prior and rounding.
+    truth = len(z) * (pull**2 * prior * (1 - prior) + rounding @ rounding)
+    if moments.exact and found.fun > CONVERGED * truth:
+        _warn("infer_in_box: no values have these moments; they are not of these records")
+    scores = found.x
     return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, MisfitWarning, stacklevel=4)
 
 
 def _check_moments(moments: Moments) -> None:
@@ -202,9 +214,9 @@ def _check_moments(moments: Moments) -> None:
 
 def _attribute_equations(
     x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments
-) -> tuple[np.ndarray, np.ndarray]:
-    """What is known of every record, standardised, `[records, columns]`, and its mean where the
-    attribute is 1, times rho."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What is known of every record, standardised, `[records, columns]`; its mean where the
+    attribute is 1, times rho; and by how much these may be off."""
     _check_moments(moments)
     x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
     columns = np.concatenate([x, y[:, None]], 1)
@@ -213,6 +225,8 @@ def _attribute_equations(
     mean, deviation = columns.mean(0), columns.std(0)
     varies = deviation > 0
     z = (columns[:, varies] - mean[varies]) / deviation[varies]
-    return np.c_[z, np.ones(len(x))], np.append(
-        (sums - prior * mean)[varies] / deviation[varies], prior
-    )
+    found = np.append((sums - prior * mean)[varies] / deviation[varies], prior)
+    eps = np.finfo(np.float64).eps * len(columns)
+    off = moments.rounding + eps * np.abs(columns).max(0)
+    rounding = np.append((off * (1 + np.abs(mean)))[varies] / deviation[varies], moments.rounding)
+    return np.c_[z, np.ones(len(x))], found, rounding

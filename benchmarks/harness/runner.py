@@ -88,6 +88,29 @@ def unfinished(
     return [group for group in left if group.jobs], len(others)
 
 
+def resumption(
+    jobs: int, left: int, others: int, folder: str | Path, keep: bool | None = None
+) -> list[str]:
+    """What a resumed run says of the rows that it meets in a folder.
+
+    Args:
+      jobs: asked for.
+      left: to run.
+      others: measured by other code, see `unfinished`.
+      folder: of the results.
+      keep: whether rows of other code are kept; None where there is no choice.
+    """
+    lines = []
+    if others:
+        again = "are measured again" + (" (--keep-rows keeps them)" if keep is False else "")
+        fate = "are kept" if keep else again
+        lines += [f"{others} jobs in {folder} were measured by other code and {fate}"]
+    if left < jobs:
+        done = f"{jobs - left} of {jobs} jobs are finished in {folder}"
+        lines += [f"{done}; running the other {left}"]
+    return lines
+
+
 def run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]]:
     """A group's outcomes, with the wall time of what each job needs. A method that fails, in
     whatever way, gives its jobs a status; the others go on without it, unless they fail by the

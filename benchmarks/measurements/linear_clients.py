@@ -39,6 +39,7 @@ from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios.federations import Federation, FederationSettings, federate
 from benchmarks.scenarios.imputation import imputed_in
+from benchmarks.scenarios.nulls import null_of
 from jaxfl import LocalTraining, Messages
 
 
@@ -346,11 +347,10 @@ def _scores(
 
 def _null(method: Method, attack: Any, client: Client) -> dict[str, float]:
     """What the same attack reads of a client out of another's messages."""
-    if client.of_another is None:
+    another = client.of_another
+    if another is None:
         return {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MisfitWarning)  # they are another's
-        return {"null": _right(method.run(client.of_another, attack), client)}
+    return {"null": null_of(lambda: _right(method.run(another, attack), client))}
 
 
 def _right(answer: Answer, client: Client) -> float:

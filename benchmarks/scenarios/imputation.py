@@ -7,6 +7,7 @@ import numpy as np
 from attacks import Knowledge, impute
 from benchmarks.harness.engines import once
 from benchmarks.scenarios.federations import Federation
+from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.victims import (
     VictimSettings,
     attributes_of,
@@ -27,7 +28,7 @@ def imputed_in(federation: Federation, c: int) -> float | None:
     others = [i for rows in federation.parts for i in rows.tolist() if i not in held]
     if not others:
         return None
-    key = jax.random.fold_in(federation.key, c)
+    key = jax.random.fold_in(stream(federation.key, Stream.IMPUTATION), c)
     order = np.asarray(jax.random.permutation(key, len(others)))[:MOST_PUBLIC]
     public, (knowledge, truth) = np.asarray(others)[order], federation.knowledge(c)
     (values,) = impute(knowledge, federation.data.x[public], federation.data.y[public])

@@ -16,6 +16,7 @@ class Stream(enum.IntEnum):
     PAIRS = 3
     WARMING = 4
     DECODING = 7
+    IMPUTATION = 2**31
 
 
 CLIENTS = 1000

@@ -185,10 +185,14 @@ def test_logistic_from_moments_is_the_regression_on_the_true_attribute():
     assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
 
 
+@pytest.mark.filterwarnings("error")
 def test_the_box_is_exact_where_columns_outnumber_records():
     x, y, optimum = client(1, m=30, d=28)
     found = infer_in_box(x, y, 0, local_moments(optimum))
     assert (found.values == x[:, 0]).all()
+    _, _, other = client(101, m=30, d=28)
+    with pytest.warns(MisfitWarning, match="no values have these moments"):
+        infer_in_box(x, y, 0, local_moments(other))
     x, y, optimum = client(2)
     found = infer_in_box(x, y, 0, local_moments(optimum))
     assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
@@ -212,6 +216,7 @@ def test_another_clients_moments_tell_nothing():
         said += [str(warning.message) for warning in told]
         gains += [(answer.values == x[:, 0]).mean() - 0.5 for answer in answers]
     assert any("moments have no likeliest weights" in text for text in said)
+    assert sum("no values have these moments" in text for text in said) > 5
     assert abs(np.mean(gains)) < 3 * 0.5 / np.sqrt(12 * 400)
 
 

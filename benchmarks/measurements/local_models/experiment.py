@@ -1,8 +1,9 @@
 """How answers are scored: models in every way that a cell asks for, others in their own."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ from benchmarks.scenarios.federations import (
     epsilon_of,
     federate,
 )
+from benchmarks.scenarios.nulls import null_of
 
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
@@ -132,13 +134,18 @@ def _scores(
         return {"ssim": Score(answer.likeness, chance=answer.grey)}, answer.pictures
     if isinstance(answer, Sources):
         return dict(source_scores(answer.answers, *work.targets, federation)), {}
-    read_twice = method.observes and work.count > 1
-    others = method.run(work.of_others, attack).values if read_twice else None
-    return {"attribute_accuracy": _of_attributes(work, answer.values, others)}, {}
+
+    def of_others() -> Sequence[np.ndarray]:
+        values: Sequence[np.ndarray] = method.run(work.of_others, attack).values
+        return values
+
+    observes = method.observes and work.count > 1
+    score = _of_attributes(work, answer.values, of_others if observes else None)
+    return {"attribute_accuracy": score}, {}
 
 
 def _of_attributes(
-    work: Work, values: Sequence[np.ndarray], others: Sequence[np.ndarray] | None
+    work: Work, values: Sequence[np.ndarray], of_others: Callable[[], Sequence[np.ndarray]] | None
 ) -> Score:
     """Of a sensitive column's values of every attacked client, and of those that the same attack
     reads out of another client's messages, if there is another."""
@@ -147,7 +154,7 @@ def _of_attributes(
     def right(named: Sequence[np.ndarray]) -> float:
         return mean([accuracy_of(*pair) for pair in zip(named, truths, strict=True)])
 
-    null = None if others is None else right(others)
+    null = None if of_others is None else null_of(lambda: right(of_others()))
     majority = mean([majority_of(truth) for truth in truths])
     return Score(right(values), majority, imputation=work.imputed, null=null)
 
@@ -169,10 +176,8 @@ def _of_models(
             pairs = zip(models, known, strict=True)
             return [np.asarray(infer_from_model(federation.model, p, k)) for p, k in pairs]
 
-        others = [*params[1:], params[0]] if count > 1 else None
-        scores["attribute_accuracy"] = _of_attributes(
-            work, read(params), None if others is None else read(others)
-        )
+        others = functools.partial(read, [*params[1:], params[0]]) if count > 1 else None
+        scores["attribute_accuracy"] = _of_attributes(work, read(params), others)
     if "source" in asked and method.name != "global":  # one model names no source
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         named = np.asarray(least_loss(federation.model, stacked, *work.asked))
