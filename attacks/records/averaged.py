@@ -3,7 +3,8 @@
 A record's inputs to the first layer are the same in all steps, so that the sum of its gradients is
 `errors [inputs, 1]'`, with the sum of its errors. Those are not known; but units that the record
 never activates have none. So the rows of the gradient of these units lack the record: their rank is
-less by one, and what they lack is the record's errors.
+less by one, and what they lack is the record's errors. Which units it never activates is known at
+both ends of the client's way only, so that a few may be wrong.
 """
 
 import functools
@@ -20,6 +21,11 @@ Array = jax.Array
 SAME_LABEL, OTHER_LABEL = 0.8, 0.5
 """Cosines of a record's summed errors with those of one step: of its label at least the first, of
 all others at most the second."""
+DETOURS, SPARE = 3, 2
+"""Units that may be active on a client's way though they are at neither end; and by how many more
+the others are than their rank, for a lacking dimension to prove something."""
+ALIKE = 20.0
+"""Times the least distance that is called the same."""
 LEAST_PART = 1e-3
 """Of a record in the rows that its units lack; below it, they lack another."""
 
@@ -55,21 +61,47 @@ def _judged(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array, A
         # A unit may have been active on the way if it came as near as it moved.
         idle = (by_label == 0).all(0) & (jnp.maximum(before, after) < -jnp.abs(after - before))
         inputs = extended(model, layers.names[0], received, x)
-        # Rows of the gradient in the coordinates of its row space: `columns / inverse`.
-        values = jnp.where(span.inverse > 0, 1 / jnp.where(span.inverse > 0, span.inverse, 1), 0)
-        lacking = jnp.where(idle[:, None], span.columns * values, 0)
-        # Padding of the span is kept out of the null space.
-        gram = lacking.T @ lacking + jnp.diag(jnp.where(span.inverse > 0, 0.0, values.max() ** 2))
-        smallest, vectors = jnp.linalg.eigh(gram)
-        lacked, part = vectors[:, 0], inputs @ span.rows
-        share = part @ lacked
-        errors = (span.columns * values) @ lacked / jnp.where(share == 0, 1, share)
-        noise = span.noise * jnp.sqrt(idle.sum()) + jnp.finfo(x.dtype).tiny
-        off = jnp.sqrt(jnp.maximum(smallest[0], 0)) / noise
-        there = jnp.abs(share) > LEAST_PART * jnp.linalg.norm(part)
+        off, errors = _lacking(span, idle, inputs @ span.rows)
         lengths = jnp.linalg.norm(by_label, axis=-1) * jnp.linalg.norm(errors)
         cosines = by_label @ errors / jnp.maximum(lengths, jnp.finfo(x.dtype).tiny)
-        return jnp.where(there, off, jnp.inf), cosines, errors
+        return off, cosines, errors
 
     off, cosines, errors = jax.vmap(of_round)(evidence.params, evidence.returned, evidence.layer)
     return off.max(), cosines.mean(0), errors
+
+
+def _lacking(span: Span, idle: Array, part: Array) -> tuple[Array, Array]:
+    """How far `idle` units `[outputs]` are from lacking a record that is `part` `[k]` of the rows,
+    and the errors `[outputs]` that they lack then. `DETOURS` of them may be active on the way all
+    the same, though they are not at its ends: those without which the others lack a dimension."""
+    there = span.inverse > 0
+    # Rows of the gradient in the coordinates of its row space: `columns / inverse`.
+    values = jnp.where(there, 1 / jnp.where(there, span.inverse, 1), 0)
+    tiny = jnp.finfo(values.dtype).tiny
+
+    def judged(idle: Array) -> tuple[Array, Array]:
+        lacking = jnp.where(idle[:, None], span.columns * values, 0)
+        # Padding of the span is kept out of the null space.
+        gram = lacking.T @ lacking + jnp.diag(jnp.where(there, 0.0, values.max() ** 2))
+        smallest, vectors = jnp.linalg.eigh(gram)
+        lacked = vectors[:, 0]
+        share = part @ lacked
+        errors = (span.columns * values) @ lacked / jnp.where(share == 0, 1, share)
+        off = jnp.sqrt(jnp.maximum(smallest[0], 0) / jnp.maximum(idle.sum(), 1))
+        told = jnp.abs(share) > LEAST_PART * jnp.linalg.norm(part)
+        told &= idle.sum() >= there.sum() + SPARE
+        return jnp.where(told, off / (span.noise + tiny), jnp.inf), errors
+
+    def without_one(idle: Array, _: None) -> tuple[Array, Array]:
+        columns = jnp.where(idle[:, None], span.columns, 0)
+        gram = columns.T @ columns + jnp.diag(jnp.where(there, 1e-14, 1.0))
+        # 1 for a unit without which the others lack a dimension.
+        leverage = (columns * jnp.linalg.solve(gram, columns.T).T).sum(1)
+        fewer = idle & (jnp.arange(len(idle)) != leverage.argmax())
+        return fewer, fewer
+
+    _, fewer = jax.lax.scan(without_one, idle, length=DETOURS)
+    offs, errors = jax.vmap(judged)(jnp.concatenate([idle[None], fewer]))
+    # The most units that lack it, if any do.
+    best = jnp.where((offs <= offs.min() * ALIKE).any(), (offs <= offs.min() * ALIKE).argmax(), 0)
+    return offs[best], errors[best]

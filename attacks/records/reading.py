@@ -195,6 +195,8 @@ def _pass(task: Task, evidence: Evidence, key: Array, total: int) -> tuple[Passe
     rounds = list(range(len(evidence.layer.noise)))
     rounds = sorted(rng.permutation(rounds)[: settings.rounds].tolist())
     sight = sight_of(evidence, rounds, schema.features, rng)
+    if task.returned is not None:  # no equations for errors that are sums
+        sight = dataclasses.replace(sight, basis=0 * sight.basis)
     moves = moves_of(model, evidence, schema, occurring(schema, evidence), rounds)
     state = search(model, sight, moves, key, settings.starts, settings.sweeps)
     places, numbers = different(schema, jax.tree.map(np.asarray, state))
@@ -209,8 +211,6 @@ def _pass(task: Task, evidence: Evidence, key: Array, total: int) -> tuple[Passe
         return Passed.none(schema), total
     y = np.where(passed, findings.off_errors, np.inf).argmin(1)[rows]
     findings = jax.tree.map(lambda a: a[rows], findings)
-    if task.returned is not None:  # no equations for errors that are sums
-        sight = dataclasses.replace(sight, basis=0 * sight.basis)
     opened, also = rivalled(model, schema, evidence, (sight, moves), places[rows], findings)
     certified = np.asarray([not columns for columns in opened])
     x = rounded(schema, findings.x, findings.deviation)
