@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from attacks.records.isolation import Isolated, off_directions
 from attacks.records.spans import Span, off_columns, off_rows, whole_of
 from jaxfl import Model
 from jaxfl.models import inputs_and_errors
@@ -35,6 +36,7 @@ class Evidence:
       count: number of the client's records with their copies; 0 if unknown.
       place: which layer that is: the second one, if there are two hidden ones, or the first
         (static).
+      isolated: directions that the record is orthogonal to, of which nothing need be known.
       returned: the models returned, if clients take several steps a round: then nothing is known of
         a record's weight and errors but that units which it never moves have none. None if they
         take one full-batch step.
@@ -45,6 +47,7 @@ class Evidence:
     layer: Span
     count: Any
     place: int = struct.field(pytree_node=False)
+    isolated: Isolated
     returned: Any = None
 
 
@@ -181,7 +184,9 @@ def _left(model: Model, evidence: Evidence, x: Array) -> Array:
     def second(params: Any, span: Span) -> Array:
         return outside(span, _inputs(model, params, x)[1])
 
-    parts = [outside(evidence.first, _inputs(model, _any_round(evidence), x)[0])]
+    first = _inputs(model, _any_round(evidence), x)[0]
+    orthogonal = off_directions(evidence.isolated, first)
+    parts = [outside(evidence.first, first), orthogonal]
     if evidence.place:
         parts.append(jax.vmap(second)(evidence.params, evidence.layer).ravel())
     # On a line between records of equal categories nothing but the weight tells where they are.
@@ -204,6 +209,7 @@ def _offs(model: Model, evidence: Evidence, x: Array) -> tuple[Array, Array]:
 
     first = _inputs(model, _any_round(evidence), x)[0]
     off, length = off_rows(evidence.first, first), expected(evidence.first, first)
+    off = jnp.maximum(off, jnp.abs(off_directions(evidence.isolated, first)).max())
     if not evidence.place:
         return off, length
     offs, lengths = jax.vmap(second)(evidence.params, evidence.layer)

@@ -25,6 +25,15 @@ from attacks.records.averaged import summed_errors
 from attacks.records.by_products import scales_of, told_by
 from attacks.records.evidence import Evidence, extended, parts_of
 from attacks.records.gradients import looked_at
+from attacks.records.isolation import (
+    MOST_USED,
+    Isolated,
+    distinct,
+    edges,
+    isolated,
+    orthogonal_part,
+    slopes_of,
+)
 from attacks.records.search import moves_of, occurring, search, sight_of
 from attacks.records.spans import rank_of, span_of
 from jaxfl import Model
@@ -46,12 +55,15 @@ class RecordSearch:
       sweeps: how often a pass changes every attribute of each (static).
       passes: of the search at most; those in which nothing is found count double (static).
       rounds: how many of the messages a pass looks at; what it finds is held against all (static).
+      programmes: linear programmes after a pass in which nothing is found, where errors alone may
+        tell records apart, see `attacks.records.isolation` (static).
     """
 
     starts: Count = struct.field(pytree_node=False, default=128)
     sweeps: Count = struct.field(pytree_node=False, default=8)
     passes: Count = struct.field(pytree_node=False, default=24)
     rounds: Count = struct.field(pytree_node=False, default=2)
+    programmes: Count = struct.field(pytree_node=False, default=400)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +99,7 @@ class Reading:
       total: number of the client's records with their copies; 0 if unknown.
       noise: energy of the gradients' noise.
       ranks: of the layers that may be looked at; 0 where nothing is left, or nothing told.
+      directions: that isolate records `[found, inputs]`, see `attacks.records.isolation`.
     """
 
     left: list[np.ndarray]
@@ -95,6 +108,7 @@ class Reading:
     total: int
     noise: float
     ranks: tuple[int, ...]
+    directions: np.ndarray
 
     @property
     def count(self) -> int:
@@ -120,7 +134,8 @@ def read(task: Task, key: Array) -> Reading:
     place = len(_layers(task)) - 1
     nothing = Passed.none(task.schema)
     total = 0 if task.returned is None else 1
-    reading = Reading(task.gradients, nothing, nothing, total, 0.0, _ranks(task, task.gradients))
+    ranks, none = _ranks(task, task.gradients), np.zeros((0, task.gradients[0].shape[-1]))
+    reading = Reading(task.gradients, nothing, nothing, total, 0.0, ranks, none)
     budget = task.settings.passes
     while max(reading.ranks) and budget > 0:
         place = place if reading.ranks[place] else int(np.argmax(reading.ranks))
@@ -128,9 +143,30 @@ def read(task: Task, key: Array) -> Reading:
         before = len(reading.taken)
         reading = _next(task, reading, place, pass_key)
         progress = len(reading.taken) > before
+        if not progress:
+            reading = _isolating(task, reading, pass_key)
         budget -= 1 if progress else 2
         place = place if progress else (place + 1) % len(reading.ranks)
     return reading
+
+
+def _isolating(task: Task, reading: Reading, key: Array) -> Reading:
+    """With more directions that isolate records, by the first round's errors."""
+    received, returned = (
+        None if tree is None else jax.tree.map(lambda a: a[0], tree)
+        for tree in (task.params, task.returned)
+    )
+    slopes = slopes_of(task.model, received, returned)
+    if slopes is None or reading.ranks[0] < 2:
+        return reading
+    gradient, rng = reading.left[0][0], _drawing(key)
+    more = edges(gradient, reading.ranks[0], slopes, rng, task.settings.programmes)
+    directions = distinct(gradient, np.concatenate([reading.directions, more]))
+    return dataclasses.replace(reading, directions=directions)
+
+
+def _drawing(key: Array) -> np.random.Generator:
+    return np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
 
 
 def _ranks(task: Task, left: list[np.ndarray]) -> tuple[int, ...]:
@@ -146,7 +182,7 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     """After one more pass."""
     evidence = _evidence(task, reading, place)
     noise = reading.noise or _noise_energy(evidence, reading.left)
-    passed, total = _pass(task, evidence, key, reading.total)
+    passed, total = _pass(task, *_narrowed(reading, evidence, key), key, reading.total)
     reading = dataclasses.replace(reading, noise=noise, total=total)
     opened, more = passed.where(~passed.certified), passed.where(passed.certified)
     if not len(more):
@@ -178,7 +214,28 @@ def _evidence(task: Task, reading: Reading, place: int) -> Evidence:
     span = span_of(stacked, first)
     # Where all its dimensions are records', it shows no noise of its own.
     span = dataclasses.replace(span, noise=max(span.noise, np.min(layer.noise)))
-    return Evidence(task.params, span, layer, float(total), place, task.returned)
+    isolated = Isolated.none(stacked.shape[1], min(task.gradients[0].shape[1:]))
+    return Evidence(task.params, span, layer, float(total), place, isolated, task.returned)
+
+
+def _narrowed(reading: Reading, evidence: Evidence, key: Array) -> tuple[Evidence, Evidence]:
+    """The evidence on all records but some that directions isolate, drawn anew each time; and that
+    with the span of these alone, which the search looks at."""
+    count, rank = len(reading.directions), reading.ranks[0]
+    if not count or evidence.place or rank < 2:
+        return evidence, evidence
+    rng = _drawing(key)
+    size = min(int(np.ceil(rng.uniform(0.5, 1) * count)), rank - 1, MOST_USED)
+    drawn = reading.directions[rng.permutation(count)[:size]]
+    first = jax.tree.map(lambda a: a[0], evidence.layer)
+    used = isolated(reading.left[0][0], first, drawn)
+    evidence = dataclasses.replace(evidence, isolated=used)
+    size = int(np.any(used.directions != 0, axis=1).sum())
+    if not size:
+        return evidence, evidence
+    stacked = orthogonal_part(np.concatenate(list(reading.left[0])), used)
+    span = span_of(stacked, max(evidence.first.rank - size, 1))
+    return evidence, dataclasses.replace(evidence, first=span)
 
 
 def _noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:
@@ -188,16 +245,18 @@ def _noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:
     return float(sum(n * np.count_nonzero(g) for n, g in zip(noises, gradients, strict=True)))
 
 
-def _pass(task: Task, evidence: Evidence, key: Array, total: int) -> tuple[Passed, int]:
-    """One search, and which of what it comes upon pass."""
+def _pass(
+    task: Task, evidence: Evidence, seen: Evidence, key: Array, total: int
+) -> tuple[Passed, int]:
+    """One search in what is `seen`, and which of what it comes upon pass by the `evidence`."""
     model, schema, settings = task.model, task.schema, task.settings
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
+    rng = _drawing(key)
     rounds = list(range(len(evidence.layer.noise)))
     rounds = sorted(rng.permutation(rounds)[: settings.rounds].tolist())
-    sight = sight_of(evidence, rounds, schema.features, rng)
+    sight = sight_of(seen, rounds, schema.features, rng)
     if task.returned is not None:  # no equations for errors that are sums
         sight = dataclasses.replace(sight, basis=0 * sight.basis)
-    moves = moves_of(model, evidence, schema, occurring(schema, evidence), rounds)
+    moves = moves_of(model, seen, schema, occurring(schema, seen), rounds)
     state = search(model, sight, moves, key, settings.starts, settings.sweeps)
     places, numbers = different(schema, jax.tree.map(np.asarray, state))
     findings = examined(model, schema, evidence, schema.records(places, numbers))

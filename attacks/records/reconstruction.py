@@ -123,7 +123,7 @@ def reconstruct_records(
     task = Task(model, schema, params, gradients, returned if several else None, settings)
     if not rank or not np.isfinite(energy(gradients)):
         nothing = Passed.none(schema)
-        reading = Reading(gradients, nothing, nothing, 0, 0.0, (0,))
+        reading = Reading(gradients, nothing, nothing, 0, 0.0, (0,), np.zeros((0, 0)))
         return _answer(schema, reading, 0.0, _untold(gradients, gap))
     return _answer(schema, read(task, key), energy(gradients), "")
 

@@ -1,0 +1,159 @@
+"""Directions that all records but one are orthogonal to, told by the errors alone.
+
+With one hidden layer and two classes all errors of a record point along one known vector, the
+difference c of the output layer's columns, but for units that the record does not activate. So
+`G / c = sum_i a_i [x_i, 1]'` with `a_i >= 0` (or `<= 0`, by the label) and zeros at about half of
+the units. The cone of combinations of the columns that are nowhere negative has the `a_i` among its
+edges, and because of their many zeros a linear programme with a random objective often ends at one.
+Its combination v of the inputs, `G v / c = a_i`, is orthogonal to all records but i. Nothing of the
+schema enters.
+
+Clients that take several steps a round sum such errors: c changes a little on the way, and units
+where it may change its sign are left out.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from scipy.optimize import linprog
+
+from attacks.records.spans import Span
+from jaxfl import Model
+
+ZERO = 1e-4
+"""Of the largest number of an edge, below which one is taken for 0."""
+SPARE = 3
+"""Zeros of an edge beyond those that any has; so many units that are 0 by no coincidence."""
+SCALES = (0.5, 1.0, 1.5)
+"""Powers of the singular values by which objectives are drawn: large ones end at the same edges
+often, small ones seldom at any."""
+MOST_USED = 16
+"""Directions that are looked at together."""
+LACKING = 20.0
+"""In units of the noise, what units that lack a record may have left of it."""
+
+
+@struct.dataclass
+class Isolated:
+    """Directions `[MOST_USED, inputs]` that the records looked for are orthogonal to, padded with
+    zeros.
+
+    Attributes:
+      directions: of length 1.
+      spread: what makes their standard deviation `[MOST_USED, k, inputs]`: a record's inputs times
+        it are as long as its product with the direction is unsure.
+    """
+
+    directions: Any
+    spread: Any
+
+    @staticmethod
+    def none(inputs: int, k: int) -> "Isolated":
+        """Of no record."""
+        return Isolated(np.zeros((MOST_USED, inputs)), np.zeros((MOST_USED, k, inputs)))
+
+
+def slopes_of(model: Model, received: Any, returned: Any) -> np.ndarray | None:
+    """c `[units]` of one round, 0 where it may change its sign on the way; None for models of other
+    than two classes or of more hidden layers."""
+    layers = model.layers
+    if layers is None or len(layers.names) != 2 or model.classes != 2:
+        return None
+    ends = [
+        np.asarray(layers.parameters(tree, layers.names[1])["kernel"], np.float64)
+        for tree in (received, received if returned is None else returned)
+    ]
+    if ends[0].shape[1] != 2:
+        return None
+    before, after = (kernel[:, 1] - kernel[:, 0] for kernel in ends)
+    steady = np.minimum(abs(before), abs(after)) > abs(after - before)
+    return np.asarray(np.where(steady, before, 0.0))
+
+
+def edges(
+    gradient: np.ndarray, rank: int, slopes: np.ndarray, rng: np.random.Generator, programmes: int
+) -> np.ndarray:
+    """Directions `[found, inputs]` of edges with many zeros, by so many linear programmes.
+
+    Args:
+      gradient: of the first layer in one round `[units, inputs]`.
+      rank: number of different records.
+      slopes: see `slopes_of`.
+      rng: draws the objectives.
+      programmes: how many.
+    """
+    used = (slopes != 0) & gradient.any(1)
+    if used.sum() < rank + SPARE:
+        return np.zeros((0, gradient.shape[1]))
+    left, values, right = np.linalg.svd(gradient[used] / slopes[used, None], full_matrices=False)
+    left, values, right = left[:, :rank], values[:rank], right[:rank]
+    # A combination is 1 in sum, which bounds the cone.
+    cone = {"A_ub": -left, "b_ub": np.full(len(left), 1e-7), "A_eq": left.sum(0)[None], "b_eq": 1.0}
+    found = []
+    for _ in range(programmes):
+        objective = rng.normal(size=rank) * values ** rng.choice(SCALES)
+        end = linprog(objective, **cone, bounds=(None, None), method="highs").x
+        if end is None:
+            continue
+        errors = np.abs(left @ end)
+        if (errors < ZERO * errors.max()).sum() >= rank - 1 + SPARE:
+            found.append((end / values) @ right)
+    return np.reshape(found, (-1, gradient.shape[1]))
+
+
+def distinct(gradient: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """Directions of one record each `[kept, inputs]`, by what they leave of the gradient."""
+    kept: list[np.ndarray] = []
+    seen: list[np.ndarray] = []
+    for direction in directions:
+        errors = gradient @ direction
+        errors /= max(float(np.linalg.norm(errors)), np.finfo(float).tiny)
+        if all(abs(errors @ other) < 1 - ZERO for other in seen):
+            seen, kept = [*seen, errors], [*kept, direction]
+    return np.reshape(kept, (-1, gradient.shape[1]))
+
+
+def isolated(gradient: np.ndarray, span: Span, directions: np.ndarray) -> Isolated:
+    """Directions as exact as the units that lack their records tell them, and how exact that is;
+    without those that no longer isolate a record.
+
+    Args:
+      gradient: of the first layer in one round `[units, inputs]`.
+      span: its spans, arrays without rounds.
+      directions: `[<= MOST_USED, inputs]`.
+    """
+    rank, k = span.rank, span.rows.shape[1]
+    rows = np.asarray(span.rows)[:, :rank]
+    coordinates = gradient @ rows
+    answer = Isolated.none(gradient.shape[1], k)
+    place = 0
+    for direction in directions:
+        errors = np.abs(coordinates @ (rows.T @ direction))
+        idle = (errors < ZERO * errors.max()) & gradient.any(1)
+        if idle.sum() < rank - 1 + SPARE:
+            continue
+        _, values, right = np.linalg.svd(coordinates[idle], full_matrices=False)
+        noise = float(span.noise)
+        if values[-1] > LACKING * noise * np.sqrt(idle.sum()) or values[-2] <= LACKING * noise:
+            continue
+        answer.directions[place] = rows @ right[-1]
+        answer.spread[place, : rank - 1] = (noise / values[:-1, None] * right[:-1]) @ rows.T
+        place += 1
+    return answer
+
+
+def orthogonal_part(gradients: np.ndarray, used: Isolated) -> np.ndarray:
+    """Gradients `[rows, inputs]` without what is along the directions: of the other records."""
+    there = used.directions[np.any(used.directions != 0, axis=1)]
+    basis = np.linalg.qr(there.T)[0]
+    return gradients - (gradients @ basis) @ basis.T
+
+
+def off_directions(used: Isolated, inputs: Any) -> Any:
+    """How far inputs `[inputs]`, their 1 for the bias included, are from being orthogonal to each
+    direction `[MOST_USED]`, in standard deviations."""
+    spread = jax.lax.stop_gradient(jnp.linalg.norm(used.spread @ inputs, axis=-1))
+    return used.directions @ inputs / (spread + jnp.finfo(spread.dtype).tiny)
