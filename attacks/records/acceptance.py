@@ -13,7 +13,7 @@ from attacks.records.averaged import off_idle
 from attacks.records.evidence import Evidence, Findings, examine
 from attacks.records.search import FIRST_WEIGHT, Moves, Sight, State, buckets, rivals
 from jaxfl import Model
-from jaxfl.schema import Schema
+from jaxfl.schema import Listed, Schema
 
 MARGIN = 20.0
 """How far from a span, in units of what the noise leaves of a right record, one may be: right ones
@@ -241,6 +241,26 @@ def _closest(
             count = len(places[piece])
             costs[piece, bucket], values[piece, bucket] = cost[:count], value[:count]
     return costs, values
+
+
+def neighbours(schema: Schema, places: np.ndarray, columns: tuple[str, ...]) -> np.ndarray:
+    """Records that differ in one of these columns: numbers by one value, categories by any."""
+    others = []
+    for j, attribute in enumerate(schema.listed):
+        if not set(attribute.columns) & set(columns):
+            continue
+        for value in _nearby(attribute, int(places[j])):
+            other = places.copy()
+            other[j] = value
+            others.append(other)
+    return np.asarray(others)
+
+
+def _nearby(attribute: Listed, place: int) -> list[int]:
+    count = len(attribute.values)
+    if len(attribute.positions) == 1:
+        return [p for p in (place - 1, place + 1) if 0 <= p < count]
+    return [p for p in range(count) if p != place]
 
 
 def padded(rows: np.ndarray) -> np.ndarray:

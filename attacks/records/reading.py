@@ -2,6 +2,7 @@
 left."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from attacks.records.acceptance import (
     Passed,
     different,
     examined,
+    neighbours,
     padded,
     passing,
     rivalled,
@@ -38,7 +40,7 @@ from attacks.records.search import moves_of, occurring, search, sight_of
 from attacks.records.spans import rank_of, span_of
 from jaxfl import Model
 from jaxfl.domains import Count
-from jaxfl.schema import Listed, Schema
+from jaxfl.schema import Schema
 
 Array = jax.Array
 WORSE = 4.0
@@ -184,7 +186,8 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     noise = reading.noise or _noise_energy(evidence, reading.left)
     passed, total = _pass(task, *_narrowed(reading, evidence, key), key, reading.total)
     reading = dataclasses.replace(reading, noise=noise, total=total)
-    opened, more = passed.where(~passed.certified), passed.where(passed.certified)
+    apart = passed.certified & _each_alone(task, reading, evidence, passed, total)
+    opened, more = passed.where(~apart), passed.where(apart)
     if not len(more):
         opened = _distinct(task.schema, reading.opened.and_these(opened))
         more = _apart(task, reading, evidence, opened)
@@ -276,6 +279,29 @@ def _pass(
     return Passed(x, y, copies[rows, y], certified, opened, also, findings.deviation), total
 
 
+def _each_alone(
+    task: Task, reading: Reading, evidence: Evidence, passed: Passed, total: int
+) -> np.ndarray:
+    """Which of the certified records `[passed]` are parts of the messages of their own: each takes
+    one from the rank, and any two take two. Two readings of one record do not."""
+    rows = np.flatnonzero(passed.certified)
+
+    def falls_by(chosen: np.ndarray) -> bool:
+        some = passed.where(np.isin(np.arange(len(passed)), chosen))
+        left = _without(task, reading.left, some, total, evidence)
+        fallen = reading.ranks[evidence.place] - _ranks(task, left)[evidence.place]
+        return fallen >= len(chosen) or energy(left) <= MARGIN**2 * reading.noise
+
+    if not len(rows) or falls_by(rows):
+        return passed.certified
+    rows = np.asarray([row for row in rows if falls_by(np.asarray([row]))], int)
+    pairs = [pair for pair in itertools.combinations(rows, 2) if not falls_by(np.asarray(pair))]
+    rows = np.setdiff1d(rows, np.ravel(pairs))
+    if len(rows) and not falls_by(rows):
+        rows = rows[:0]
+    return np.isin(np.arange(len(passed)), rows)
+
+
 def _distinct(schema: Schema, passed: Passed) -> Passed:
     """Each record once, by its listed attributes."""
     _, first = np.unique(schema.places(passed.x), axis=0, return_index=True)
@@ -315,7 +341,7 @@ def _settled(task: Task, reading: Reading, evidence: Evidence) -> Passed:
         return Passed.none(task.schema)
     places = task.schema.places(opened.x)
     for row, columns in enumerate(opened.open):
-        others = _neighbours(task.schema, places[row], columns)
+        others = neighbours(task.schema, places[row], columns)
         numbers = np.repeat(opened.x[row : row + 1, task.schema.positions], len(others), 0)
         records = task.schema.records(others, numbers)
         fitted = examined(task.model, task.schema, evidence, records)
@@ -327,26 +353,6 @@ def _settled(task: Task, reading: Reading, evidence: Evidence) -> Passed:
                 return Passed.none(task.schema)
     certain = np.ones(len(opened), bool)
     return dataclasses.replace(opened, certified=certain, open=((),) * len(opened))
-
-
-def _neighbours(schema: Schema, places: np.ndarray, columns: tuple[str, ...]) -> np.ndarray:
-    """Records that differ in one of these columns: numbers by one value, categories by any."""
-    others = []
-    for j, attribute in enumerate(schema.listed):
-        if not set(attribute.columns) & set(columns):
-            continue
-        for value in _nearby(attribute, int(places[j])):
-            other = places.copy()
-            other[j] = value
-            others.append(other)
-    return np.asarray(others)
-
-
-def _nearby(attribute: Listed, place: int) -> list[int]:
-    count = len(attribute.values)
-    if len(attribute.positions) == 1:
-        return [p for p in (place - 1, place + 1) if 0 <= p < count]
-    return [p for p in range(count) if p != place]
 
 
 def _without(
