@@ -162,7 +162,14 @@ def _isolating(task: Task, reading: Reading, key: Array) -> Reading:
     if slopes is None or reading.ranks[0] < 2:
         return reading
     gradient, rng = reading.left[0][0], _drawing(key)
-    more = edges(gradient, reading.ranks[0], slopes, rng, task.settings.programmes)
+    more = edges(
+        gradient,
+        reading.ranks[0],
+        slopes,
+        rng,
+        task.settings.programmes,
+        one_step=task.returned is None,
+    )
     directions = distinct(gradient, np.concatenate([reading.directions, more]))
     return dataclasses.replace(reading, directions=directions)
 
