@@ -90,6 +90,9 @@ def _lacking(span: Span, idle: Array, part: Array) -> tuple[Array, Array]:
         off = jnp.sqrt(jnp.maximum(smallest[0], 0) / jnp.maximum(idle.sum(), 1))
         told = jnp.abs(share) > LEAST_PART * jnp.linalg.norm(part)
         told &= idle.sum() >= there.sum() + SPARE
+        # If they lack a second one as well, its errors are not told from this one's.
+        second = jnp.sqrt(jnp.maximum(smallest[1:2].sum(), 0) / jnp.maximum(idle.sum(), 1))
+        told &= (second > ALIKE * span.noise) | (len(smallest) < 2)
         return jnp.where(told, off / (span.noise + tiny), jnp.inf), errors
 
     def without_one(idle: Array, _: None) -> tuple[Array, Array]:
