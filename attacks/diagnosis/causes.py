@@ -83,6 +83,9 @@ def diagnose(
         at.
       training: the recipe that the client was told, or None for one full-batch step of any rate.
 
+    Every recipe that is tried is compiled. Who asks of many clients in one process drops programs
+    now and then (`jax.clear_caches`).
+
     Raises:
       ValueError: as `closed_form`, of the model, messages and knowledge.
     """

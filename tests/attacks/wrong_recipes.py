@@ -31,6 +31,8 @@ from attacks import (
 from jaxfl import Federated, LocalTraining, Plugin, Upload, mlp, simulate, stack_clients
 
 RECORDS, FEATURES, RATE = 80, 16, 0.1
+FEW = 5
+"""Clients between which programs are dropped."""
 WRONG = (
     *("batches", "epochs", "adam", "momentum", "decay", "drop_last", "weights", "smoothing"),
     *("rate", "half", "topk", "noise", "bits"),
@@ -165,8 +167,12 @@ def diagnoses(clients, batch_size=None, kinds=("right", *WRONG)):
     or two epochs of batches."""
     told = dataclasses.replace(RIGHT[0], batch_size=batch_size, epochs=2 if batch_size else 1)
     for kind in kinds:
-        seen = (client(kind, told, seed)[:3] for seed in range(clients))
-        causes = [diagnose(*one, told).findings[0].cause for one in seen]
+        causes = []
+        for seed in range(clients):
+            seen = client(kind, told, seed)[:3]
+            causes += [diagnose(*seen, told).findings[0].cause]
+            if seed % FEW == FEW - 1:
+                jax.clear_caches()  # each recipe has a program, and a process bears so many
         print(f"{kind}: {dict(collections.Counter(causes).most_common())}", flush=True)
 
 
