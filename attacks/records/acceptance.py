@@ -243,6 +243,14 @@ def _closest(
     return costs, values
 
 
+def once_each(schema: Schema, passed: Passed) -> Passed:
+    """Each record once, by its listed attributes."""
+    _, first = np.unique(schema.places(passed.x), axis=0, return_index=True)
+    chosen = np.zeros(len(passed), bool)
+    chosen[first] = True
+    return passed.where(chosen)
+
+
 def neighbours(schema: Schema, places: np.ndarray, columns: tuple[str, ...]) -> np.ndarray:
     """Records that differ in one of these columns: numbers by one value, categories by any."""
     others = []

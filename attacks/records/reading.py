@@ -17,6 +17,7 @@ from attacks.records.acceptance import (
     different,
     examined,
     neighbours,
+    once_each,
     padded,
     passing,
     rivalled,
@@ -37,7 +38,7 @@ from attacks.records.isolation import (
     slopes_of,
 )
 from attacks.records.search import moves_of, occurring, search, sight_of
-from attacks.records.spans import rank_of, span_of
+from attacks.records.spans import blurred, energy, rank_of, span_of
 from jaxfl import Model
 from jaxfl.domains import Count
 from jaxfl.schema import Schema
@@ -102,6 +103,8 @@ class Reading:
       noise: energy of the gradients' noise.
       ranks: of the layers that may be looked at; 0 where nothing is left, or nothing told.
       directions: that isolate records `[found, inputs]`, see `attacks.records.isolation`.
+      blur: energy that errors which were estimated of the records taken may have left in the
+        gradients; 0 where errors are known.
     """
 
     left: list[np.ndarray]
@@ -111,6 +114,7 @@ class Reading:
     noise: float
     ranks: tuple[int, ...]
     directions: np.ndarray
+    blur: float = 0.0
 
     @property
     def count(self) -> int:
@@ -122,11 +126,6 @@ class Reading:
         """Whether what is left is more than noise and tells no rank: then the noise was taken for
         less than it is, and no test that measures by it proves anything."""
         return not max(self.ranks) and energy(self.left) > MARGIN**2 * self.noise
-
-
-def energy(gradients: list[np.ndarray]) -> float:
-    """Sum of the squares of all numbers."""
-    return sum(float(np.square(layer).sum()) for layer in gradients)
 
 
 def read(task: Task, key: Array) -> Reading:
@@ -196,7 +195,7 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     apart = passed.certified & _each_alone(task, reading, evidence, passed, total)
     opened, more = passed.where(~apart), passed.where(apart)
     if not len(more):
-        opened = _distinct(task.schema, reading.opened.and_these(opened))
+        opened = once_each(task.schema, reading.opened.and_these(opened))
         more = _apart(task, reading, evidence, opened)
     if not len(more):
         reading = dataclasses.replace(reading, opened=opened)
@@ -206,8 +205,9 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     left = _without(task, reading.left, more, total, evidence)
     done = energy(left) <= MARGIN**2 * noise
     ranks = tuple(0 for _ in reading.ranks) if done else _ranks(task, left)
-    taken = reading.taken.and_these(more)
-    return dataclasses.replace(reading, left=left, taken=taken, opened=opened, ranks=ranks)
+    taken, blur = reading.taken.and_these(more), reading.blur + _blur(task, evidence, more)
+    known = dataclasses.replace(reading, taken=taken, opened=opened, blur=blur)
+    return dataclasses.replace(known, left=left, ranks=ranks)
 
 
 def _evidence(task: Task, reading: Reading, place: int) -> Evidence:
@@ -224,8 +224,22 @@ def _evidence(task: Task, reading: Reading, place: int) -> Evidence:
     span = span_of(stacked, first)
     # Where all its dimensions are records', it shows no noise of its own.
     span = dataclasses.replace(span, noise=max(span.noise, np.min(layer.noise)))
+    span, layer = (blurred(each, reading.blur) for each in (span, layer))
     isolated = Isolated.none(stacked.shape[1], min(task.gradients[0].shape[1:]))
     return Evidence(task.params, span, layer, float(total), place, isolated, task.returned)
+
+
+def _blur(task: Task, evidence: Evidence, found: Passed) -> float:
+    """Energy by which the errors of records that are found may be off."""
+    if task.returned is None:
+        return 0.0
+    with jax.enable_x64(True):
+        pieces = [
+            summed_errors(task.model, evidence, padded(found.x[begin : begin + CHUNK]))[1]
+            for begin in range(0, len(found), CHUNK)
+        ]
+    unsure = np.concatenate(pieces)[: len(found)]
+    return float((np.square(unsure).max(1) * (np.square(found.x).sum(1) + 1)).sum())
 
 
 def _narrowed(reading: Reading, evidence: Evidence, key: Array) -> tuple[Evidence, Evidence]:
@@ -309,14 +323,6 @@ def _each_alone(
     return np.isin(np.arange(len(passed)), rows)
 
 
-def _distinct(schema: Schema, passed: Passed) -> Passed:
-    """Each record once, by its listed attributes."""
-    _, first = np.unique(schema.places(passed.x), axis=0, return_index=True)
-    chosen = np.zeros(len(passed), bool)
-    chosen[first] = True
-    return passed.where(chosen)
-
-
 def _apart(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> Passed:
     """The first open record whose rivals are other records of the client's, not other readings of
     it: without it they pass still. None if there is none."""
@@ -385,5 +391,5 @@ def _parts(task: Task, evidence: Evidence, x: np.ndarray, y: np.ndarray) -> Any:
             return parts_of(task.model, task.params, x, y)
         name = task.model.layers.names[0] if task.model.layers else ""
         inputs = extended(task.model, name, task.params, jnp.asarray(x))
-        errors = jnp.swapaxes(summed_errors(task.model, evidence, x), 0, 1)
+        errors = jnp.swapaxes(summed_errors(task.model, evidence, x)[0], 0, 1)
         return [(jnp.broadcast_to(inputs, (len(errors), *inputs.shape)), errors)]

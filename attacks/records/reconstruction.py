@@ -19,7 +19,8 @@ from attacks.fit import Status
 from attacks.records.acceptance import MARGIN, Passed
 from attacks.records.by_products import scales_of, told_by
 from attacks.records.gradients import check_readable, dense_gradients, looked_at
-from attacks.records.reading import Reading, RecordSearch, Task, energy, read
+from attacks.records.reading import Reading, RecordSearch, Task, read
+from attacks.records.spans import energy
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Key, checked
 from jaxfl.schema import Schema

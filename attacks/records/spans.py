@@ -6,6 +6,7 @@ both; what they leave beyond the rank tells how much, and so how far from a span
 be.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -99,6 +100,17 @@ def span_of(gradient: np.ndarray, rank: int) -> Span:
         noise,
         free.astype(float),
     )
+
+
+def energy(gradients: list[np.ndarray]) -> float:
+    """Sum of the squares of all numbers."""
+    return sum(float(np.square(layer).sum()) for layer in gradients)
+
+
+def blurred(span: Span, blur: float) -> Span:
+    """With so much more energy in one direction, of as many as half of those that are free."""
+    free = np.maximum(np.min(span.free, axis=-1) / 2, 1)
+    return dataclasses.replace(span, noise=np.sqrt(np.square(span.noise) + blur / free))
 
 
 def _padded(basis: np.ndarray, width: int) -> np.ndarray:
