@@ -111,7 +111,7 @@ from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Property
 from attacks.records.by_products import count_records, lies_in_span
 from attacks.records.matching import RecordMatching, match_records
-from attacks.records.reading import RecordSearch
+from attacks.records.progress import RecordSearch
 from attacks.records.reconstruction import Records, reconstruct_records
 from attacks.users.counts import (
     infer_all_counts,

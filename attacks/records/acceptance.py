@@ -160,15 +160,21 @@ def total_of(findings: Findings, count: int) -> int:
 
 def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """Whole numbers where the messages leave no other."""
-    x = x.copy()
+    x, unsure = x.copy(), unsure_by(schema, x, deviation)
     for j, attribute in enumerate(schema.measured):
-        if not attribute.whole:
-            continue
-        value = attribute.value(x[:, attribute.position])
-        sure = MARGIN * deviation[:, j] * attribute.deviation < 0.5
-        value = np.where(sure, np.rint(value), value)
-        x[:, attribute.position] = attribute.feature(value)
+        if attribute.whole:
+            value = attribute.value(x[:, attribute.position])
+            value = np.where(unsure[:, j], value, np.rint(value))
+            x[:, attribute.position] = attribute.feature(value)
     return x
+
+
+def unsure_by(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Deviation of measured columns `[records, measured]`; 0 where only one whole number is
+    near."""
+    units = np.asarray([attribute.deviation for attribute in schema.measured])
+    whole = np.asarray([attribute.whole for attribute in schema.measured], bool)
+    return np.where(whole & (MARGIN * deviation * units < 0.5), 0.0, deviation)
 
 
 def rivalled(
@@ -271,6 +277,6 @@ def _nearby(attribute: Listed, place: int) -> list[int]:
     return [p for p in range(count) if p != place]
 
 
-def padded(rows: np.ndarray) -> np.ndarray:
-    """At most `CHUNK` rows and copies of the first, so that all programs have one shape."""
-    return np.concatenate([rows, np.repeat(rows[:1], CHUNK - len(rows), 0)])
+def padded(rows: np.ndarray, count: int = CHUNK) -> np.ndarray:
+    """At most so many rows and copies of the first, so that all programs have one shape."""
+    return np.concatenate([rows, np.repeat(rows[:1], count - len(rows), 0)])

@@ -3,45 +3,45 @@ left."""
 
 import dataclasses
 import itertools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from attacks.records.acceptance import (
-    CHUNK,
     MARGIN,
     Passed,
     different,
     examined,
     neighbours,
     once_each,
-    padded,
     passing,
     rivalled,
     rounded,
     total_of,
 )
-from attacks.records.averaged import summed_errors
-from attacks.records.by_products import scales_of, told_by
-from attacks.records.evidence import Evidence, extended, parts_of
-from attacks.records.gradients import looked_at
+from attacks.records.evidence import Evidence
 from attacks.records.isolation import (
     MOST_USED,
-    Isolated,
     distinct,
     edges,
     isolated,
     orthogonal_part,
     slopes_of,
 )
+from attacks.records.progress import (
+    Reading,
+    Task,
+    blur_of,
+    evidence_of,
+    layers_of,
+    noise_energy,
+    ranks_after,
+    ranks_of,
+    taken_out,
+    without,
+)
 from attacks.records.search import moves_of, occurring, search, sight_of
-from attacks.records.spans import blurred, energy, rank_of, span_of
-from jaxfl import Model
-from jaxfl.domains import Count
-from jaxfl.schema import Schema
+from attacks.records.spans import energy, span_of
 
 Array = jax.Array
 WORSE = 4.0
@@ -49,93 +49,14 @@ WORSE = 4.0
 certified by what is left."""
 
 
-@struct.dataclass
-class RecordSearch:
-    """Settings of `reconstruct_records`.
-
-    Attributes:
-      starts: random records from which each pass descends (static).
-      sweeps: how often a pass changes every attribute of each (static).
-      passes: of the search at most; those in which nothing is found count double (static).
-      rounds: how many of the messages a pass looks at; what it finds is held against all (static).
-      programmes: linear programmes after a pass in which nothing is found, where errors alone may
-        tell records apart, see `attacks.records.isolation` (static).
-    """
-
-    starts: Count = struct.field(pytree_node=False, default=128)
-    sweeps: Count = struct.field(pytree_node=False, default=8)
-    passes: Count = struct.field(pytree_node=False, default=24)
-    rounds: Count = struct.field(pytree_node=False, default=2)
-    programmes: Count = struct.field(pytree_node=False, default=400)
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What stays the same while records are taken out.
-
-    Attributes:
-      model: the model.
-      schema: of the client's table.
-      params: the models received, leaves `[rounds, ...]`, float64.
-      gradients: the client's, `[rounds, outputs, inputs]` of each dense layer; of clients that take
-        several steps a round, their sums, of the first layer alone.
-      returned: see `Evidence`.
-      settings: of the search.
-    """
-
-    model: Model
-    schema: Schema
-    params: Any
-    gradients: list[np.ndarray]
-    returned: Any
-    settings: RecordSearch
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How far it has come.
-
-    Attributes:
-      left: gradients without the records taken.
-      taken: records that are certified.
-      opened: others that passed last.
-      total: number of the client's records with their copies; 0 if unknown.
-      noise: energy of the gradients' noise.
-      ranks: of the layers that may be looked at; 0 where nothing is left, or nothing told.
-      directions: that isolate records `[found, inputs]`, see `attacks.records.isolation`.
-      blur: energy that errors which were estimated of the records taken may have left in the
-        gradients; 0 where errors are known.
-    """
-
-    left: list[np.ndarray]
-    taken: Passed
-    opened: Passed
-    total: int
-    noise: float
-    ranks: tuple[int, ...]
-    directions: np.ndarray
-    blur: float = 0.0
-
-    @property
-    def count(self) -> int:
-        """Number of different records, those that are left included."""
-        return len(self.taken) + max(self.ranks)
-
-    @property
-    def is_contradicted(self) -> bool:
-        """Whether what is left is more than noise and tells no rank: then the noise was taken for
-        less than it is, and no test that measures by it proves anything."""
-        return not max(self.ranks) and energy(self.left) > MARGIN**2 * self.noise
-
-
 def read(task: Task, key: Array) -> Reading:
     """Takes records out until nothing is left, or passes are used up. Where the layer that is
     looked at gives no more, the other one is: records that the second layer's errors do not tell
     apart, those of the first may."""
-    place = len(_layers(task)) - 1
+    place = len(layers_of(task)) - 1
     nothing = Passed.none(task.schema)
     total = 0 if task.returned is None else 1
-    ranks, none = _ranks(task, task.gradients), np.zeros((0, task.gradients[0].shape[-1]))
+    ranks, none = ranks_of(task, task.gradients), np.zeros((0, task.gradients[0].shape[-1]))
     reading = Reading(task.gradients, nothing, nothing, total, 0.0, ranks, none)
     budget = task.settings.passes
     while max(reading.ranks) and budget > 0:
@@ -177,19 +98,10 @@ def _drawing(key: Array) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
 
 
-def _ranks(task: Task, left: list[np.ndarray]) -> tuple[int, ...]:
-    return tuple(told_by(left[p], scales_of(task.gradients[p]))[0] for p in _layers(task))
-
-
-def _layers(task: Task) -> range:
-    """Those that may be looked at."""
-    return range(1 if task.returned is not None else looked_at(len(task.gradients)) + 1)
-
-
 def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     """After one more pass."""
-    evidence = _evidence(task, reading, place)
-    noise = reading.noise or _noise_energy(evidence, reading.left)
+    evidence = evidence_of(task, reading, place)
+    noise = reading.noise or noise_energy(evidence, reading.left)
     passed, total = _pass(task, *_narrowed(reading, evidence, key), key, reading.total)
     reading = dataclasses.replace(reading, noise=noise, total=total)
     apart = passed.certified & _each_alone(task, reading, evidence, passed, total)
@@ -202,44 +114,12 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
         more, opened = _settled(task, reading, evidence), more
     if not len(more):
         return reading
-    left = _without(task, reading.left, more, total, evidence)
+    taken, left = taken_out(task, reading, more, evidence)
     done = energy(left) <= MARGIN**2 * noise
-    ranks = tuple(0 for _ in reading.ranks) if done else _ranks(task, left)
-    taken, blur = reading.taken.and_these(more), reading.blur + _blur(task, evidence, more)
+    ranks = tuple(0 for _ in reading.ranks) if done else ranks_after(task, reading, more, left)
+    blur = reading.blur + blur_of(task, evidence, more)
     known = dataclasses.replace(reading, taken=taken, opened=opened, blur=blur)
     return dataclasses.replace(known, left=left, ranks=ranks)
-
-
-def _evidence(task: Task, reading: Reading, place: int) -> Evidence:
-    """The spans of what is left. The first layer's inputs have as many dimensions as they show:
-    records of categories depend on each other."""
-    left, rank = reading.left, reading.ranks[place]
-    stacked, whole = (np.concatenate(list(g[0])) for g in (left, task.gradients))
-    values = np.linalg.svd(stacked, compute_uv=False)
-    most = min(max(reading.ranks), min(stacked.shape) - 1)
-    first = rank_of(values, float(np.linalg.norm(whole, 2)), most)[0] or min(rank, most)
-    spans = [span_of(gradient, rank) for gradient in left[place]]
-    layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)
-    total = reading.total if task.returned is None else 0
-    span = span_of(stacked, first)
-    # Where all its dimensions are records', it shows no noise of its own.
-    span = dataclasses.replace(span, noise=max(span.noise, np.min(layer.noise)))
-    span, layer = (blurred(each, reading.blur) for each in (span, layer))
-    isolated = Isolated.none(stacked.shape[1], min(task.gradients[0].shape[1:]))
-    return Evidence(task.params, span, layer, float(total), place, isolated, task.returned)
-
-
-def _blur(task: Task, evidence: Evidence, found: Passed) -> float:
-    """Energy by which the errors of records that are found may be off."""
-    if task.returned is None:
-        return 0.0
-    with jax.enable_x64(True):
-        pieces = [
-            summed_errors(task.model, evidence, padded(found.x[begin : begin + CHUNK]))[1]
-            for begin in range(0, len(found), CHUNK)
-        ]
-    unsure = np.concatenate(pieces)[: len(found)]
-    return float((np.square(unsure).max(1) * (np.square(found.x).sum(1) + 1)).sum())
 
 
 def _narrowed(reading: Reading, evidence: Evidence, key: Array) -> tuple[Evidence, Evidence]:
@@ -260,13 +140,6 @@ def _narrowed(reading: Reading, evidence: Evidence, key: Array) -> tuple[Evidenc
     stacked = orthogonal_part(np.concatenate(list(reading.left[0])), used)
     span = span_of(stacked, max(evidence.first.rank - size, 1))
     return evidence, dataclasses.replace(evidence, first=span)
-
-
-def _noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:
-    """Of all numbers of the messages that moved, by the errors of the layers looked at."""
-    first, others = np.square(evidence.first.noise), np.square(evidence.layer.noise).mean()
-    noises = [first] + [others] * (len(gradients) - 1)
-    return float(sum(n * np.count_nonzero(g) for n, g in zip(noises, gradients, strict=True)))
 
 
 def _pass(
@@ -309,8 +182,8 @@ def _each_alone(
 
     def falls_by(chosen: np.ndarray) -> bool:
         some = passed.where(np.isin(np.arange(len(passed)), chosen))
-        left = _without(task, reading.left, some, total, evidence)
-        fallen = reading.ranks[evidence.place] - _ranks(task, left)[evidence.place]
+        left = without(task, reading.left, some, total, evidence)
+        fallen = reading.ranks[evidence.place] - ranks_of(task, left)[evidence.place]
         return fallen >= len(chosen) or energy(left) <= MARGIN**2 * reading.noise
 
     if not len(rows) or falls_by(rows):
@@ -332,12 +205,12 @@ def _apart(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> 
         if not len(rivals) or len(names) > len(rivals) or task.returned is not None:
             continue
         one = opened.where(np.arange(len(opened)) == row)
-        rest = _without(task, left, one, total, evidence)
-        ranks = _ranks(task, rest)
+        rest = without(task, left, one, total, evidence)
+        ranks = ranks_of(task, rest)
         if ranks[place] != reading.ranks[place] - 1 or not ranks[place]:
             continue
-        without = _evidence(task, dataclasses.replace(reading, left=rest, ranks=ranks), place)
-        still, _ = passing(examined(task.model, task.schema, without, rivals), total)
+        alone = evidence_of(task, dataclasses.replace(reading, left=rest, ranks=ranks), place)
+        still, _ = passing(examined(task.model, task.schema, alone, rivals), total)
         if still.any(1).all():
             return dataclasses.replace(one, certified=np.ones(1, bool), open=((),))
     return Passed.none(task.schema)
@@ -349,7 +222,7 @@ def _settled(task: Task, reading: Reading, evidence: Evidence) -> Passed:
     opened = reading.opened
     if len(opened) != max(reading.ranks) or task.returned is not None:
         return Passed.none(task.schema)
-    rest = energy(_without(task, reading.left, opened, reading.total, evidence))
+    rest = energy(without(task, reading.left, opened, reading.total, evidence))
     if rest > MARGIN**2 * reading.noise:
         return Passed.none(task.schema)
     places = task.schema.places(opened.x)
@@ -362,34 +235,7 @@ def _settled(task: Task, reading: Reading, evidence: Evidence) -> Passed:
             swapped = opened.x.copy()
             swapped[row] = x
             trial = dataclasses.replace(opened, x=swapped)
-            if energy(_without(task, reading.left, trial, reading.total, evidence)) < WORSE * rest:
+            if energy(without(task, reading.left, trial, reading.total, evidence)) < WORSE * rest:
                 return Passed.none(task.schema)
     certain = np.ones(len(opened), bool)
     return dataclasses.replace(opened, certified=certain, open=((),) * len(opened))
-
-
-def _without(
-    task: Task, gradients: list[np.ndarray], found: Passed, total: int, evidence: Evidence
-) -> list[np.ndarray]:
-    """Gradients without the parts of records that are found."""
-    left = [gradient.copy() for gradient in gradients]
-    for begin in range(0, len(found), CHUNK):
-        piece = slice(begin, begin + CHUNK)
-        x, y = padded(found.x[piece]), padded(found.y[piece])
-        weights = np.zeros(CHUNK)
-        weights[: len(found.x[piece])] = found.copies[piece] / total
-        for layer, (inputs, errors) in zip(left, _parts(task, evidence, x, y), strict=True):
-            layer -= np.einsum("tno,n,tni->toi", errors, weights, inputs, optimize=True)
-    return left
-
-
-def _parts(task: Task, evidence: Evidence, x: np.ndarray, y: np.ndarray) -> Any:
-    """Inputs and errors of records `[rounds, records, width]`, of every layer of
-    `Task.gradients`."""
-    with jax.enable_x64(True):
-        if task.returned is None:
-            return parts_of(task.model, task.params, x, y)
-        name = task.model.layers.names[0] if task.model.layers else ""
-        inputs = extended(task.model, name, task.params, jnp.asarray(x))
-        errors = jnp.swapaxes(summed_errors(task.model, evidence, x)[0], 0, 1)
-        return [(jnp.broadcast_to(inputs, (len(errors), *inputs.shape)), errors)]

@@ -19,7 +19,8 @@ from attacks.fit import Status
 from attacks.records.acceptance import MARGIN, Passed
 from attacks.records.by_products import scales_of, told_by
 from attacks.records.gradients import check_readable, dense_gradients, looked_at
-from attacks.records.reading import Reading, RecordSearch, Task, read
+from attacks.records.progress import Reading, RecordSearch, Task
+from attacks.records.reading import read
 from attacks.records.spans import energy
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Key, checked
@@ -188,9 +189,10 @@ def _shortfall(reading: Reading, found: Passed, left: float) -> str:
             f"{left:.2g} of the messages' energy is left and tells of no record: they are noisier "
             "than they look, and nothing is certified"
         )
-    if len(taken) < count:
+    certified = int(taken.certified.sum())
+    if certified < count:
         return (
-            f"{len(taken)} of {count} records were found and certified, {len(found) - len(taken)} "
+            f"{certified} of {count} records were found and certified, {len(found) - certified} "
             f"more with open columns; they leave {left:.2g} of the messages' energy"
         )
     if total > 1 and taken.copies.sum() != total:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from attacks.records import averaged, isolation, reading
+from attacks.records import averaged, isolation, progress, reading
 from attacks.records.acceptance import Passed
 from attacks.records.gradients import dense_gradients
 from attacks.records.spans import span_of
@@ -77,8 +77,8 @@ def task_of(messages, rate, several):
     )
     params, returned = ends
     returned, gradients = (returned, gradients[:1]) if several else (None, gradients)
-    settings = reading.RecordSearch()
-    return reading.Task(MODEL, DATA.schema(), params, gradients, returned, settings)
+    settings = progress.RecordSearch()
+    return progress.Task(MODEL, DATA.schema(), params, gradients, returned, settings)
 
 
 def slopes(task):
@@ -152,11 +152,11 @@ def test_other_models_have_no_such_edges():
 def _off_idle(seed):
     x, y, messages = client(seed, 10, BATCHES)
     task = task_of(messages, 0.05, several=True)
-    ranks = reading._ranks(task, task.gradients)
+    ranks = progress.ranks_of(task, task.gradients)
     nothing = Passed.none(task.schema)
     none = np.zeros((0, task.gradients[0].shape[-1]))
-    read = reading.Reading(task.gradients, nothing, nothing, 1, 0.0, ranks, none)
-    evidence = reading._evidence(task, read, 0)
+    read = progress.Reading(task.gradients, nothing, nothing, 1, 0.0, ranks, none)
+    evidence = progress.evidence_of(task, read, 0)
     with jax.enable_x64(True):
         off = averaged.off_idle(MODEL, evidence, np.asarray(x, np.float64))
     return ranks, np.asarray(off)[np.arange(len(y)), y]
@@ -179,10 +179,10 @@ def test_two_readings_of_one_record_are_not_both_certified():
     x, y, messages = full_batch(2, 6)
     task = task_of(messages, 1.0, several=False)
     schema: Schema = task.schema
-    ranks, nothing = reading._ranks(task, task.gradients), Passed.none(schema)
+    ranks, nothing = progress.ranks_of(task, task.gradients), Passed.none(schema)
     none = np.zeros((0, task.gradients[0].shape[-1]))
-    read = reading.Reading(task.gradients, nothing, nothing, 6, 1e-16, ranks, none)
-    evidence = reading._evidence(task, read, 0)
+    read = progress.Reading(task.gradients, nothing, nothing, 6, 1e-16, ranks, none)
+    evidence = progress.evidence_of(task, read, 0)
     places = schema.places(x[:3].astype(float))
     places[2] = places[1]
     places[2, -1] += 1  # a year older

@@ -1,0 +1,218 @@
+"""How far the reading of a client's records has come: what is asked, what is taken, and what is
+left of the gradients."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from attacks.records.acceptance import CHUNK, MARGIN, Passed, padded
+from attacks.records.averaged import summed_errors
+from attacks.records.by_products import scales_of, told_by
+from attacks.records.evidence import Evidence, extended, parts_of
+from attacks.records.gradients import looked_at
+from attacks.records.isolation import Isolated
+from attacks.records.refinement import Noisy, Parts, fitted_together
+from attacks.records.spans import blurred, energy, rank_of, span_of
+from jaxfl import Model
+from jaxfl.domains import Count
+from jaxfl.schema import Schema
+
+SAME_NOISE = 1.5
+"""Factor within which the noise beyond a rank is the same before and after records are taken."""
+
+
+@struct.dataclass
+class RecordSearch:
+    """Settings of `reconstruct_records`.
+
+    Attributes:
+      starts: random records from which each pass descends (static).
+      sweeps: how often a pass changes every attribute of each (static).
+      passes: of the search at most; those in which nothing is found count double (static).
+      rounds: how many of the messages a pass looks at; what it finds is held against all (static).
+      programmes: linear programmes after a pass in which nothing is found, where errors alone may
+        tell records apart, see `attacks.records.isolation` (static).
+    """
+
+    starts: Count = struct.field(pytree_node=False, default=128)
+    sweeps: Count = struct.field(pytree_node=False, default=8)
+    passes: Count = struct.field(pytree_node=False, default=24)
+    rounds: Count = struct.field(pytree_node=False, default=2)
+    programmes: Count = struct.field(pytree_node=False, default=400)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What stays the same while records are taken out.
+
+    Attributes:
+      model: the model.
+      schema: of the client's table.
+      params: the models received, leaves `[rounds, ...]`, float64.
+      gradients: the client's, `[rounds, outputs, inputs]` of each dense layer; of clients that take
+        several steps a round, their sums, of the first layer alone.
+      returned: see `Evidence`.
+      settings: of the search.
+    """
+
+    model: Model
+    schema: Schema
+    params: Any
+    gradients: list[np.ndarray]
+    returned: Any
+    settings: RecordSearch
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How far it has come.
+
+    Attributes:
+      left: gradients without the records taken.
+      taken: records that are certified.
+      opened: others that passed last.
+      total: number of the client's records with their copies; 0 if unknown.
+      noise: energy of the gradients' noise.
+      ranks: of the layers that may be looked at; 0 where nothing is left, or nothing told.
+      directions: that isolate records `[found, inputs]`, see `attacks.records.isolation`.
+      blur: energy that errors which were estimated of the records taken may have left in the
+        gradients; 0 where errors are known.
+    """
+
+    left: list[np.ndarray]
+    taken: Passed
+    opened: Passed
+    total: int
+    noise: float
+    ranks: tuple[int, ...]
+    directions: np.ndarray
+    blur: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of different records, those that are left included."""
+        return len(self.taken) + max(self.ranks)
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether what is left is more than noise and tells no rank: then the noise was taken for
+        less than it is, and no test that measures by it proves anything."""
+        return not max(self.ranks) and energy(self.left) > MARGIN**2 * self.noise
+
+
+def layers_of(task: Task) -> range:
+    """Those that may be looked at."""
+    return range(1 if task.returned is not None else looked_at(len(task.gradients)) + 1)
+
+
+def ranks_of(task: Task, left: list[np.ndarray]) -> tuple[int, ...]:
+    """Of what is left of the layers that may be looked at."""
+    return tuple(told_by(left[p], scales_of(task.gradients[p]))[0] for p in layers_of(task))
+
+
+def ranks_after(
+    task: Task, reading: Reading, more: Passed, left: list[np.ndarray]
+) -> tuple[int, ...]:
+    """Ranks once `more` is taken. Where the noise hides where singular values end, a record less
+    each, if what is beyond is the noise that there was."""
+
+    def beyond(gradients: np.ndarray, rank: int) -> float:
+        return max(float(span_of(g, rank).noise) for g in gradients)
+
+    ranks = list(ranks_of(task, left))
+    for at, (told, before) in enumerate(zip(ranks, reading.ranks, strict=True)):
+        expected = max(before - len(more), 0)
+        if expected and not told and before:
+            noise = beyond(reading.left[at], before)
+            ranks[at] = expected if beyond(left[at], expected) <= SAME_NOISE * noise else 0
+    return tuple(ranks)
+
+
+def evidence_of(task: Task, reading: Reading, place: int) -> Evidence:
+    """The spans of what is left. The first layer's inputs have as many dimensions as they show:
+    records of categories depend on each other."""
+    left, rank = reading.left, reading.ranks[place]
+    stacked, whole = (np.concatenate(list(g[0])) for g in (left, task.gradients))
+    values = np.linalg.svd(stacked, compute_uv=False)
+    most = min(max(reading.ranks), min(stacked.shape) - 1)
+    first = rank_of(values, float(np.linalg.norm(whole, 2)), most)[0] or min(rank, most)
+    spans = [span_of(gradient, rank) for gradient in left[place]]
+    layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)
+    total = reading.total if task.returned is None else 0
+    span = span_of(stacked, first)
+    # Where all its dimensions are records', it shows no noise of its own.
+    span = dataclasses.replace(span, noise=max(span.noise, np.min(layer.noise)))
+    span, layer = (blurred(each, reading.blur) for each in (span, layer))
+    isolated = Isolated.none(stacked.shape[1], min(task.gradients[0].shape[1:]))
+    return Evidence(task.params, span, layer, float(total), place, isolated, task.returned)
+
+
+def taken_out(
+    task: Task, reading: Reading, more: Passed, evidence: Evidence
+) -> tuple[Passed, list[np.ndarray]]:
+    """All that is taken, with `more`, and what is left of the gradients without it. Where errors
+    are known, all numbers are fitted anew together."""
+    taken = reading.taken.and_these(more)
+    if task.returned is not None:
+        return taken, without(task, reading.left, more, reading.total, evidence)
+    positions = [*task.schema.positions, *(position for _, position, _ in task.schema.counted)]
+    weights, before = taken.copies / reading.total, max(reading.ranks)
+    parts = Parts(task.model, task.params, taken.y, weights, tuple(positions))
+    noises = [
+        max(float(span_of(g, before).noise) for g in layer) if min(layer.shape[1:]) > before else 0
+        for layer in reading.left
+    ]
+    noises = [noise or max(noises) for noise in noises]
+    noisy = Noisy(task.gradients, noises, max(before - len(more), 0))
+    return fitted_together(parts, task.schema, noisy, taken)
+
+
+def without(
+    task: Task, gradients: list[np.ndarray], found: Passed, total: int, evidence: Evidence
+) -> list[np.ndarray]:
+    """Gradients without the parts of records that are found."""
+    left = [gradient.copy() for gradient in gradients]
+    for begin in range(0, len(found), CHUNK):
+        piece = slice(begin, begin + CHUNK)
+        x, y = padded(found.x[piece]), padded(found.y[piece])
+        weights = np.zeros(CHUNK)
+        weights[: len(found.x[piece])] = found.copies[piece] / total
+        for layer, (inputs, errors) in zip(left, _parts(task, evidence, x, y), strict=True):
+            layer -= np.einsum("tno,n,tni->toi", errors, weights, inputs, optimize=True)
+    return left
+
+
+def _parts(task: Task, evidence: Evidence, x: np.ndarray, y: np.ndarray) -> Any:
+    """Inputs and errors of records `[rounds, records, width]`, of every layer of
+    `Task.gradients`."""
+    with jax.enable_x64(True):
+        if task.returned is None:
+            return parts_of(task.model, task.params, x, y)
+        name = task.model.layers.names[0] if task.model.layers else ""
+        inputs = extended(task.model, name, task.params, jnp.asarray(x))
+        errors = jnp.swapaxes(summed_errors(task.model, evidence, x)[0], 0, 1)
+        return [(jnp.broadcast_to(inputs, (len(errors), *inputs.shape)), errors)]
+
+
+def blur_of(task: Task, evidence: Evidence, found: Passed) -> float:
+    """Energy by which the errors of records that are found may be off."""
+    if task.returned is None:
+        return 0.0
+    with jax.enable_x64(True):
+        pieces = [
+            summed_errors(task.model, evidence, padded(found.x[begin : begin + CHUNK]))[1]
+            for begin in range(0, len(found), CHUNK)
+        ]
+    unsure = np.concatenate(pieces)[: len(found)]
+    return float((np.square(unsure).max(1) * (np.square(found.x).sum(1) + 1)).sum())
+
+
+def noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:
+    """Of all numbers of the messages that moved, by the errors of the layers looked at."""
+    first, others = np.square(evidence.first.noise), np.square(evidence.layer.noise).mean()
+    noises = [first] + [others] * (len(gradients) - 1)
+    return float(sum(n * np.count_nonzero(g) for n, g in zip(noises, gradients, strict=True)))

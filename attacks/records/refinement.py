@@ -1,0 +1,256 @@
+"""Numbers of the records taken, fitted anew to the messages together.
+
+A record's numbers are fitted to the spans when it is found, one record at a time. What they are off
+by stays in the messages, many times longer than their noise in one direction, and hides or spoils
+the records that come after. All numbers together leave the least of the messages beyond the rank
+that is left: variable projection (Golub and Pereyra 1973) on the parts `w e a'`, whose products are
+those of short vectors. Listed numbers are fitted as if they were free too, and rounded: where the
+fit is nearer to another value, that is the record's; where it could be, the column is open.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.records.acceptance import MARGIN, Passed, padded, rounded, unsure_by
+from attacks.records.evidence import parts_of
+from jaxfl import Model
+from jaxfl.schema import Schema
+
+Array = jax.Array
+STEPS = 3
+"""Gauss-Newton steps: within one pattern of active units errors and inputs are nearly linear."""
+ROOM = 32
+"""Numbers of records are padded to whole multiples of it: one program for each."""
+
+
+class Equations(NamedTuple):
+    """Normal equations of one step, in units of the noise.
+
+    Attributes:
+      gram: `[fitted, fitted]`.
+      slope: `[fitted]`.
+      beyond: energy of what is left beyond the rank.
+      free: number of dimensions that it has.
+    """
+
+    gram: np.ndarray
+    slope: np.ndarray
+    beyond: float
+    free: int
+
+
+class Parts(NamedTuple):
+    """The parts of some records of a client in its gradients, as functions of their numbers.
+
+    Attributes:
+      model: the model.
+      params: models received, leaves `[rounds, ...]`.
+      y: labels `[records]`.
+      weights: of each `[records]`.
+      positions: of the columns that may be fitted.
+    """
+
+    model: Model
+    params: Any
+    y: np.ndarray
+    weights: np.ndarray
+    positions: tuple[int, ...]
+
+    def without(self, gradients: list[np.ndarray], x: np.ndarray) -> list[np.ndarray]:
+        """The gradients less the parts of records `x [records, features]`."""
+        left = []
+        for gradient, (inputs, errors) in zip(gradients, self._values(x), strict=True):
+            weighted = errors * self.weights[:, None]
+            left.append(gradient - np.swapaxes(weighted, 1, 2) @ inputs)
+        return left
+
+    def equations(self, noisy: "Noisy", x: np.ndarray, places: np.ndarray) -> Equations:
+        """Of the numbers at flat `places` of `[records, positions]`, at records `x`."""
+        records, columns = np.divmod(places, len(self.positions))
+        size, weights = len(places), self.weights[records, None]
+        summed = Equations(np.zeros((size, size)), np.zeros(size), 0.0, 0)
+        layers = zip(
+            self.without(noisy.gradients, x),
+            noisy.noise,
+            self._values(x),
+            self._slopes(x),
+            strict=True,
+        )
+        for left, noise, (inputs, errors), (by_inputs, by_errors) in layers:
+            for t in range(len(left)):
+                pairs = [
+                    (by_errors[columns, t, records] * weights, inputs[t, records]),
+                    (errors[t, records] * weights, by_inputs[columns, t, records]),
+                ]
+                more = _of_gradient(left[t], noise, noisy.rank, pairs)
+                summed = _sum(summed, more)
+        return summed
+
+    def _values(self, x: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        count = len(x)
+        with jax.enable_x64(True):
+            parts = parts_of(self.model, self.params, *self._roomy(x))
+        return [(np.asarray(a)[:, :count], np.asarray(e)[:, :count]) for a, e in parts]
+
+    def _slopes(self, x: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of the same by each position `[positions, rounds, records, width]`."""
+        count = len(x)
+        with jax.enable_x64(True):
+            parts = _slopes_of(self.model, self.params, *self._roomy(x), self.positions)
+        return [(np.asarray(a)[:, :, :count], np.asarray(e)[:, :, :count]) for a, e in parts]
+
+    def _roomy(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        room = -(-len(x) // ROOM) * ROOM
+        return padded(x, room), padded(self.y, room)
+
+
+class Noisy(NamedTuple):
+    """What numbers are fitted to.
+
+    Attributes:
+      gradients: `[rounds, outputs, inputs]` of each layer.
+      noise: standard deviation of an entry's error, of each layer.
+      rank: of what is left without the records.
+    """
+
+    gradients: list[np.ndarray]
+    noise: list[float]
+    rank: int
+
+
+def fitted_together(
+    parts: Parts, schema: Schema, noisy: Noisy, taken: Passed
+) -> tuple[Passed, list[np.ndarray]]:
+    """Records with all numbers fitted together that are not sure whole ones, and what is left of
+    the gradients without them.
+
+    Args:
+      parts: of the records taken, by the schema's measured and counted columns.
+      schema: of the table.
+      noisy: what they are fitted to.
+      taken: the records, as they were found.
+    """
+    size = len(schema.positions)
+    unsure = unsure_by(schema, taken.x, taken.deviation) > 0
+    some = _free(unsure, parts, counted=False)
+    every = _free(unsure, parts, counted=True)
+    x = _descended(parts, noisy, taken.x, some)
+    at = parts.equations(noisy, x, every)
+    if not len(every) or not at.beyond < MARGIN**2 * at.free:
+        return taken, parts.without(noisy.gradients, taken.x)
+    for _ in range(STEPS):
+        other = _snapped(schema, x, _filled(parts, x, every, _solution(at))[:, size:])
+        if np.array_equal(other, x):
+            break
+        other = _descended(parts, noisy, other, some)
+        after = parts.equations(noisy, other, every)
+        if not after.beyond < at.beyond:
+            break
+        x, at = other, after
+    deviation, known = taken.deviation.copy(), np.isin(every, some)
+    deviation.flat[np.flatnonzero(unsure)] = _deviations(at.gram[np.ix_(known, known)])
+    x = rounded(schema, x, deviation)
+    fitted = dataclasses.replace(taken, x=x, deviation=deviation)
+    reach = np.abs(_solution(at)) + MARGIN * _deviations(at.gram)
+    opened = _opened(schema, fitted, _filled(parts, x, every, reach)[:, size:])
+    return opened, parts.without(noisy.gradients, x)
+
+
+def _opened(schema: Schema, taken: Passed, reach: np.ndarray) -> Passed:
+    """No longer certified where a listed number may have another value: by its `reach [records,
+    counted]`."""
+    gaps = np.asarray([gap for _, _, gap in schema.counted])
+    loose = reach >= gaps / 2
+    names = [column for column, _, _ in schema.counted]
+    columns = tuple(
+        tuple(sorted({*before, *(n for n, row in zip(names, now, strict=True) if row)}))
+        for before, now in zip(taken.open, loose, strict=True)
+    )
+    return dataclasses.replace(taken, certified=taken.certified & ~loose.any(1), open=columns)
+
+
+def _free(unsure: np.ndarray, parts: Parts, *, counted: bool) -> np.ndarray:
+    """Flat places of `[records, positions]` that are fitted."""
+    others = np.full((len(unsure), len(parts.positions) - unsure.shape[1]), counted)
+    return np.flatnonzero(np.concatenate([unsure, others], axis=1))
+
+
+def _descended(parts: Parts, noisy: Noisy, x: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Records with the numbers at `places` fitted."""
+    if not len(places):
+        return x
+    at = parts.equations(noisy, x, places)
+    for _ in range(STEPS):
+        moved = x.copy()
+        moved[:, parts.positions] += _filled(parts, x, places, _solution(at))
+        after = parts.equations(noisy, moved, places)
+        if not after.beyond < at.beyond:
+            break
+        x, at = moved, after
+    return x
+
+
+def _snapped(schema: Schema, x: np.ndarray, moves: np.ndarray) -> np.ndarray:
+    """Records whose listed numbers have the values nearest to where they move `[records,
+    counted]`."""
+    positions = [position for _, position, _ in schema.counted]
+    moved = x.copy()
+    moved[:, positions] += moves
+    return schema.records(schema.places(moved), x[:, schema.positions])
+
+
+def _solution(at: Equations) -> np.ndarray:
+    return np.asarray(np.linalg.pinv(at.gram, hermitian=True) @ at.slope)
+
+
+def _deviations(gram: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(np.diag(np.linalg.pinv(gram, hermitian=True)), 0))
+
+
+def _filled(parts: Parts, x: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
+    filled = np.zeros((len(x), len(parts.positions)))
+    filled.flat[places] = values
+    return filled
+
+
+def _sum(a: Equations, b: Equations) -> Equations:
+    return Equations(a.gram + b.gram, a.slope + b.slope, a.beyond + b.beyond, a.free + b.free)
+
+
+def _of_gradient(
+    gradient: np.ndarray, noise: float, rank: int, pairs: list[tuple[np.ndarray, np.ndarray]]
+) -> Equations:
+    """Of a gradient `[outputs, inputs]`, beyond its rank: the sum over `pairs` of errors and inputs
+    `[fitted, width]` is the slope of the records' parts."""
+    size = len(pairs[0][0])
+    if min(gradient.shape) <= rank:
+        return Equations(np.zeros((size, size)), np.zeros(size), 0.0, 0)
+    left, values, right = np.linalg.svd(gradient / noise, full_matrices=False)
+    columns, rows = left[:, :rank], right[:rank].T
+    rest = gradient / noise - (columns * values[:rank]) @ rows.T
+    errors = [(e - (e @ columns) @ columns.T) / noise for e, _ in pairs]
+    inputs = [a - (a @ rows) @ rows.T for _, a in pairs]
+    slope = sum(((e @ rest) * a).sum(1) for e, a in zip(errors, inputs, strict=True))
+    both = list(itertools.product(zip(errors, inputs, strict=True), repeat=2))
+    gram = sum((e @ f.T) * (a @ b.T) for (e, a), (f, b) in both)
+    free = int(np.prod([np.any(rest != 0, axis=a).sum() for a in (0, 1)]))
+    return Equations(np.asarray(gram), np.asarray(slope), float(np.square(rest).sum()), free)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "positions"))
+def _slopes_of(
+    model: Model, params: Any, x: Array, y: Array, positions: tuple[int, ...]
+) -> list[tuple[Array, Array]]:
+    """Slopes of `parts_of` by the columns at positions, leaves `[positions, ...]`."""
+
+    def along(position: Array) -> list[tuple[Array, Array]]:
+        direction = jnp.zeros_like(x).at[:, position].set(1)
+        return jax.jvp(lambda x: parts_of(model, params, x, y), (x,), (direction,))[1]
+
+    return jax.vmap(along)(jnp.asarray(positions))
