@@ -99,9 +99,11 @@ class Reading:
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether what is left is more than noise and tells no rank: then the noise was taken for
-        less than it is, and no test that measures by it proves anything."""
-        return not max(self.ranks) and energy(self.left) > MARGIN**2 * self.noise
+        """Whether what is left is more than noise and tells no rank, or of more records than there
+        are: then the noise was taken for less than it is, and no test that measures by it proves
+        anything."""
+        silent = not max(self.ranks) and energy(self.left) > MARGIN**2 * self.noise
+        return silent or (self.total > 1 and self.count > self.total)
 
 
 def layers_of(task: Task) -> range:

@@ -105,7 +105,7 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     passed, total = _pass(task, *_narrowed(reading, evidence, key), key, reading.total)
     reading = dataclasses.replace(reading, noise=noise, total=total)
     apart = passed.certified & _each_alone(task, reading, evidence, passed, total)
-    opened, more = passed.where(~apart), passed.where(apart)
+    opened, more = passed.where(~apart).uncertified(), passed.where(apart)
     if not len(more):
         opened = once_each(task.schema, reading.opened.and_these(opened))
         more = _apart(task, reading, evidence, opened)
@@ -117,6 +117,8 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     taken, left = taken_out(task, reading, more, evidence)
     done = energy(left) <= MARGIN**2 * noise
     ranks = tuple(0 for _ in reading.ranks) if done else ranks_after(task, reading, more, left)
+    if task.returned is None and ranks[place] > reading.ranks[place] - len(more):
+        return dataclasses.replace(reading, opened=more.uncertified())
     blur = reading.blur + blur_of(task, evidence, more)
     known = dataclasses.replace(reading, taken=taken, opened=opened, blur=blur)
     return dataclasses.replace(known, left=left, ranks=ranks)

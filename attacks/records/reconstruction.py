@@ -40,8 +40,9 @@ class Records:
       copies: how often the client has each record `[found]`.
       certified: whether a record passes all tests and no other would `[found]`: what it is before
         every layer that is looked at lies in the messages' spans, so does its error, its weight is
-        right, and no other value of any listed attribute would pass. Columns without such proof are
-        in `open`.
+        right, no other value of any listed attribute would pass, and without it the messages' rank
+        is less by one. Columns without such proof are in `open`; where none is, the record may be
+        another reading of one that is certified.
       open: per record, names of the columns of which another value would pass too.
       precision: half-width of measured columns in the table's units `[found, measured]`: as far as
         any test lets a right record be, `attacks.records.acceptance.MARGIN` standard deviations;
@@ -148,7 +149,7 @@ def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Reco
     left = energy(reading.left) / whole if whole else 1.0
     reason = untold or _shortfall(reading, found, left)
     if reading.is_contradicted:
-        found = dataclasses.replace(found, certified=np.zeros(len(found), bool))
+        found = found.uncertified()
     status = Status.FAILED if untold else Status.MISFIT if reason else Status.OK
     return Records(
         found.x,
@@ -186,8 +187,8 @@ def _shortfall(reading: Reading, found: Passed, left: float) -> str:
     taken, count, total = reading.taken, reading.count, reading.total
     if reading.is_contradicted:
         return (
-            f"{left:.2g} of the messages' energy is left and tells of no record: they are noisier "
-            "than they look, and nothing is certified"
+            f"{left:.2g} of the messages' energy is left and tells of no record, or of more than "
+            "there are: they are noisier than they look, and nothing is certified"
         )
     certified = int(taken.certified.sum())
     if certified < count:
