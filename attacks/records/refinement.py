@@ -153,13 +153,15 @@ def fitted_together(
         if not after.beyond < at.beyond:
             break
         x, at = other, after
+    # Rounding is no white noise: numbers are no surer than when the records were found.
+    spread = max(1.0, float(np.sqrt(at.beyond / at.free)))
     deviation, known = taken.deviation.copy(), np.isin(every, some)
-    deviation.flat[np.flatnonzero(unsure)] = _deviations(at.gram[np.ix_(known, known)])
-    x = rounded(schema, x, deviation)
-    fitted = dataclasses.replace(taken, x=x, deviation=deviation)
-    reach = np.abs(_solution(at)) + MARGIN * _deviations(at.gram)
+    together = spread * _deviations(at.gram[np.ix_(known, known)])
+    deviation[unsure] = np.maximum(deviation[unsure], together)
+    fitted = dataclasses.replace(taken, x=rounded(schema, x, deviation), deviation=deviation)
+    reach = np.abs(_solution(at)) + MARGIN * spread * _deviations(at.gram)
     opened = _opened(schema, fitted, _filled(parts, x, every, reach)[:, size:])
-    return opened, parts.without(noisy.gradients, x)
+    return opened, parts.without(noisy.gradients, fitted.x)
 
 
 def _opened(schema: Schema, taken: Passed, reach: np.ndarray) -> Passed:
