@@ -140,10 +140,13 @@ def fitted_together(
     unsure = unsure_by(schema, taken.x, taken.deviation) > 0
     some = _free(unsure, parts, counted=False)
     every = _free(unsure, parts, counted=True)
+    unfitted = taken, parts.without(noisy.gradients, taken.x)
+    if not len(every):
+        return unfitted
     x = _descended(parts, noisy, taken.x, some)
     at = parts.equations(noisy, x, every)
-    if not len(every) or not at.beyond < MARGIN**2 * at.free:
-        return taken, parts.without(noisy.gradients, taken.x)
+    if not at.beyond < MARGIN**2 * at.free:
+        return unfitted
     for _ in range(STEPS):
         other = _snapped(schema, x, _filled(parts, x, every, _solution(at))[:, size:])
         if np.array_equal(other, x):
