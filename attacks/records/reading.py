@@ -3,6 +3,7 @@ left."""
 
 import dataclasses
 import itertools
+import math
 
 import jax
 import numpy as np
@@ -44,6 +45,8 @@ from attacks.records.search import moves_of, occurring, search, sight_of
 from attacks.records.spans import energy, span_of
 
 Array = jax.Array
+MOST_SETS = 64
+"""Sets of records, of those that pass, that are tried as all that is left."""
 WORSE = 4.0
 """By which factor more of the messages' energy is left with another value in place of one that is
 certified by what is left."""
@@ -190,12 +193,35 @@ def _each_alone(
 
     if not len(rows) or falls_by(rows):
         return passed.certified
+    last = _last(task, reading, evidence, passed, total)
+    if last is not None:
+        return last
     rows = np.asarray([row for row in rows if falls_by(np.asarray([row]))], int)
     pairs = [pair for pair in itertools.combinations(rows, 2) if not falls_by(np.asarray(pair))]
     rows = np.setdiff1d(rows, np.ravel(pairs))
     if len(rows) and not falls_by(rows):
         rows = rows[:0]
     return np.isin(np.arange(len(passed)), rows)
+
+
+def _last(
+    task: Task, reading: Reading, evidence: Evidence, passed: Passed, total: int
+) -> np.ndarray | None:
+    """Which of the certified records `[passed]` are all that is left: as many as the rank, which
+    leave noise alone, where any others of them leave more. None if no records do."""
+    rows, rank = np.flatnonzero(passed.certified), reading.ranks[evidence.place]
+    if not 0 < rank < len(rows) or math.comb(len(rows), rank) > MOST_SETS:
+        return None
+    chosen = np.zeros((math.comb(len(rows), rank), len(passed)), bool)
+    for mask, some in zip(chosen, itertools.combinations(rows, rank), strict=True):
+        mask[list(some)] = True
+    lefts = [
+        energy(without(task, reading.left, passed.where(mask), total, evidence)) for mask in chosen
+    ]
+    best, other = np.argsort(lefts)[:2]
+    unsure = reading.noise + reading.blur + blur_of(task, evidence, passed.where(chosen[best]))
+    explains = lefts[best] <= MARGIN**2 * unsure
+    return chosen[best] if explains and lefts[other] > WORSE * lefts[best] else None
 
 
 def _apart(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> Passed:

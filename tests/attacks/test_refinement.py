@@ -114,3 +114,36 @@ def test_more_records_than_weights_tell_are_a_contradiction():
     begun = progress.Reading(task.gradients, nothing, nothing, COUNT, 1e-12, (COUNT,), none)
     assert not begun.is_contradicted
     assert dataclasses.replace(begun, ranks=(COUNT + 1,)).is_contradicted
+
+
+def last_of(candidates, labels, kept):
+    """Which of the candidates are named as all that is left, where `kept` records are."""
+    x, y, task = noisy_task(noise=1e-9)
+    task = dataclasses.replace(task, gradients=without_others(task, x, y, kept))
+    nothing, none = Passed.none(SCHEMA), np.zeros((0, 1))
+    ranks = progress.ranks_of(task, task.gradients)
+    begun = progress.Reading(task.gradients, nothing, nothing, COUNT, 1e-13, ranks, none)
+    evidence = progress.evidence_of(task, begun, 1)
+    passed = taken(candidates, labels, 0.0)
+    return reading._last(task, begun, evidence, passed, COUNT)
+
+
+def without_others(task, x, y, kept):
+    others = np.setdiff1d(np.arange(len(x)), kept)
+    parts = refinement.Parts(MODEL, task.params, y[others], np.full(len(others), 1 / COUNT), (0,))
+    return parts.without(task.gradients, x[others])
+
+
+def test_what_is_left_names_its_records_among_more_than_there_are():
+    x, y, _ = noisy_task(noise=1e-9)
+    more, labels = client(2, seed=9)
+    candidates = np.concatenate([x[:3], more.astype(float)])
+    named = last_of(candidates, np.concatenate([y[:3], labels]), [0, 1, 2])
+    assert named.tolist() == [True, True, True, False, False]
+
+
+def test_where_one_of_them_lacks_none_are_named():
+    x, y, _ = noisy_task(noise=1e-9)
+    more, labels = client(2, seed=9)
+    candidates = np.concatenate([x[:2], more.astype(float)])
+    assert last_of(candidates, np.concatenate([y[:2], labels]), [0, 1, 2]) is None
