@@ -99,7 +99,7 @@ def examined(model: Model, schema: Schema, evidence: Evidence, x: np.ndarray) ->
     is judged by idle units too."""
     measured, counted = tuple(schema.positions), tuple(p for _, p, _ in schema.counted)
     with jax.enable_x64(True):
-        findings = _pieces(
+        findings = pieces(
             lambda piece: examine(model, evidence, piece, measured, counted), np.asarray(x)
         )
         if evidence.returned is None:
@@ -107,15 +107,20 @@ def examined(model: Model, schema: Schema, evidence: Evidence, x: np.ndarray) ->
         inside = np.flatnonzero(findings.off_inputs <= MARGIN)
         off_errors = np.full_like(findings.off_errors, np.inf)
         if len(inside):
-            judged = _pieces(lambda piece: off_idle(model, evidence, piece), findings.x[inside])
+            judged = pieces(lambda piece: off_idle(model, evidence, piece), findings.x[inside])
             off_errors[inside] = judged
     ones = np.ones_like(findings.whole)
     return findings._replace(off_errors=off_errors, whole=ones, whole_deviation=0 * ones)
 
 
-def _pieces(function: Callable[[np.ndarray], Any], x: np.ndarray) -> Any:
-    """What a function of `CHUNK` rows gives of all."""
-    parts = [function(padded(x[begin : begin + CHUNK])) for begin in range(0, len(x), CHUNK)]
+def pieces(function: Callable[..., Any], *rows: np.ndarray) -> Any:
+    """What a function of `CHUNK` rows of arrays `[rows, ...]` gives of all, its leaves `[rows,
+    ...]`."""
+    (x, *_) = rows
+    parts = [
+        function(*(padded(each[begin : begin + CHUNK]) for each in rows))
+        for begin in range(0, len(x), CHUNK)
+    ]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(x)], *parts)
 
 
@@ -164,7 +169,7 @@ def total_of(findings: Findings, count: int) -> int:
 
 def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """Whole numbers where the messages leave no other."""
-    x, unsure = x.copy(), unsure_by(schema, x, deviation)
+    x, unsure = x.copy(), unsure_by(schema, deviation)
     for j, attribute in enumerate(schema.measured):
         if attribute.whole:
             value = attribute.value(x[:, attribute.position])
@@ -173,7 +178,7 @@ def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     return x
 
 
-def unsure_by(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+def unsure_by(schema: Schema, deviation: np.ndarray) -> np.ndarray:
     """Deviation of measured columns `[records, measured]`; 0 where only one whole number is
     near."""
     units = np.asarray([attribute.deviation for attribute in schema.measured])
@@ -281,6 +286,6 @@ def _nearby(attribute: Listed, place: int) -> list[int]:
     return [p for p in range(count) if p != place]
 
 
-def padded(rows: np.ndarray, count: int = CHUNK) -> np.ndarray:
-    """At most so many rows and copies of the first, so that all programs have one shape."""
-    return np.concatenate([rows, np.repeat(rows[:1], count - len(rows), 0)])
+def padded(rows: np.ndarray) -> np.ndarray:
+    """At most `CHUNK` rows and copies of the first, so that all programs have one shape."""
+    return np.concatenate([rows, np.repeat(rows[:1], CHUNK - len(rows), 0)])

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from attacks.records.acceptance import CHUNK, MARGIN, Passed, padded
+from attacks.records.acceptance import MARGIN, Passed, pieces
 from attacks.records.averaged import summed_errors
 from attacks.records.by_products import scales_of, told_by
-from attacks.records.evidence import Evidence, extended, parts_of
+from attacks.records.evidence import Evidence, extended
 from attacks.records.gradients import looked_at
 from attacks.records.isolation import Isolated
 from attacks.records.refinement import Noisy, Parts, fitted_together
-from attacks.records.spans import blurred, energy, rank_of, span_of
+from attacks.records.spans import blurred, energy, noise_beyond, rank_of, span_of
 from jaxfl import Model
 from jaxfl.domains import Count
 from jaxfl.schema import Schema
@@ -73,7 +73,8 @@ class Reading:
 
     Attributes:
       left: gradients without the records taken.
-      taken: records that are certified.
+      taken: records that were certified when they were taken. One that all numbers together leave a
+        listed number open of is not any more.
       opened: others that passed last.
       total: number of the client's records with their copies; 0 if unknown.
       noise: energy of the gradients' noise.
@@ -122,15 +123,12 @@ def ranks_after(
     """Ranks once `more` is taken. Where the noise hides where singular values end, a record less
     each, if what is beyond is the noise that there was."""
 
-    def beyond(gradients: np.ndarray, rank: int) -> float:
-        return max(float(span_of(g, rank).noise) for g in gradients)
-
     ranks = list(ranks_of(task, left))
     for at, (told, before) in enumerate(zip(ranks, reading.ranks, strict=True)):
         expected = max(before - len(more), 0)
-        if expected and not told and before:
-            noise = beyond(reading.left[at], before)
-            ranks[at] = expected if beyond(left[at], expected) <= SAME_NOISE * noise else 0
+        if expected and not told:
+            allowed = SAME_NOISE * noise_beyond(reading.left[at], before)
+            ranks[at] = expected if noise_beyond(left[at], expected) <= allowed else 0
     return tuple(ranks)
 
 
@@ -161,55 +159,44 @@ def taken_out(
     taken = reading.taken.and_these(more)
     if task.returned is not None:
         return taken, without(task, reading.left, more, reading.total, evidence)
-    positions = [*task.schema.positions, *(position for _, position, _ in task.schema.counted)]
-    weights, before = taken.copies / reading.total, max(reading.ranks)
-    parts = Parts(task.model, task.params, taken.y, weights, tuple(positions))
-    noises = [
-        max(float(span_of(g, before).noise) for g in layer) if min(layer.shape[1:]) > before else 0
-        for layer in reading.left
-    ]
-    noises = [noise or max(noises) for noise in noises]
+    before = max(reading.ranks)
+    noises = [noise_beyond(layer, before) for layer in reading.left]
+    # A layer that is no wider than the rank shows no noise of its own.
+    noises = [noise or max(*noises, np.finfo(float).tiny) for noise in noises]
     noisy = Noisy(task.gradients, noises, max(before - len(more), 0))
-    return fitted_together(parts, task.schema, noisy, taken)
+    return fitted_together(_parts(task, taken, reading.total), task.schema, noisy, taken)
 
 
 def without(
     task: Task, gradients: list[np.ndarray], found: Passed, total: int, evidence: Evidence
 ) -> list[np.ndarray]:
     """Gradients without the parts of records that are found."""
-    left = [gradient.copy() for gradient in gradients]
-    for begin in range(0, len(found), CHUNK):
-        piece = slice(begin, begin + CHUNK)
-        x, y = padded(found.x[piece]), padded(found.y[piece])
-        weights = np.zeros(CHUNK)
-        weights[: len(found.x[piece])] = found.copies[piece] / total
-        for layer, (inputs, errors) in zip(left, _parts(task, evidence, x, y), strict=True):
-            layer -= np.einsum("tno,n,tni->toi", errors, weights, inputs, optimize=True)
-    return left
-
-
-def _parts(task: Task, evidence: Evidence, x: np.ndarray, y: np.ndarray) -> Any:
-    """Inputs and errors of records `[rounds, records, width]`, of every layer of
-    `Task.gradients`."""
+    if task.returned is None:
+        return _parts(task, found, total).without(gradients, found.x)
+    name = task.model.layers.names[0] if task.model.layers else ""
     with jax.enable_x64(True):
-        if task.returned is None:
-            return parts_of(task.model, task.params, x, y)
-        name = task.model.layers.names[0] if task.model.layers else ""
-        inputs = extended(task.model, name, task.params, jnp.asarray(x))
-        errors = jnp.swapaxes(summed_errors(task.model, evidence, x)[0], 0, 1)
-        return [(jnp.broadcast_to(inputs, (len(errors), *inputs.shape)), errors)]
+        inputs = np.asarray(extended(task.model, name, task.params, jnp.asarray(found.x)))
+    errors = _summed(task, evidence, found)[0] * (found.copies / total)[:, None, None]
+    return [gradients[0] - np.einsum("nto,ni->toi", errors, inputs, optimize=True)]
+
+
+def _parts(task: Task, found: Passed, total: int) -> Parts:
+    """Those of records of a client that takes one step a round."""
+    positions = [*task.schema.positions, *(position for _, position, _ in task.schema.counted)]
+    return Parts(task.model, task.params, found.y, found.copies / total, tuple(positions))
+
+
+def _summed(task: Task, evidence: Evidence, found: Passed) -> tuple[np.ndarray, np.ndarray]:
+    """`summed_errors` in pieces of one shape."""
+    with jax.enable_x64(True):
+        return pieces(lambda x: summed_errors(task.model, evidence, x), found.x)
 
 
 def blur_of(task: Task, evidence: Evidence, found: Passed) -> float:
     """Energy by which the errors of records that are found may be off."""
     if task.returned is None:
         return 0.0
-    with jax.enable_x64(True):
-        pieces = [
-            summed_errors(task.model, evidence, padded(found.x[begin : begin + CHUNK]))[1]
-            for begin in range(0, len(found), CHUNK)
-        ]
-    unsure = np.concatenate(pieces)[: len(found)]
+    unsure = _summed(task, evidence, found)[1]
     return float((np.square(unsure).max(1) * (np.square(found.x).sum(1) + 1)).sum())
 
 

@@ -188,7 +188,8 @@ def _shortfall(reading: Reading, found: Passed, left: float) -> str:
     if reading.is_contradicted:
         return (
             f"{left:.2g} of the messages' energy is left and tells of no record, or of more than "
-            "there are: they are noisier than they look, and nothing is certified"
+            "weights do: messages are noisier than they look, or records were clipped; nothing is "
+            "certified"
         )
     certified = int(taken.certified.sum())
     if certified < count:

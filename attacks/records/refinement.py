@@ -11,25 +11,26 @@ fit is nearer to another value, that is the record's; where it could be, the col
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.records.acceptance import MARGIN, Passed, padded, rounded, unsure_by
+from attacks.records.acceptance import MARGIN, Passed, pieces, rounded, unsure_by
 from attacks.records.evidence import parts_of
+from attacks.records.spans import free_beyond
 from jaxfl import Model
 from jaxfl.schema import Schema
 
 Array = jax.Array
 STEPS = 3
 """Gauss-Newton steps: within one pattern of active units errors and inputs are nearly linear."""
-ROOM = 32
-"""Numbers of records are padded to whole multiples of it: one program for each."""
 
 
-class Equations(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Equations:
     """Normal equations of one step, in units of the noise.
 
     Attributes:
@@ -43,6 +44,20 @@ class Equations(NamedTuple):
     slope: np.ndarray
     beyond: float
     free: int
+
+    @functools.cached_property
+    def covariance(self) -> np.ndarray:
+        """Of the numbers fitted, by white noise."""
+        return np.asarray(np.linalg.pinv(self.gram, hermitian=True))
+
+    @property
+    def solution(self) -> np.ndarray:
+        """How far the numbers are from fitting best."""
+        return np.asarray(self.covariance @ self.slope)
+
+    def __add__(self, other: "Equations") -> "Equations":
+        fields = dataclasses.fields(self)
+        return Equations(*(getattr(self, f.name) + getattr(other, f.name) for f in fields))
 
 
 class Parts(NamedTuple):
@@ -64,50 +79,55 @@ class Parts(NamedTuple):
 
     def without(self, gradients: list[np.ndarray], x: np.ndarray) -> list[np.ndarray]:
         """The gradients less the parts of records `x [records, features]`."""
-        left = []
-        for gradient, (inputs, errors) in zip(gradients, self._values(x), strict=True):
-            weighted = errors * self.weights[:, None]
-            left.append(gradient - np.swapaxes(weighted, 1, 2) @ inputs)
-        return left
+        return self._less(gradients, self._values(x))
+
+    def _less(
+        self, gradients: list[np.ndarray], values: list[tuple[np.ndarray, np.ndarray]]
+    ) -> list[np.ndarray]:
+        weighted = [(inputs, errors * self.weights[:, None]) for inputs, errors in values]
+        return [
+            gradient - np.swapaxes(errors, 1, 2) @ inputs
+            for gradient, (inputs, errors) in zip(gradients, weighted, strict=True)
+        ]
 
     def equations(self, noisy: "Noisy", x: np.ndarray, places: np.ndarray) -> Equations:
         """Of the numbers at flat `places` of `[records, positions]`, at records `x`."""
         records, columns = np.divmod(places, len(self.positions))
         size, weights = len(places), self.weights[records, None]
         summed = Equations(np.zeros((size, size)), np.zeros(size), 0.0, 0)
-        layers = zip(
-            self.without(noisy.gradients, x),
-            noisy.noise,
-            self._values(x),
-            self._slopes(x),
-            strict=True,
-        )
+        values = self._values(x)
+        lefts = self._less(noisy.gradients, values)
+        layers = zip(lefts, noisy.noise, values, self._slopes(x), strict=True)
         for left, noise, (inputs, errors), (by_inputs, by_errors) in layers:
             for t in range(len(left)):
                 pairs = [
                     (by_errors[columns, t, records] * weights, inputs[t, records]),
                     (errors[t, records] * weights, by_inputs[columns, t, records]),
                 ]
-                more = _of_gradient(left[t], noise, noisy.rank, pairs)
-                summed = _sum(summed, more)
+                summed += _of_gradient(left[t], noise, noisy.rank, pairs)
         return summed
 
-    def _values(self, x: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        count = len(x)
-        with jax.enable_x64(True):
-            parts = parts_of(self.model, self.params, *self._roomy(x))
-        return [(np.asarray(a)[:, :count], np.asarray(e)[:, :count]) for a, e in parts]
+    def _values(self, x: np.ndarray) -> Any:
+        """Inputs and errors `[rounds, records, width]` of every layer."""
+        return self._of_records(lambda x, y: parts_of(self.model, self.params, x, y), x, 1)
 
-    def _slopes(self, x: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _slopes(self, x: np.ndarray) -> Any:
         """Of the same by each position `[positions, rounds, records, width]`."""
-        count = len(x)
-        with jax.enable_x64(True):
-            parts = _slopes_of(self.model, self.params, *self._roomy(x), self.positions)
-        return [(np.asarray(a)[:, :, :count], np.asarray(e)[:, :, :count]) for a, e in parts]
 
-    def _roomy(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        room = -(-len(x) // ROOM) * ROOM
-        return padded(x, room), padded(self.y, room)
+        def slopes(x: np.ndarray, y: np.ndarray) -> Any:
+            return _slopes_of(self.model, self.params, x, y, self.positions)
+
+        return self._of_records(slopes, x, 2)
+
+    def _of_records(self, function: Callable[..., Any], x: np.ndarray, axis: int) -> Any:
+        """What a function of `CHUNK` records gives of all, whose leaves have them along an axis."""
+
+        def first(x: np.ndarray, y: np.ndarray) -> Any:
+            return jax.tree.map(lambda a: np.moveaxis(a, axis, 0), function(x, y))
+
+        with jax.enable_x64(True):
+            gathered = pieces(first, x, self.y)
+        return jax.tree.map(lambda a: np.moveaxis(a, 0, axis), gathered)
 
 
 class Noisy(NamedTuple):
@@ -137,7 +157,7 @@ def fitted_together(
       taken: the records, as they were found.
     """
     size = len(schema.positions)
-    unsure = unsure_by(schema, taken.x, taken.deviation) > 0
+    unsure = unsure_by(schema, taken.deviation) > 0
     some = _free(unsure, parts, counted=False)
     every = _free(unsure, parts, counted=True)
     unfitted = taken, parts.without(noisy.gradients, taken.x)
@@ -148,7 +168,7 @@ def fitted_together(
     if not at.beyond < MARGIN**2 * at.free:
         return unfitted
     for _ in range(STEPS):
-        other = _snapped(schema, x, _filled(parts, x, every, _solution(at))[:, size:])
+        other = _snapped(schema, x, _filled(parts, x, every, at.solution)[:, size:])
         if np.array_equal(other, x):
             break
         other = _descended(parts, noisy, other, some)
@@ -159,10 +179,10 @@ def fitted_together(
     # Rounding is no white noise: numbers are no surer than when the records were found.
     spread = max(1.0, float(np.sqrt(at.beyond / at.free)))
     deviation, known = taken.deviation.copy(), np.isin(every, some)
-    together = spread * _deviations(at.gram[np.ix_(known, known)])
+    together = spread * _deviations(np.linalg.pinv(at.gram[np.ix_(known, known)], hermitian=True))
     deviation[unsure] = np.maximum(deviation[unsure], together)
     fitted = dataclasses.replace(taken, x=rounded(schema, x, deviation), deviation=deviation)
-    reach = np.abs(_solution(at)) + MARGIN * spread * _deviations(at.gram)
+    reach = np.abs(at.solution) + MARGIN * spread * _deviations(at.covariance)
     opened = _opened(schema, fitted, _filled(parts, x, every, reach)[:, size:])
     return opened, parts.without(noisy.gradients, fitted.x)
 
@@ -193,7 +213,7 @@ def _descended(parts: Parts, noisy: Noisy, x: np.ndarray, places: np.ndarray) ->
     at = parts.equations(noisy, x, places)
     for _ in range(STEPS):
         moved = x.copy()
-        moved[:, parts.positions] += _filled(parts, x, places, _solution(at))
+        moved[:, parts.positions] += _filled(parts, x, places, at.solution)
         after = parts.equations(noisy, moved, places)
         if not after.beyond < at.beyond:
             break
@@ -210,22 +230,14 @@ def _snapped(schema: Schema, x: np.ndarray, moves: np.ndarray) -> np.ndarray:
     return schema.records(schema.places(moved), x[:, schema.positions])
 
 
-def _solution(at: Equations) -> np.ndarray:
-    return np.asarray(np.linalg.pinv(at.gram, hermitian=True) @ at.slope)
-
-
-def _deviations(gram: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.maximum(np.diag(np.linalg.pinv(gram, hermitian=True)), 0))
+def _deviations(covariance: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(np.diag(covariance), 0))
 
 
 def _filled(parts: Parts, x: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
     filled = np.zeros((len(x), len(parts.positions)))
     filled.flat[places] = values
     return filled
-
-
-def _sum(a: Equations, b: Equations) -> Equations:
-    return Equations(a.gram + b.gram, a.slope + b.slope, a.beyond + b.beyond, a.free + b.free)
 
 
 def _of_gradient(
@@ -244,7 +256,7 @@ def _of_gradient(
     slope = sum(((e @ rest) * a).sum(1) for e, a in zip(errors, inputs, strict=True))
     both = list(itertools.product(zip(errors, inputs, strict=True), repeat=2))
     gram = sum((e @ f.T) * (a @ b.T) for (e, a), (f, b) in both)
-    free = int(np.prod([np.any(rest != 0, axis=a).sum() for a in (0, 1)]))
+    free = int(free_beyond(gradient, rank).prod())
     return Equations(np.asarray(gram), np.asarray(slope), float(np.square(rest).sum()), free)
 
 

@@ -88,9 +88,8 @@ def span_of(gradient: np.ndarray, rank: int) -> Span:
     rows, columns = right[:rank].T, left[:, :rank]
     inverse = np.zeros(k)
     inverse[:rank] = 1 / values[:rank]
-    alive = np.asarray([np.any(gradient != 0, axis=a).sum() for a in (0, 1)])
-    free = np.maximum(alive - rank, 0)
-    noise = np.sqrt(np.square(values[rank:]).sum() / max(free.prod(), 1))
+    free = free_beyond(gradient, rank)
+    noise = _noise(values, rank, free)
     return Span(
         _padded(rows, k),
         _padded(columns, k),
@@ -100,6 +99,24 @@ def span_of(gradient: np.ndarray, rank: int) -> Span:
         noise,
         free.astype(float),
     )
+
+
+def free_beyond(gradient: np.ndarray, rank: int) -> np.ndarray:
+    """Dimensions beyond a rank `[2]`, among inputs and outputs that are not 0 for all records."""
+    alive = np.asarray([np.any(gradient != 0, axis=a).sum() for a in (0, 1)])
+    return np.maximum(alive - rank, 0)
+
+
+def noise_beyond(gradients: np.ndarray, rank: int) -> float:
+    """Standard deviation of an entry's error by what gradients `[rounds, outputs, inputs]` hold
+    beyond a rank: the largest of the rounds; 0 where nothing is beyond."""
+    values = np.linalg.svd(gradients, compute_uv=False)
+    pairs = zip(values, gradients, strict=True)
+    return max(float(_noise(v, rank, free_beyond(g, rank))) for v, g in pairs)
+
+
+def _noise(values: np.ndarray, rank: int, free: np.ndarray) -> np.floating[Any]:
+    return np.sqrt(np.square(values[rank:]).sum() / max(free.prod(), 1))
 
 
 def energy(gradients: list[np.ndarray]) -> float:

@@ -53,6 +53,12 @@ def spoilt(x, by):
     return off
 
 
+def begun(task, ranks=None):
+    nothing, none = Passed.none(SCHEMA), np.zeros((0, 1))
+    ranks = ranks or progress.ranks_of(task, task.gradients)
+    return progress.Reading(task.gradients, nothing, nothing, COUNT, 0.0, ranks, none)
+
+
 @pytest.mark.parametrize("count", [COUNT, 6])
 def test_numbers_come_back_together(count):
     """Whatever part of the records is taken: the rest is beyond the rank that is left."""
@@ -100,32 +106,25 @@ def test_records_that_are_not_taken_are_not_certified(monkeypatch):
     x, y, task = noisy_task(noise=1e-9)
     two = taken(x[[0, 0]], y[[0, 0]], 0.0)
     monkeypatch.setattr(reading, "_pass", lambda *arguments: (two, COUNT))
-    ranks, nothing = progress.ranks_of(task, task.gradients), Passed.none(SCHEMA)
-    none = np.zeros((0, task.gradients[0].shape[-1]))
-    begun = progress.Reading(task.gradients, nothing, nothing, COUNT, 0.0, ranks, none)
-    after = reading._next(task, begun, 1, KEY)
+    after = reading._next(task, begun(task), 1, KEY)
     assert not len(after.taken)
     assert not after.opened.certified.any()
 
 
 def test_more_records_than_weights_tell_are_a_contradiction():
     _, _, task = noisy_task()
-    nothing, none = Passed.none(SCHEMA), np.zeros((0, 1))
-    begun = progress.Reading(task.gradients, nothing, nothing, COUNT, 1e-12, (COUNT,), none)
-    assert not begun.is_contradicted
-    assert dataclasses.replace(begun, ranks=(COUNT + 1,)).is_contradicted
+    assert not begun(task, (COUNT,)).is_contradicted
+    assert begun(task, (COUNT + 1,)).is_contradicted
 
 
 def last_of(candidates, labels, kept):
     """Which of the candidates are named as all that is left, where `kept` records are."""
     x, y, task = noisy_task(noise=1e-9)
     task = dataclasses.replace(task, gradients=without_others(task, x, y, kept))
-    nothing, none = Passed.none(SCHEMA), np.zeros((0, 1))
-    ranks = progress.ranks_of(task, task.gradients)
-    begun = progress.Reading(task.gradients, nothing, nothing, COUNT, 1e-13, ranks, none)
-    evidence = progress.evidence_of(task, begun, 1)
+    before = dataclasses.replace(begun(task), noise=1e-13)
+    evidence = progress.evidence_of(task, before, 1)
     passed = taken(candidates, labels, 0.0)
-    return reading._last(task, begun, evidence, passed, COUNT)
+    return reading._last(task, before, evidence, passed, COUNT)
 
 
 def without_others(task, x, y, kept):
@@ -147,3 +146,35 @@ def test_where_one_of_them_lacks_none_are_named():
     more, labels = client(2, seed=9)
     candidates = np.concatenate([x[:2], more.astype(float)])
     assert last_of(candidates, np.concatenate([y[:2], labels]), [0, 1, 2]) is None
+
+
+def test_what_lowers_no_rank_is_not_taken(monkeypatch):
+    """Even if it passed all tests that look at one record."""
+    _, _, task = noisy_task(noise=1e-9)
+    others, labels = client(1, seed=9)
+    foreign = taken(others.astype(float), labels, 0.0)
+    monkeypatch.setattr(reading, "_pass", lambda *arguments: (foreign, COUNT))
+    monkeypatch.setattr(reading, "_each_alone", lambda *arguments: np.ones(1, bool))
+    after = reading._next(task, begun(task), 1, KEY)
+    assert not len(after.taken)
+    assert not after.opened.certified.any()
+    for left, gradient in zip(after.left, task.gradients, strict=True):
+        np.testing.assert_array_equal(left, gradient)
+
+
+def test_a_rank_that_noise_hides_is_one_less_for_each_record_taken():
+    x, y, task = noisy_task(noise=1e-3)
+    before = begun(task, (COUNT, COUNT))
+    some = taken(x[1:], y[1:], 0.0)
+    left = without_others(task, x, y, [0])
+    assert progress.ranks_of(task, left) == (0, 0)
+    assert progress.ranks_after(task, before, some, left) == (1, 1)
+
+
+def test_a_rank_that_noise_hides_is_not_told_by_what_leaves_more_than_noise():
+    _, _, task = noisy_task(noise=1e-3)
+    before = begun(task, (COUNT, COUNT))
+    others, labels = client(COUNT, seed=9)
+    foreign = taken(others[1:].astype(float), labels[1:], 0.0)
+    left = without_others(task, others.astype(float), labels, [0])
+    assert progress.ranks_after(task, before, foreign, left) == (0, 0)
