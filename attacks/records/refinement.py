@@ -4,8 +4,9 @@ A record's numbers are fitted to the spans when it is found, one record at a tim
 by stays in the messages, many times longer than their noise in one direction, and hides or spoils
 the records that come after. All numbers together leave the least of the messages beyond the rank
 that is left: variable projection (Golub and Pereyra 1973) on the parts `w e a'`, whose products are
-those of short vectors. Listed numbers are fitted as if they were free too, and rounded: where the
-fit is nearer to another value, that is the record's; where it could be, the column is open.
+those of short vectors. Listed numbers are fitted as if they were free too, and rounded. Where the
+fit is nearer to another value, the record gets that value. Where another value is within reach of
+the noise, the column is open.
 """
 
 import dataclasses
