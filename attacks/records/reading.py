@@ -41,8 +41,9 @@ from attacks.records.progress import (
     taken_out,
     without,
 )
-from attacks.records.search import moves_of, occurring, search, sight_of
+from attacks.records.search import SIGHT, Moves, Sight, moves_of, occurring, search, sight_of
 from attacks.records.spans import energy, span_of
+from attacks.records.vertices import vertices
 
 Array = jax.Array
 MOST_SETS = 64
@@ -152,16 +153,15 @@ def _pass(
     task: Task, evidence: Evidence, seen: Evidence, key: Array, total: int
 ) -> tuple[Passed, int]:
     """One search in what is `seen`, and which of what it comes upon pass by the `evidence`."""
-    model, schema, settings = task.model, task.schema, task.settings
+    model, schema = task.model, task.schema
     rng = _drawing(key)
     rounds = list(range(len(evidence.layer.noise)))
-    rounds = sorted(rng.permutation(rounds)[: settings.rounds].tolist())
+    rounds = sorted(rng.permutation(rounds)[: task.settings.rounds].tolist())
     sight = sight_of(seen, rounds, schema.features, rng)
     if task.returned is not None:  # no equations for errors that are sums
         sight = dataclasses.replace(sight, basis=0 * sight.basis)
     moves = moves_of(model, seen, schema, occurring(schema, seen), rounds)
-    state = search(model, sight, moves, key, settings.starts, settings.sweeps)
-    places, numbers = different(schema, jax.tree.map(np.asarray, state))
+    places, numbers = _tried(task, seen, (sight, moves), key)
     findings = examined(model, schema, evidence, schema.records(places, numbers))
     if not total:
         total = total_of(findings, evidence.layer.rank // len(evidence.layer.noise))
@@ -177,6 +177,18 @@ def _pass(
     certified = np.asarray([not columns for columns in opened])
     x = rounded(schema, findings.x, findings.deviation)
     return Passed(x, y, copies[rows, y], certified, opened, also, findings.deviation), total
+
+
+def _tried(
+    task: Task, seen: Evidence, looking: tuple[Sight, Moves], key: Array
+) -> tuple[np.ndarray, np.ndarray]:
+    """Records to be tested: listed values `[tried, listed]` and numbers `[tried, measured]`. Where
+    attributes are more than the search has equations, changing one at a time leads nowhere."""
+    if len(task.schema.listed) > SIGHT:
+        return vertices(task.schema, seen.first, _drawing(key))
+    settings = task.settings
+    state = search(task.model, *looking, key, settings.starts, settings.sweeps)
+    return different(task.schema, jax.tree.map(np.asarray, state))
 
 
 def _each_alone(
