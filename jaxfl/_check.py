@@ -43,6 +43,32 @@ def plain_sgd(optimizer: Any) -> None:
         )
 
 
+def linear(optimizer: Any) -> None:
+    """Raise `ValueError` unless updates are linear in gradients and parameters, as those of SGD
+    with momentum and weight decay are."""
+
+    def path(params: Any, gradients: Any) -> Any:
+        transformation = optimizer(1.0)
+        state = transformation.init(params)
+        for gradient in gradients:
+            updates, state = transformation.update(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+        return np.asarray(params)
+
+    rng = np.random.default_rng(0)
+    starts, slopes = rng.normal(size=(2, 5)), rng.normal(size=(2, 3, 5))
+    scale = np.asarray([1.0, 1e3])  # a clipped update is linear below its threshold
+    parts = [
+        path(s * start, s * slope) for s, start, slope in zip(scale, starts, slopes, strict=True)
+    ]
+    whole = path(scale @ starts, np.tensordot(scale, slopes, 1))
+    if not np.allclose(sum(parts), whole, rtol=1e-4, atol=1e-2):
+        raise ValueError(
+            f"optimizer={optimizer!r} is not linear in gradients, as optax.sgd is with momentum or "
+            "without: records are read out of sums of gradients alone"
+        )
+
+
 def shape(expected: tuple[int | None, ...], **named: Any) -> None:
     """Raise `ValueError` unless every named array has the expected shape (None: any length)."""
     for name, array in named.items():

@@ -10,12 +10,9 @@ from jaxtyping import Bool, Num
 
 from attacks.records.acceptance import MARGIN
 from attacks.records.gradients import check_dense, dense_gradients, features_of, looked_at
-from attacks.records.spans import off_rows, rank_of, span_of
+from attacks.records.spans import off_rows, rank_of, scales_of, span_of, told_by
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import checked
-
-AMONG_NOISE = 3
-"""Singular values of noise there must be: the last of records may lie far below the others."""
 
 
 @checked
@@ -39,29 +36,6 @@ def count_records(model: Model, messages: Messages) -> int:
     layer = gradients[looked_at(len(gradients))]
     count, _ = told_by(layer, scales_of(layer))
     return count
-
-
-def scales_of(layer: np.ndarray) -> np.ndarray:
-    """Largest singular value of each gradient `[rounds]`, of `[rounds, outputs, inputs]`."""
-    return np.linalg.norm(np.nan_to_num(layer), 2, axis=(1, 2))
-
-
-def told_by(layer: np.ndarray, scales: np.ndarray) -> tuple[int, float]:
-    """The number of records by gradients `[rounds, outputs, inputs]` of a layer, and the gap in the
-    singular values that tells it.
-
-    Args:
-      layer: what is left of the messages.
-      scales: see `scales_of`, of the messages.
-    """
-    told = [(0, 1.0)]
-    for gradient, scale in zip(layer, scales, strict=True):
-        if not np.isfinite(gradient).all():
-            continue
-        values = np.linalg.svd(gradient, compute_uv=False)
-        alive = min(int(np.count_nonzero(gradient.any(axis))) for axis in (0, 1))
-        told.append(rank_of(values, scale, alive - AMONG_NOISE))
-    return max(told, key=lambda pair: pair[1])
 
 
 @checked

@@ -1,11 +1,21 @@
 """A client's messages as gradients of dense layers."""
 
-import jax
-import numpy as np
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-from jaxfl import Messages, Model
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from attacks.records.spans import scales_of, told_by
+from jaxfl import LocalTraining, Messages, Model
 from jaxfl.models import check_parameters
 from jaxfl.schema import Schema
+
+MOST_BATCHES = 64
+"""Batches of an epoch that are looked for where the recipe decays weights."""
 
 
 def check_dense(model: Model, messages: Messages) -> None:
@@ -44,6 +54,56 @@ def check_readable(model: Model, messages: Messages, schema: Schema) -> None:
             f"model changes a record before its first layer {layers.names[0]!r}, which must take "
             "it as it is"
         )
+
+
+def gradients_of_rounds(
+    model: Model, messages: Messages, training: LocalTraining
+) -> list[np.ndarray]:
+    """As `dense_gradients`: the gradient of each round's one step, or a weighted sum of those of
+    its steps. Any optimiser whose updates are linear in gradients and parameters gives one.
+
+    Of weight decay the models must lose what they would lose by it alone. How many steps that are,
+    where a client trains in batches, is not known: those that leave the clearest rank.
+    """
+    rate = float(training.learning_rate)
+    if training.optimizer is optax.sgd:
+        return dense_gradients(model, messages, rate)
+    several = training.epochs > 1 or training.batch_size is not None
+    batches = 1 if training.batch_size is None else MOST_BATCHES
+    with jax.enable_x64(True):
+        received = jax.tree.map(lambda a: jnp.asarray(a, float), messages.received)
+        after = _unled(training, received, training.epochs * batches)
+        (step,) = _unled(training, jnp.zeros(1), 1, gradient=1.0)[0]
+    unit = rate if several else -float(step)
+    ends = range(training.epochs - 1, training.epochs * batches, training.epochs)
+    decayed = [jax.tree.map(lambda a, end=end: np.asarray(a[end]), after) for end in ends]
+    if all(np.array_equal(*pair) for pair in _pairs(decayed[-1], received)):
+        decayed = decayed[:1]
+    sums = [
+        dense_gradients(model, dataclasses.replace(messages, received=start), unit)
+        for start in decayed
+    ]
+    gaps = [told_by(layers[0], scales_of(layers[0]))[1] for layers in sums]
+    return sums[int(np.argmax(gaps))]
+
+
+def _unled(training: LocalTraining, params: Any, steps: int, gradient: float = 0.0) -> Any:
+    """The models after each step in which all gradients are the same number, leaves `[steps,
+    ...]`."""
+    optimizer = training.optimizer(float(training.learning_rate))
+    slope = jax.tree.map(lambda a: jnp.full_like(a, gradient), params)
+
+    def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Any]:
+        params, state = carry
+        updates, state = optimizer.update(slope, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[1]
+
+
+def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+    return zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
 
 
 def dense_gradients(model: Model, messages: Messages, rate: float = 1.0) -> list[np.ndarray]:

@@ -11,12 +11,19 @@ from flax import struct
 
 from attacks.records.acceptance import MARGIN, Passed, pieces
 from attacks.records.averaged import summed_errors
-from attacks.records.by_products import scales_of, told_by
 from attacks.records.evidence import Evidence, extended
 from attacks.records.gradients import looked_at
 from attacks.records.isolation import Isolated
 from attacks.records.refinement import Noisy, Parts, fitted_together
-from attacks.records.spans import blurred, energy, noise_beyond, rank_of, span_of
+from attacks.records.spans import (
+    blurred,
+    energy,
+    noise_beyond,
+    rank_of,
+    scales_of,
+    span_of,
+    told_by,
+)
 from jaxfl import Model
 from jaxfl.domains import Count
 from jaxfl.schema import Schema

@@ -17,11 +17,10 @@ import numpy as np
 
 from attacks.fit import Status
 from attacks.records.acceptance import MARGIN, Passed
-from attacks.records.by_products import scales_of, told_by
-from attacks.records.gradients import check_readable, dense_gradients, looked_at
+from attacks.records.gradients import check_readable, gradients_of_rounds, looked_at
 from attacks.records.progress import Reading, RecordSearch, Task
 from attacks.records.reading import read
-from attacks.records.spans import energy
+from attacks.records.spans import energy, scales_of, told_by
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Key, checked
 from jaxfl.schema import Schema
@@ -101,7 +100,8 @@ def reconstruct_records(
       messages: the client's. Recorded in float64 where gradients were sent (see
         `Messages.from_gradients`): a float32 model that is returned has lost some of their bits.
       schema: of its table.
-      training: its recipe, plain SGD.
+      training: its recipe; of optimisers any that is linear: SGD, with momentum or weight decay
+        or both.
       key: draws where the search begins.
       settings: see `RecordSearch`.
 
@@ -111,13 +111,13 @@ def reconstruct_records(
     Raises:
       ValueError: if the model has other layers than dense ones, mixes records, has no classes or
         does not take the schema's records as they are; if messages are of another model; if the
-        recipe has another optimiser.
+        recipe has another optimiser than a linear one.
     """
     settings = settings or RecordSearch()
     check_readable(model, messages, schema)
-    _check.plain_sgd(training.optimizer)
+    _check.linear(training.optimizer)
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), messages.received)
-    gradients = dense_gradients(model, messages, float(training.learning_rate))
+    gradients = gradients_of_rounds(model, messages, training)
     several = training.epochs > 1 or training.batch_size is not None
     returned = jax.tree.map(lambda a: np.asarray(a, np.float64), messages.returned)
     gradients = gradients[:1] if several else gradients

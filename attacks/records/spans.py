@@ -25,6 +25,9 @@ FLOOR, END = 1e-9, 1e-13
 """Singular values below the first, relative to the largest, are taken for equal; below the second,
 for those of rows and columns that depend on each other."""
 
+AMONG_NOISE = 3
+"""Singular values of noise there must be: the last of records may lie far below the others."""
+
 
 @struct.dataclass
 class Span:
@@ -79,6 +82,29 @@ def rank_of(values: np.ndarray, scale: float, most: int) -> tuple[int, float]:
     inside = wide[wide + 1 < end]
     place = inside[-1] if len(inside) else wide[-1]
     return int(place) + 1, float(gaps[place])
+
+
+def scales_of(layer: np.ndarray) -> np.ndarray:
+    """Largest singular value of each gradient `[rounds]`, of `[rounds, outputs, inputs]`."""
+    return np.linalg.norm(np.nan_to_num(layer), 2, axis=(1, 2))
+
+
+def told_by(layer: np.ndarray, scales: np.ndarray) -> tuple[int, float]:
+    """The number of records by gradients `[rounds, outputs, inputs]` of a layer, and the gap in the
+    singular values that tells it.
+
+    Args:
+      layer: what is left of the messages.
+      scales: see `scales_of`, of the messages.
+    """
+    told = [(0, 1.0)]
+    for gradient, scale in zip(layer, scales, strict=True):
+        if not np.isfinite(gradient).all():
+            continue
+        values = np.linalg.svd(gradient, compute_uv=False)
+        alive = min(int(np.count_nonzero(gradient.any(axis))) for axis in (0, 1))
+        told.append(rank_of(values, scale, alive - AMONG_NOISE))
+    return max(told, key=lambda pair: pair[1])
 
 
 def span_of(gradient: np.ndarray, rank: int) -> Span:

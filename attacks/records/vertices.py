@@ -22,9 +22,7 @@ VARIED = 0.01
 are the same for all records. See `attacks.records.search.ABSENT`."""
 
 
-def vertices(
-    schema: Schema, span: Span, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def vertices(schema: Schema, span: Span, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Where linear programmes end, each place once, as records of the schema.
 
     Args:
