@@ -1,8 +1,10 @@
 """Whole records: what a server reads of a table of which it knows the schema alone, and what stops
 it. Beyond the papers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import optax
 
 from attacks import RecordSearch
 from benchmarks.harness.experiment import Method
@@ -10,6 +12,24 @@ from benchmarks.harness.jobs import Attacks, Place, Suite, Table
 from benchmarks.measurements.whole_records import EXPERIMENT
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from jaxfl import DPSGD, LocalTraining, Upload
+
+MOMENTUM, DECAY = 0.9, 1e-3
+
+
+def heavy(rate: Any) -> optax.GradientTransformation:
+    """SGD with momentum."""
+    return optax.sgd(rate, MOMENTUM)
+
+
+def decayed(rate: Any, momentum: float | None = None) -> optax.GradientTransformation:
+    """SGD with weight decay, as PyTorch has it."""
+    return optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate, momentum))
+
+
+def heavy_decayed(rate: Any) -> optax.GradientTransformation:
+    """With momentum too."""
+    return decayed(rate, MOMENTUM)
+
 
 ONE_LAYER = {"reconstruct_records": RecordSearch(starts=512, sweeps=10, passes=24)}
 """Where the first layer alone is looked at, few starts arrive."""
@@ -73,6 +93,35 @@ def _fedavg(size: str, data_dir: str | None) -> list[Place]:
     )
 
 
+def _wide(dataset: str) -> Callable[[str, str | None], list[Place]]:
+    def places(size: str, data_dir: str | None) -> list[Place]:
+        messages = [
+            WholeRecordsSettings(20, (128, 128)),
+            WholeRecordsSettings(50, (128, 128)),
+            WholeRecordsSettings(100, (256, 256)),
+            WholeRecordsSettings(100, (128,), rounds=20),
+        ]
+        messages += [WholeRecordsSettings(200, (512, 512))] if size == "paper" else []
+        return _places(dataset, messages)
+
+    return places
+
+
+def _optimizers(size: str, data_dir: str | None) -> list[Place]:
+    recipes = [
+        LocalTraining(0.05, epochs=3, batch_size=8, optimizer=optimizer)
+        for optimizer in (heavy, decayed, heavy_decayed)
+    ]
+    return _places(
+        "adult",
+        [
+            WholeRecordsSettings(n, (100,), sends="model", training=r)
+            for n in (8, 16)
+            for r in recipes
+        ],
+    )
+
+
 def _defenses(size: str, data_dir: str | None) -> list[Place]:
     base: dict[str, Any] = {"records": 16}
     noises = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -108,6 +157,21 @@ SUITE = Suite(
         Table("trained", "Steps of training before", EXPERIMENT, _trained),
         Table("models", "Models returned in float32, by learning rate", EXPERIMENT, _models),
         Table("fedavg", "Three epochs of batches of 8, by records", EXPERIMENT, _fedavg),
+        Table("optimizers", "The same with momentum and weight decay", EXPERIMENT, _optimizers),
+        Table(
+            "location",
+            "A table of 446 answers of yes and no",
+            EXPERIMENT,
+            _wide("location30"),
+            skips=_takes_minutes,
+        ),
+        Table(
+            "purchase_like",
+            "A table of 600 answers",
+            EXPERIMENT,
+            _wide("purchase_like"),
+            skips=_takes_minutes,
+        ),
         Table("defenses", "What stops it, one defence at a time", EXPERIMENT, _defenses),
         Table("binary", "Answers of yes and no alone: embedded data", EXPERIMENT, _tables),
     ),
