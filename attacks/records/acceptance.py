@@ -12,6 +12,7 @@ import numpy as np
 from attacks.records.averaged import off_idle
 from attacks.records.evidence import Evidence, Findings, examine
 from attacks.records.search import FIRST_WEIGHT, Moves, Sight, State, buckets, rivals
+from attacks.records.spans import Span
 from jaxfl import Model
 from jaxfl.schema import Listed, Schema
 
@@ -24,6 +25,8 @@ EXACT = 1e-6
 """Relative error of a record's weight by the arithmetic of the client, beside the noise."""
 MOST_COPIES = 4
 """Copies of each record, on average, that are looked for."""
+ROUNDED = 1e-12
+"""Of a difference of two records, that float64 leaves outside a span in which it lies."""
 CHUNK = 32
 """Records that are examined in one call."""
 
@@ -206,7 +209,11 @@ def rivalled(
       findings: what the evidence says of them.
     """
     numbers = np.asarray(findings.x)[:, schema.positions]
-    costs, values = _closest(model, schema, search, places, numbers)
+    changeable = _changeable(schema, evidence.first, np.asarray(findings.x))
+    costs, values = np.full(places.shape, np.inf), np.zeros(places.shape, int)
+    if changeable.any():
+        costs, values = _closest(model, schema, search, places, numbers)
+        costs = np.where(changeable, costs, np.inf)
     limit = np.maximum(MARGIN * findings.expected * (1 + FIRST_WEIGHT), 1e-4) ** 2
     rows, attributes = np.nonzero(costs <= limit[:, None])
     opened = _loose(schema, findings)
@@ -221,6 +228,29 @@ def rivalled(
             also[rows[k]].append(np.asarray(found.x)[k])
     names = tuple(tuple(sorted(columns)) for columns in opened)
     return names, tuple(np.reshape(each, (-1, schema.features)) for each in also)
+
+
+def _changeable(schema: Schema, span: Span, x: np.ndarray) -> np.ndarray:
+    """Listed attributes `[listed]` of which two records of the span can have two values, all others
+    being equal: the difference must lie in the span itself, as near as each of two records that
+    pass, numbers free."""
+    measured = schema.positions
+    free = np.linalg.qr(span.beyond_rows[measured].T)[0] if measured else np.zeros((1, 0))
+    beyond = span.beyond_rows - (span.beyond_rows @ free) @ free.T if measured else span.beyond_rows
+    lengths = np.linalg.norm(span.rows * span.inverse, axis=1)
+    inputs = np.concatenate([x, np.ones((len(x), len(span.rows) - x.shape[1]))], 1)
+    longest = 2 * np.linalg.norm((inputs @ span.rows) * span.inverse, axis=1).max()
+    ranges = [a.feature(a.high) - a.feature(a.low) for a in schema.measured]
+    longest += np.dot(np.abs(ranges), lengths[measured])
+    changeable = []
+    for attribute in schema.listed:
+        places, looks = list(attribute.positions), attribute.looks
+        one, other = np.triu_indices(len(looks), 1)
+        least = np.linalg.norm((looks[one] - looks[other]) @ beyond[places], axis=1).min()
+        length = longest + 2 * np.abs(looks).max() * lengths[places].sum()
+        near = MARGIN * span.noise * np.sqrt(span.free[0]) * length
+        changeable.append(least <= near + ROUNDED * np.abs(looks).max())
+    return np.asarray(changeable, bool)
 
 
 def _loose(schema: Schema, findings: Findings) -> list[set[str]]:

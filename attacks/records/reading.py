@@ -162,6 +162,8 @@ def _pass(
         sight = dataclasses.replace(sight, basis=0 * sight.basis)
     moves = moves_of(model, seen, schema, occurring(schema, seen), rounds)
     places, numbers = _tried(task, seen, (sight, moves), key)
+    if not len(places):
+        return Passed.none(schema), total
     findings = examined(model, schema, evidence, schema.records(places, numbers))
     if not total:
         total = total_of(findings, evidence.layer.rank // len(evidence.layer.noise))

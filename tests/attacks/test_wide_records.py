@@ -1,0 +1,111 @@
+"""Whole records of tables with more columns than the search has equations, and of clients whose
+optimiser is linear but not plain."""
+
+import functools
+
+import numpy as np
+import optax
+import pytest
+from jaxfl.datasets.embedded import BINARY
+
+from attacks import reconstruct_records
+from attacks.records.spans import span_of
+from attacks.records.vertices import vertices
+from jaxfl import LocalTraining, mlp
+from jaxfl.datasets import Table, encode
+from tests.attacks.test_records import (
+    KEY,
+    STEP,
+    averaged,
+    client,
+    gradients,
+    is_exactly,
+    read,
+    wrong,
+)
+
+COLUMNS = 90
+
+
+def answers(count, seed=0):
+    """A table of answers of yes and no, a fifth of them yes."""
+    rng = np.random.default_rng(seed)
+    values = (rng.random((count, COLUMNS)) < 0.2).astype(np.float32)
+    names = tuple(f"q{j}" for j in range(COLUMNS))
+    kinds = (BINARY,) * COLUMNS
+    return encode(Table("answers", values, rng.integers(0, 4, count), names, kinds, 4))
+
+
+DATA = answers(300)
+SCHEMA = DATA.schema()
+
+
+def answer_of(model, messages):
+    return reconstruct_records(model, messages, SCHEMA, STEP, KEY)
+
+
+@pytest.mark.parametrize("hidden", [(64,), (48, 48)])
+def test_wide_tables_are_read(hidden):
+    model, x, y = mlp(COLUMNS, hidden, 4), DATA.x[:14], DATA.y[:14]
+    answer = answer_of(model, gradients(model, model.init(KEY), x, y))
+    assert is_exactly(answer, x, y), answer.reason
+
+
+def test_records_of_no_such_table_certify_nothing():
+    model, x, y = mlp(COLUMNS, (64,), 4), DATA.x[:14], DATA.y[:14]
+    blurred = x + np.random.default_rng(0).normal(size=x.shape).astype(np.float32)
+    answer = answer_of(model, gradients(model, model.init(KEY), blurred, y))
+    assert answer.count == 14
+    assert not answer.certified.any()
+
+
+def test_vertices_are_records_of_the_span_and_others_have_none():
+    mine, rng = DATA.x[:8], np.random.default_rng(0)
+    inputs = np.concatenate([mine, np.ones((8, 1))], 1)
+    places, _ = vertices(SCHEMA, span_of(rng.normal(size=(20, 8)) @ inputs, 8), rng)
+    ends = SCHEMA.records(places, np.zeros((len(places), 0)))
+    hits = (ends[:, None] == mine[None]).all(-1)
+    assert hits.any(0).sum() >= 6
+    strangers = (ends[:, None] == DATA.x[None, 8:]).all(-1)
+    assert not strangers.any()
+
+
+def decayed(rate, momentum=None):
+    return optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(rate, momentum))
+
+
+OPTIMIZERS = {
+    "momentum": functools.partial(optax.sgd, momentum=0.9),
+    "nesterov": functools.partial(optax.sgd, momentum=0.9, nesterov=True),
+    "decay": decayed,
+    "both": functools.partial(decayed, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_step_of_any_linear_optimizer_is_a_gradient(name):
+    x, y = client(6)
+    training = LocalTraining(0.3, optimizer=OPTIMIZERS[name])
+    answer = read(*averaged(x, y, training), training)
+    assert is_exactly(answer, x, y), answer.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["momentum", "both"])
+def test_several_steps_of_any_linear_optimizer_are_read(name):
+    x, y = client(6)
+    training = LocalTraining(0.05, epochs=2, batch_size=3, optimizer=OPTIMIZERS[name])
+    model, messages = averaged(x, y, training)
+    answer = read(model, messages, training)
+    assert answer.count == 6
+    assert len(answer) >= 5
+    assert wrong(answer, x, y) == 0
+
+
+def test_decay_that_is_not_told_is_no_record():
+    """Weights that shrink are of full rank: nothing is told of how many records there are."""
+    x, y = client(6)
+    model, messages = averaged(x, y, LocalTraining(0.3, optimizer=decayed))
+    answer = read(model, messages, LocalTraining(0.3))
+    assert not answer.certified.any()
+    assert "do not tell how many records" in answer.reason
