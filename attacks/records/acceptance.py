@@ -154,8 +154,9 @@ def total_in(evidence: Evidence) -> int:
 
 
 def total_of(findings: Findings, count: int) -> int:
-    """Number of a client's records with their copies, from that of different ones on: the least of
-    which the weights of most records are whole parts; 0 if none passes.
+    """Number of a client's records with their copies, from that of different ones on: that of which
+    the weights of most records are whole parts, and few; 0 if none passes. A large number has a
+    part for nearly any weight, so that each record counts less by its copies.
 
     Args:
       findings: what the evidence says of records.
@@ -167,7 +168,12 @@ def total_of(findings: Findings, count: int) -> int:
         return 0
     findings = jax.tree.map(lambda a: a[rows], findings)
     totals = range(count, MOST_COPIES * count + 1)
-    return max(totals, key=lambda total: int(passing(findings, total)[0].any(1).sum()))
+
+    def support(total: int) -> float:
+        passed, copies = passing(findings, total)
+        return float((passed / copies).max(1).sum())
+
+    return max(totals, key=support)
 
 
 def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:

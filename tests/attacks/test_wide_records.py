@@ -6,13 +6,13 @@ import functools
 import numpy as np
 import optax
 import pytest
-from jaxfl.datasets.embedded import BINARY
 
 from attacks import reconstruct_records
 from attacks.records.spans import span_of
 from attacks.records.vertices import vertices
 from jaxfl import LocalTraining, mlp
 from jaxfl.datasets import Table, encode
+from jaxfl.datasets.embedded import BINARY
 from tests.attacks.test_records import (
     KEY,
     STEP,
