@@ -4,6 +4,9 @@ that was seen.
 A guess enters as a *virtual update*, either one gradient at the received model
 (`Virtual(kind="gradient")`: exact for a client that takes one full-batch step) or the client's own
 training simulated on the guess (`Virtual(kind="unrolled")`). Both are differentiable in the guess.
+
+For one gradient of a dense model `cos_matching` computes the same objective by
+`attacks.column_matching`, without forming the update.
 """
 
 import functools

@@ -20,7 +20,7 @@ from jaxfl.models import Model, check_parameters
 from jaxfl.plugins import HoldsPlugins, PerClient, Plugin, check_plugins
 from jaxfl.probe import mixes_records
 from jaxfl.servers import HonestServer, Server, ServerState, kind_of
-from jaxfl.training import SENDING, LocalTraining, as_array, client_round
+from jaxfl.training import SENDING, LocalTraining, as_array, client_round, in_arrays
 from jaxfl.transcript import Transcript
 
 Array = jax.Array
@@ -158,11 +158,9 @@ def simulate(
             f"server names clients {server.named}, not all of whom are among the clients"
         )
     strategy = federated.strategy or strategy_here()
-    training, plugins, server = jax.tree.map(
-        as_array, (federated.training, federated.plugins, server)
-    )
+    plugins, server = jax.tree.map(as_array, (federated.plugins, server))
     federated = dataclasses.replace(
-        federated, strategy=strategy, training=training, plugins=plugins
+        federated, strategy=strategy, training=in_arrays(federated.training), plugins=plugins
     )
     return _simulate(model, kind_of(server), server, params, clients, key, federated, test)
 

@@ -70,7 +70,8 @@ class LocalTraining(HoldsPlugins):
         return self.epochs * len(self.batch_sizes(records))
 
     def batch_sizes(self, records: int) -> list[int]:
-        """Records in each batch of an epoch of a client with that many."""
+        """Records in each batch of an epoch of a client with that many, at least 1."""
+        check("records", records, Count)
         size = min(self.batch_size or records, records)
         left = 0 if self.drop_last else records % size
         return [size] * (records // size) + [left] * (left > 0)
@@ -119,7 +120,7 @@ def local_update(
         make no sense or labels outside the classes; traced ones are not looked at.
     """
     check_records_of_one(model, params, data, "data")
-    data, training = jax.tree.map(jnp.asarray, data), jax.tree.map(as_array, training)
+    data, training = jax.tree.map(jnp.asarray, data), in_arrays(training)
     return _local_update(model, params, data, key, training)
 
 
@@ -208,7 +209,7 @@ def client_round(
       send_key: draws what is random in what is sent; by default a stream of `key` apart from
         training's.
     """
-    training, plugins = jax.tree.map(as_array, (training, Plugins(plugins)))
+    training, plugins = in_arrays(training), jax.tree.map(as_array, Plugins(plugins))
     send_key = jax.random.fold_in(key, SENDING) if send_key is None else send_key
     return _client_round(model, params, data, key, training, plugins, send_key)
 
@@ -241,6 +242,12 @@ def _client_round(
         _check.alike(f"{type(plugin).__name__}.send", update, sent)
         update = sent
     return jax.tree.map(jnp.subtract, params, update)
+
+
+def in_arrays(training: LocalTraining) -> LocalTraining:
+    """The recipe's numbers as arrays of one type, a learning rate of 1 as one of 1.0."""
+    rate = jnp.asarray(training.learning_rate, jnp.result_type(float))
+    return jax.tree.map(as_array, dataclasses.replace(training, learning_rate=rate))
 
 
 def as_array(number: Any) -> Any:

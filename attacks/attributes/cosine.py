@@ -23,9 +23,10 @@ from attacks.attributes.knowledge import (
     best_of,
     check_knowledge,
     erase,
-    explained,
+    with_fit,
 )
 from attacks.column_matching import column_objective
+from attacks.fit import warn_of_misfit
 from attacks.matching import (
     Minimum,
     Virtual,
@@ -102,13 +103,19 @@ def cos_matching(
     1.0
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    if isinstance(settings, Sequence):
-        if not settings:
-            raise ValueError("settings=[] is empty; give at least one CosMatching")
-        return best_of(
-            [cos_matching(model, messages, knowledge, key, settings=s) for s in settings]
-        )
-    settings = settings or CosMatching()
+    several = settings if isinstance(settings, Sequence) else [settings or CosMatching()]
+    if not several:
+        raise ValueError("settings=[] is empty; give at least one CosMatching")
+    answers = [_judged(model, messages, knowledge, key, each) for each in several]
+    answer = best_of(answers) if len(answers) > 1 else answers[0]
+    warn_of_misfit("cos_matching", answer.status, answer.fit)
+    return answer
+
+
+def _judged(
+    model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: CosMatching
+) -> Reconstruction:
+    """The answer, with how well it explains the messages."""
     settings.virtual.check(len(knowledge.x))
     recipe, seen = settings.virtual.training, messages
     messages = cast(messages, knowledge.x.dtype)
@@ -117,7 +124,7 @@ def cos_matching(
         answer = _cos_matching(model, messages, knowledge, key, settings)
     judge_key = jax.random.fold_in(key, JUDGED)
     fit = judge(model, seen, knowledge, answer, recipe, judge_key, free_scale=True)
-    return explained("cos_matching", messages, answer, fit)
+    return with_fit(messages, answer, fit)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -172,11 +172,17 @@ def answered(  # noqa: PLR0913 - the fields of its result
 
 
 def explained(attack: str, messages: Messages, answer: Reconstruction, fit: Fit) -> Reconstruction:
-    """An answer with its fit, and a warning where that is a misfit. Where no model came back
-    changed there is nothing to explain: then the attack failed."""
+    """An answer with its fit, and a warning where that is a misfit."""
+    answer = with_fit(messages, answer, fit)
+    warn_of_misfit(attack, answer.status, fit, stacklevel=5)
+    return answer
+
+
+def with_fit(messages: Messages, answer: Reconstruction, fit: Fit) -> Reconstruction:
+    """An answer with its fit. Where no model came back changed there is nothing to explain: then
+    the attack failed."""
     failed = (answer.status == Status.FAILED) | messages.unchanged
     status = status_of(failed, fit)
-    warn_of_misfit(attack, status, fit, stacklevel=5)
     return dataclasses.replace(
         answer,
         values=tuple(jnp.where(failed, -1, v) for v in answer.values),

@@ -133,7 +133,7 @@ class _Trial:
 
     def fit(self) -> Fit:
         """Of the recipe that was told."""
-        known = self.model, self.messages, self.knowledge, self.decoded.reconstruction
+        known = self.model, self.messages, self.knowledge, self.decoded
         return judge(*known, self.training, KEY)
 
 
@@ -290,7 +290,7 @@ def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:
     classes = trial.model.classes or 0
     rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
     recipe = dataclasses.replace(trial.training, learning_rate=rate)
-    known = trial.model, trial.messages, trial.knowledge, trial.decoded.reconstruction
+    known = trial.model, trial.messages, trial.knowledge, trial.decoded
     left = left_along(*known, recipe, KEY)
     last = len(left) - 1
     groups = {"learning rate": [last - 1], "weight decay": [last]}

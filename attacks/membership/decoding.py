@@ -47,7 +47,7 @@ def decode_membership(
     knowledge = check_knowledge(model, messages, knowledge)
     check_one_column("decode_membership", knowledge)
     decoding = closed_form(model, messages, knowledge, members=members, settings=settings)
-    return judge_presence(decoding.presence, decoding.reconstruction.status), decoding
+    return judge_presence(decoding.presence, decoding.status), decoding
 
 
 @checked

@@ -131,7 +131,7 @@ def _decoded(
     such steps, whatever was told; by the one that knows the noise of batches if those are told."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MisfitWarning)  # the page tells it
-        answers = {"closed_form": closed_form(model, messages, known).reconstruction}
+        answers: dict[str, Reconstruction] = {"closed_form": closed_form(model, messages, known)}
         if answers["closed_form"].status == Status.OK:
             return "closed_form", answers["closed_form"]
         if training.optimizer is optax.sgd and training.steps(len(known.x)) > 1:

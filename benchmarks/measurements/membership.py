@@ -122,7 +122,7 @@ class Decode:
         settings = dataclasses.replace(self.settings, learning_rate=step)
         known = victim.knowledge()
         decoded = closed_form(self.model, messages, known, members=half, settings=settings)
-        answer = decoded.reconstruction
+        answer = decoded
         return jnp.asarray(decoded.presence), answer.values[0], answer.status
 
 

@@ -37,8 +37,13 @@ from jaxfl.datasets import Dataset
 Array = jax.Array
 
 PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
+"""Shares of a table that an adversary holds and that clients train on; and records of the former at
+most."""
 TEST_RECORDS = 500
+"""Of others, at most, on which the shared model's accuracy is measured."""
 DELTA, CLIP = 1e-5, 1.0
+"""Of private training: delta below one over the number of records, and the bound of a record's
+gradient."""
 
 
 @dataclasses.dataclass(frozen=True)

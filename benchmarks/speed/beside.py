@@ -88,9 +88,7 @@ class Attacks:
             )
 
         def decode() -> object:
-            return closed_form(
-                model, messages, knowledge, settings=ClosedForm(0.1)
-            ).reconstruction.values
+            return closed_form(model, messages, knowledge, settings=ClosedForm(0.1)).values
 
         return {
             "cos, an iteration": _between(match(self.steps), match(2 * self.steps), self.steps),

@@ -33,7 +33,7 @@ def attacks_on(model, messages, known, told, key):
     """Answers by method."""
     yield (
         "closed_form",
-        closed_form(model, messages, known, settings=ClosedForm(RATE)).reconstruction,
+        closed_form(model, messages, known, settings=ClosedForm(RATE)),
     )
     yield "cos", cos_matching(model, messages, known, key, settings=CosMatching(steps=200))
 

@@ -197,7 +197,7 @@ def test_clients_whose_products_keep_ten_bits_are_read_and_named():
     known = Knowledge(x, y, (binary_column(4, 0.5),))
     with pytest.warns(MisfitWarning):
         decoded = closed_form(model, run.messages(0), known, settings=ClosedForm(RATE))
-    assert np.array_equal(decoded.reconstruction.values[0], x[:, 4])
+    assert np.array_equal(decoded.values[0], x[:, 4])
     diagnosis = diagnose(model, run.messages(0), known, LocalTraining(RATE))
     assert diagnosis.findings[0].cause == "noise"
     assert "TensorFloat-32" in diagnosis.findings[0].evidence

@@ -61,7 +61,7 @@ def test_gls_beats_the_closed_form_on_minibatches():
         with pytest.warns(MisfitWarning):
             full = closed_form(
                 model, messages, known, settings=ClosedForm(0.2 * MINIBATCH.steps(N))
-            ).reconstruction
+            )
         simple.append((np.asarray(full.values[0]) == truth).mean())
     assert np.mean(better) > 0.9
     assert np.mean(better) > np.mean(simple) + 0.05

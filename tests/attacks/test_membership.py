@@ -81,7 +81,7 @@ def test_decoding_finds_members_and_attribute_from_the_first_rounds(rate):
     found, decoding = decode_membership(MODEL, messages, knowledge, N, settings=ClosedForm(rate))
     assert (found.members == TRUTH).all()
     assert np.allclose(found.scores, TRUTH, atol=1e-2)
-    assert (np.asarray(decoding.reconstruction.values[0])[:N] == truth[:N]).all()
+    assert (np.asarray(decoding.values[0])[:N] == truth[:N]).all()
     assert decoding.learning_rate == pytest.approx(0.1, rel=1e-3)
 
 
@@ -90,7 +90,7 @@ def test_without_strangers_absence_changes_nothing():
     own = Knowledge(knowledge.x[:N], knowledge.y[:N], knowledge.columns)
     plain = closed_form(MODEL, messages, own, settings=ClosedForm(0.1))
     absent = closed_form(MODEL, messages, own, members=N, settings=ClosedForm(0.1))
-    assert np.allclose(plain.reconstruction.scores[0], absent.reconstruction.scores[0], atol=1e-3)
+    assert np.allclose(plain.scores[0], absent.scores[0], atol=1e-3)
     assert np.allclose(absent.presence, 1, atol=1e-3)
     assert plain.presence is None
 

@@ -144,7 +144,7 @@ def _status(kind, told, seed):
         warnings.simplefilter("ignore", MisfitWarning)
         if told.steps(RECORDS) == 1:
             settings = ClosedForm(told.learning_rate)
-            return closed_form(model, messages, known, settings=settings).reconstruction.status
+            return closed_form(model, messages, known, settings=settings).status
         settings = GLS(told, orders=24)
         return gls(model, messages, known, jax.random.key(seed), settings=settings).status
 

@@ -42,7 +42,7 @@ def decoded(messages: jaxfl.Messages, *clients: str) -> float:
     truth = x[:, SMOKER].copy()
     x[:, SMOKER] = np.nan
     known = Knowledge(x, y, (binary_column(SMOKER),))
-    answer = closed_form(MODEL, messages, known).reconstruction
+    answer = closed_form(MODEL, messages, known)
     return float((np.asarray(answer.values[0]) == truth).mean())
 
 

@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.dtypes import canonicalize_dtype
+from jaxtyping import Num
 from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
@@ -113,25 +114,24 @@ class ClosedForm:
 
 
 @struct.dataclass
-class Decoding:
-    """A `Reconstruction` with what least squares says about itself.
+class Decoding(Reconstruction):
+    """A `Reconstruction` with what least squares says about itself. Its `scores` are the weights s,
+    which a good answer has near 0 and 1.
 
     Attributes:
-      reconstruction: the answer; `scores` are the weights s, which a good answer has near 0 and 1.
       condition: condition number of the normal equations (squared: that of the problem); NaN with
         "cg".
       residual: squared residual of the real-valued solution, relative to the right-hand side; what
-        it may be is judged in `reconstruction.fit`.
+        it may be is judged in `fit`.
       learning_rate: the given rate, or the one found.
       presence: sum of each record's weights `[records]`, near 1 for those that are the client's, or
         None if all are.
     """
 
-    reconstruction: Reconstruction
-    condition: Array
-    residual: Array
-    learning_rate: Array
-    presence: Array | None = None
+    condition: Num[Array, ""]
+    residual: Num[Array, ""]
+    learning_rate: Num[Array, ""]
+    presence: Num[Array, "records"] | None
 
 
 @checked
@@ -184,9 +184,8 @@ def closed_form(
         decoding = _closed_form(
             model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
         )
-    warn_of_misfit("closed_form", decoding.reconstruction.status, decoding.reconstruction.fit)
-    answer = _apart(decoding.reconstruction, columns)
-    return dataclasses.replace(decoding, reconstruction=answer)
+    warn_of_misfit("closed_form", decoding.status, decoding.fit)
+    return _apart(decoding, columns)
 
 
 def _joint(knowledge: Knowledge) -> Knowledge:
@@ -202,7 +201,7 @@ def _joint(knowledge: Knowledge) -> Knowledge:
     return dataclasses.replace(knowledge, columns=(joint_column(knowledge.columns),))
 
 
-def _apart(answer: Reconstruction, columns: tuple[UnknownColumn, ...]) -> Reconstruction:
+def _apart(answer: Decoding, columns: tuple[UnknownColumn, ...]) -> Decoding:
     """The answer on a joint column as one on each."""
     counts = [len(column.candidates) for column in columns]
     (joint,), (weights,) = answer.values, answer.scores
@@ -320,11 +319,13 @@ def _fit(
     """
     updates = messages.pseudo_gradient
     moved = energies(updates) > 0
-    unit, seen = unit**2 / moved.sum(), moved.sum()
+    forwards, unit, seen = unit > 0, unit**2 / moved.sum(), moved.sum()
     noise = jnp.where(moved, allowed, 0).sum() / seen
     most = noise + unit * solution.pull + _inexact(solution) * unit
     # Conjugate gradients may have stopped early: what their rounded answer explains is explained.
     left = jnp.minimum(solution.left(solution.unknowns), rounded)
+    # No client has a rate below 0: the nearest that one has explains nothing.
+    left = jnp.where(forwards, left, solution.square)
     misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
     told = equations(updates) > len(solution.unknowns)
     return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
@@ -339,11 +340,10 @@ def _decoding(
     solution: "_Solution", decoded: "_Decoded", rounded: Array, rate: Array, fit: Fit
 ) -> Decoding:
     """All that is said of an answer whose squared residual is `rounded`."""
-    # A rate that is not positive means that the messages do not come from these records; a right-
-    # hand side of zero, that no model came back changed.
+    # A right-hand side of zero means that no model came back changed.
     numbers = jnp.append(solution.unknowns, jnp.stack([rounded, rate]))
     reconstruction = answered(
-        ~(jnp.isfinite(numbers).all() & (rate > 0) & (solution.square > 0)),
+        ~(jnp.isfinite(numbers).all() & (solution.square > 0)),
         (decoded.values,),
         (decoded.scores,),
         decoded.labels,
@@ -352,7 +352,14 @@ def _decoding(
         fit=fit,
     )
     residual = solution.left(solution.unknowns) / solution.square
-    return Decoding(reconstruction, solution.condition, residual, rate, decoded.presence)
+    answer = {f.name: getattr(reconstruction, f.name) for f in dataclasses.fields(reconstruction)}
+    return Decoding(
+        **answer,
+        condition=solution.condition,
+        residual=residual,
+        learning_rate=rate,
+        presence=decoded.presence,
+    )
 
 
 class _Decoded(NamedTuple):

@@ -117,7 +117,7 @@ def _l2(view: View, settings: L2Matching) -> Reconstruction:
 
 def _closed_form(view: View, settings: ClosedForm) -> Reconstruction:
     settings = dataclasses.replace(settings, learning_rate=view.training.learning_rate)
-    return closed_form(view.model, view.messages, view.knowledge, settings=settings).reconstruction
+    return closed_form(view.model, view.messages, view.knowledge, settings=settings)
 
 
 def _gauss_newton(view: View, settings: GaussNewton) -> Reconstruction:
