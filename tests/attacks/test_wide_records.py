@@ -8,6 +8,8 @@ import optax
 import pytest
 
 from attacks import reconstruct_records
+from attacks.records.acceptance import total_of
+from attacks.records.evidence import Findings
 from attacks.records.spans import span_of
 from attacks.records.vertices import vertices
 from jaxfl import LocalTraining, mlp
@@ -68,6 +70,22 @@ def test_vertices_are_records_of_the_span_and_others_have_none():
     assert hits.any(0).sum() >= 6
     strangers = (ends[:, None] == DATA.x[None, 8:]).all(-1)
     assert not strangers.any()
+
+
+def test_the_number_of_records_is_that_of_few_copies():
+    """A large number has a part for nearly any weight, so that wrong records would pass with it."""
+
+    def of(wholes):
+        whole = np.asarray(wholes, float)[:, None, None]
+        zeros = np.zeros(len(whole))
+        offs = np.ones((len(whole), 1))
+        deviation = np.full_like(whole, 0.02)
+        return Findings(zeros, zeros, zeros, zeros, offs, whole, deviation, zeros)
+
+    wrong = [10.634, 21.339, 26.698, 32.062]
+    assert total_of(of([16.0] * 12 + wrong), 16) == 16
+    assert total_of(of([11 / 3, 11 / 2] + [11.0] * 6), 8) == 11
+    assert total_of(of([11 / 2] * 5 + [11.0]), 6) == 11
 
 
 def decayed(rate, momentum=None):
