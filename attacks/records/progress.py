@@ -160,18 +160,54 @@ def evidence_of(task: Task, reading: Reading, place: int) -> Evidence:
 
 def taken_out(
     task: Task, reading: Reading, more: Passed, evidence: Evidence
-) -> tuple[Passed, list[np.ndarray]]:
-    """All that is taken, with `more`, and what is left of the gradients without it. Where errors
-    are known, all numbers are fitted anew together."""
+) -> tuple[Passed, list[np.ndarray], float]:
+    """All that is taken, with `more`; what is left of the gradients without it; and the energy by
+    which that may be off. Where errors are known, all numbers are fitted anew together; where they
+    are not, the errors are estimated anew together."""
     taken = reading.taken.and_these(more)
-    if task.returned is not None:
-        return taken, without(task, reading.left, more, reading.total, evidence)
     before = max(reading.ranks)
+    if task.returned is not None:
+        return taken, *_estimated_together(task, taken, max(before - len(more), 0), evidence)
     noises = [noise_beyond(layer, before) for layer in reading.left]
     # A layer that is no wider than the rank shows no noise of its own.
     noises = [noise or max(*noises, np.finfo(float).tiny) for noise in noises]
     noisy = Noisy(task.gradients, noises, max(before - len(more), 0))
-    return fitted_together(_parts(task, taken, reading.total), task.schema, noisy, taken)
+    parts = _parts(task, taken, reading.total)
+    return *fitted_together(parts, task.schema, noisy, taken), 0.0
+
+
+def _estimated_together(
+    task: Task, taken: Passed, rest: int, evidence: Evidence
+) -> tuple[list[np.ndarray], float]:
+    """What is left of the first layer's gradients without all records taken, and by which energy it
+    may be off. The errors of each are estimated where the others taken are projected out: no
+    estimate rests on another one, and there is little left to be told apart from.
+
+    Args:
+      task: of a client that takes several steps a round.
+      taken: the records.
+      rest: how many are left.
+      evidence: any of this task.
+    """
+    inputs, (whole, *_) = _inputs_of(task, taken), task.gradients
+    left, blur = whole, 0.0
+    for row, own in enumerate(inputs):
+        basis = np.linalg.qr(np.delete(inputs, row, 0).T)[0]
+        spans = [span_of(g - (g @ basis) @ basis.T, rest + 1) for g in whole]
+        layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)
+        alone = dataclasses.replace(evidence, layer=layer)
+        with jax.enable_x64(True):
+            errors, unsure = summed_errors(task.model, alone, jnp.asarray(taken.x[row : row + 1]))
+        left = left - np.einsum("to,i->toi", np.asarray(errors)[0], own)
+        blur += float(np.square(np.asarray(unsure)).max() * np.square(own).sum())
+    return [left], blur
+
+
+def _inputs_of(task: Task, found: Passed) -> np.ndarray:
+    """Records as the first layer's inputs `[found, inputs]`."""
+    name = task.model.layers.names[0] if task.model.layers else ""
+    with jax.enable_x64(True):
+        return np.asarray(extended(task.model, name, task.params, jnp.asarray(found.x)))
 
 
 def without(
@@ -180,9 +216,7 @@ def without(
     """Gradients without the parts of records that are found."""
     if task.returned is None:
         return _parts(task, found, total).without(gradients, found.x)
-    name = task.model.layers.names[0] if task.model.layers else ""
-    with jax.enable_x64(True):
-        inputs = np.asarray(extended(task.model, name, task.params, jnp.asarray(found.x)))
+    inputs = _inputs_of(task, found)
     errors = _summed(task, evidence, found)[0] * (found.copies / total)[:, None, None]
     return [gradients[0] - np.einsum("nto,ni->toi", errors, inputs, optimize=True)]
 

@@ -118,13 +118,12 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
         more, opened = _settled(task, reading, evidence), more
     if not len(more):
         return reading
-    taken, left = taken_out(task, reading, more, evidence)
+    taken, left, blur = taken_out(task, reading, more, evidence)
     done = energy(left) <= MARGIN**2 * noise
     ranks = tuple(0 for _ in reading.ranks) if done else ranks_after(task, reading, more, left)
     # Numbers fitted together show what each alone hid: what is no record lowers no rank.
     if task.returned is None and ranks[place] > reading.ranks[place] - len(more):
         return dataclasses.replace(reading, opened=more.uncertified())
-    blur = reading.blur + blur_of(task, evidence, more)
     known = dataclasses.replace(reading, taken=taken, opened=opened, blur=blur)
     return dataclasses.replace(known, left=left, ranks=ranks)
 
