@@ -10,6 +10,7 @@ lie on: where a column has its largest value that few records have.
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from attacks.records.search import ABSENT
 from attacks.records.spans import Span
 from jaxfl.schema import Schema
 
@@ -17,9 +18,6 @@ DRAWN = 64
 """Linear programmes of a pass."""
 SLACK = 1e-6
 """By which records may lie outside the box: the span is as exact as its noise."""
-VARIED = 0.01
-"""Length of a feature's projection on the span of records, from which on it is bounded: the others
-are the same for all records. See `attacks.records.search.ABSENT`."""
 
 
 def vertices(schema: Schema, span: Span, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +36,7 @@ def vertices(schema: Schema, span: Span, rng: np.random.Generator) -> tuple[np.n
     features, bias = basis[: schema.features], basis[schema.features :]
     low, high = _box(schema)
     lengths = np.linalg.norm(features, axis=1)
-    bounded = lengths > VARIED
+    bounded = lengths > ABSENT
     # The squared length of a feature's projection is at most the number of records that have it.
     sides = np.flatnonzero(bounded & _is_listed(schema))
     if not len(sides):

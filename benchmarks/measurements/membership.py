@@ -122,8 +122,7 @@ class Decode:
         settings = dataclasses.replace(self.settings, learning_rate=step)
         known = victim.knowledge()
         decoded = closed_form(self.model, messages, known, members=half, settings=settings)
-        answer = decoded
-        return jnp.asarray(decoded.presence), answer.values[0], answer.status
+        return jnp.asarray(decoded.presence), decoded.values[0], decoded.status
 
 
 def _mixture(inputs: Inputs, settings: CosMatching) -> Answers:

@@ -37,8 +37,8 @@ from jaxfl.datasets import Dataset
 Array = jax.Array
 
 PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
-"""Shares of a table that an adversary holds and that clients train on; and records of the former at
-most."""
+"""Shares of a table that are held back for the adversary, and of the rest that clients train on;
+and how many records are held back at least, and the adversary has at most."""
 TEST_RECORDS = 500
 """Of others, at most, on which the shared model's accuracy is measured."""
 DELTA, CLIP = 1e-5, 1.0

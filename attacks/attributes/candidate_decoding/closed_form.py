@@ -162,7 +162,8 @@ def closed_form(
 
     Returns:
       A `Decoding`. Messages that no weights of the candidates explain to within rounding and the
-      stated noise are a misfit: a status, and outside `jit` a warning.
+      stated noise are a misfit: a status, and outside `jit` a warning. So are those that a rate
+      below 0 fits best.
 
       Memory of the direct solver grows with ((K-1) records)^2, and without dense
       layers also with (K-1) records x parameters; that of "cg" with records x K x features.
