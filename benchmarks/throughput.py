@@ -32,7 +32,7 @@ from benchmarks.harness.jobs import Job
 from benchmarks.speed import table, timings
 from benchmarks.speed.beside import Attacks, Messages, Rounds, show
 from benchmarks.speed.machine import measure_limits
-from benchmarks.speed.specimens import Size, jobs_of
+from benchmarks.suites.specimens import Size, jobs_of
 from jaxfl.domains import Count, Index
 
 FULL = {"cpu": 16}

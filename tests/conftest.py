@@ -31,9 +31,6 @@ import pytest
 import jaxfl
 from benchmarks.harness import engines
 
-pytest.register_assert_rewrite("tests.laws.attribute_methods")
-
-
 SLOW = {"slow": 1, "very_slow": 2}
 """What `JAXFL_SLOW` must be, at least, for a test with a marker to run."""
 
@@ -96,7 +93,7 @@ def release_programs():
     """Compiled programs hold memory mappings, of which a process may have only so many (see
     `benchmarks.harness.engines`)."""
     yield
-    engines._compile.cache_clear()
+    engines.forget_programs()
     jax.clear_caches()
 
 

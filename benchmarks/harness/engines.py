@@ -149,6 +149,11 @@ def _at_once(function: Callable[[Any], Any], members: Any, device: jax.Device) -
     return min(max(memory // (2 * COPIES * 4 * max(largest, 1)), 1), MOST_AT_ONCE)
 
 
+def forget_programs() -> None:
+    """Forget compiled groups: what they call may have been exchanged since."""
+    _compile.cache_clear()
+
+
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
     """`functools.cache` for what takes long: threads that ask for the same thing wait for the one
     that asked first."""

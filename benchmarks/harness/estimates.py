@@ -1,6 +1,6 @@
 """How long a job takes and what it holds, from rows that were measured before: `seconds.csv`.
 
-`python -m benchmarks.estimates` writes that table anew from folders of results.
+`python -m benchmarks.speed.estimates` writes that table anew from folders of results.
 """
 
 import csv

@@ -14,8 +14,8 @@ from benchmarks.scenarios.generated import World
 from jaxfl import LocalTraining, Model, local_update, one_client, trunk_cnn
 
 Array = jax.Array
-STEPS, BATCH_SIZE = 450, 50
-"""Of a judge's training: at least so many steps, in whole epochs."""
+BATCH_SIZE = 50
+"""Of a judge's training."""
 WIDTHS = (16, 32, 64, 64)
 
 
@@ -42,7 +42,7 @@ class Judges(NamedTuple):
         return jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1) == 1, jnp.nan)
 
 
-def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
+def train_judges(world: World, strides: tuple[int, ...], key: Array, steps: int) -> Judges:
     """Classifiers of the judges' records, which the adversary has not, and of `degraded` copies; of
     faces also mirrored.
 
@@ -50,6 +50,7 @@ def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
       world: who holds what.
       strides: of their convolutions, as of the shared model's.
       key: draws copies, first parameters and batches.
+      steps: of the training of each, at least: in whole epochs.
     """
     x, y, like = world.judges
     if world.classes == 40:
@@ -60,7 +61,7 @@ def train_judges(world: World, strides: tuple[int, ...], key: Array) -> Judges:
     models = tuple(
         trunk_cnn(x.shape[1:], n, widths=WIDTHS, strides=strides) for n in (world.classes, 2)
     )
-    training = LocalTraining(1e-3, math.ceil(STEPS * BATCH_SIZE / len(x)), BATCH_SIZE, optax.adam)
+    training = LocalTraining(1e-3, math.ceil(steps * BATCH_SIZE / len(x)), BATCH_SIZE, optax.adam)
     trained = []
     for model, labels, k in zip(models, (y, like.astype(int)), keys, strict=True):
         start_key, train_key = jax.random.split(k)

@@ -40,11 +40,8 @@ from jaxfl.models import record_gradient
 Array = jax.Array
 Descriptors = tuple[Array, ...]
 VOTES = 3
-PAIRS = 2000
 TRUNK_RATE = 0.1
 """Of a centred network's; see `attacks.users.siamese.Siamese.embedding_rate`."""
-REFERENCES = 1000
-"""Gradients of single records that `whitened` learns its metric from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +54,9 @@ class LinkSettings(AnonymousSettings):
       siamese: of the siamese networks' training.
       epoch: after how many of its epochs a siamese network is judged.
       interval: rounds between a query and its gallery.
+      references: records of the server's own at most, whose gradients `whitened` learns its metric
+        from, and by which labels are inferred.
+      pairs: of updates, of either federation, that are judged to be of one client or not.
     """
 
     representing: Representing = Representing(images=30, evaluations=200, tv_weight=1e-5)
@@ -64,6 +64,8 @@ class LinkSettings(AnonymousSettings):
     siamese: networks.Siamese = networks.Siamese(100, 64)
     epoch: int = 100
     interval: int = 1
+    references: int = 1000
+    pairs: int = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +96,20 @@ class Linking:
         at = self.settings.trunk_round - self.settings.first
         return jax.tree.map(lambda a: a[at], self.drawn.clients.received)
 
-    def known(self, count: int) -> tuple[Array, Array]:
+    @property
+    def known(self) -> tuple[Array, Array]:
         """Some of the server's own records."""
         rows = np.concatenate(self.drawn.shadow.parts)
-        rows = np.random.default_rng(self.settings.first).permutation(rows)[:count]
+        rows = np.random.default_rng(self.settings.first).permutation(rows)[
+            : self.settings.references
+        ]
         return jnp.asarray(self.drawn.data.x[rows]), jnp.asarray(self.drawn.data.y[rows])
 
     def gradients(self) -> Array:
-        """Gradients of at most `REFERENCES` records `[records, parameters]`, at models of all
+        """Gradients of `known` records `[records, parameters]`, at models of all
         observed rounds by turns."""
         model, received = self.drawn.model, self.drawn.clients.received
-        x, y = self.known(REFERENCES)
+        x, y = self.known
         return _record_gradients(model, received, x, y, jnp.arange(len(x)) % self.settings.window)
 
     def counts(self, side: Side) -> Array:
@@ -119,7 +124,7 @@ class Linking:
             held = jnp.stack([jnp.bincount(y, length=classes) for y in labels])
             every = jax.vmap(lambda n: round_counts(n.astype(jnp.float32), images))(held)
             return every[side.senders]
-        x, y = self.known(REFERENCES)
+        x, y = self.known
         bias = link.last_bias(drawn.model, side.pseudo_gradient)
         return infer_all_counts(drawn.model, side.received, bias, x, y, images, drawn.virtual)
 
@@ -340,8 +345,8 @@ def _scores(
         keys = jax.random.split(stream(drawn.key, Stream.PAIRS))
         flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()
         shadow, shadow_names = other.reshape(-1, other.shape[-1]), drawn.shadow.senders.ravel()
-        learned = link.pair_similarities(shadow, shadow_names, keys[0], PAIRS)
-        tested = link.pair_similarities(flat, names, keys[1], PAIRS)
+        learned = link.pair_similarities(shadow, shadow_names, keys[0], settings.pairs)
+        tested = link.pair_similarities(flat, names, keys[1], settings.pairs)
         threshold = link.fit_threshold(*learned)
         one_to_one = link.follow(mine, votes=VOTES, one_to_one=True)
         scores |= {

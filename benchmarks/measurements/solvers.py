@@ -30,7 +30,8 @@ from jaxfl import (
     stack_clients,
 )
 
-CLASSES, BEFORE = 3, 1000
+CLASSES = 3
+"""Of a client's records."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,13 @@ class SolverSettings:
 
     Attributes:
       widths: of the shared model's convolutions.
-      steps: of its training before, on other records.
+      before, steps: records of others that it is trained on before, and steps of that training.
       training: of the same.
       representing: how representatives are searched for; a client has as many images.
     """
 
     widths: tuple[int, ...] = (8, 16, 32, 64)
+    before: int = 1000
     steps: int = 150
     training: LocalTraining = LocalTraining(0.05, batch_size=100)
     representing: Representing = Representing(images=30)
@@ -82,7 +84,7 @@ def draw(
     data = pictures(name, data_dir, (28, 28))
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(data))
-    before, rest = order[:BEFORE], order[BEFORE:]
+    before, rest = order[: settings.before], order[settings.before :]
     each, free, parts = settings.representing.images // CLASSES, np.ones(len(rest), bool), []
     for _ in range(clients):
         held = rng.permutation(data.classes or 0)[:CLASSES]
@@ -92,7 +94,9 @@ def draw(
     rows = np.stack(parts)
     model = shared_model(data, settings.widths)
     init_key, before_key, key = jax.random.split(jax.random.key(seed), 3)
-    epochs = -(-settings.steps * (settings.training.batch_size or BEFORE) // BEFORE)
+    epochs = -(
+        -settings.steps * (settings.training.batch_size or settings.before) // settings.before
+    )
     recipe = dataclasses.replace(settings.training, epochs=epochs)
     others = one_client(data.x[before], data.y[before])
     train = jax.jit(local_update, static_argnums=0)

@@ -40,6 +40,7 @@ class GeneratedSettings:
       widths: of the shared model's convolutions.
       side: pixels down and across.
       auxiliary: records of the adversary's own (of digits; of faces it has 64, whatever is set).
+      judged: records of nobody that the independent classifiers learn from, at most (of digits).
     """
 
     property: Literal["rotated", "glasses", "classes"] = "classes"
@@ -51,6 +52,7 @@ class GeneratedSettings:
     widths: tuple[int, ...] = (32, 64, 128, 256)
     side: tuple[int, int] = (28, 28)
     auxiliary: int = 1000
+    judged: int = 6000
 
 
 class World(NamedTuple):
@@ -86,7 +88,7 @@ def digits(data: Dataset, settings: GeneratedSettings, seed: int) -> World:
     held, each = settings.classes_held, settings.records
     auxiliary, order = np.split(order, [settings.auxiliary])
     test, order = np.split(order, [1000])
-    judges, order = np.split(order, [min(6000, len(order) // 3)])
+    judges, order = np.split(order, [min(settings.judged, len(order) // 3)])
     free = np.ones(len(order), bool)
     parts = []
     for _ in range(settings.clients):

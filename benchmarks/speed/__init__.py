@@ -1,2 +1,1 @@
-"""What the throughput program is made of: specimens of every experiment, the machine's limits, and
-the table."""
+"""What the throughput program is made of: the machine's limits, and the table."""

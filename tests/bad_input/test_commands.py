@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks import audit, compare, estimates, frontier_figure, report, sweep, throughput
+from benchmarks import audit, compare, report, sweep, throughput
 from benchmarks.audits import recorded
 from benchmarks.harness import store as stores
-from benchmarks.speed import beside
+from benchmarks.speed import beside, estimates
+from benchmarks.suites import frontier_figure
 from jaxfl import domains
 from tests.bad_input.commands import Command, accept, bad_texts, outcome
 

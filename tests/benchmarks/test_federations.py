@@ -13,6 +13,8 @@ from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job
 from benchmarks.harness.programs import watched
 from benchmarks.harness.settings import flatten
+from benchmarks.laws.rows import runs_on_accelerators_as_here
+from benchmarks.measurements import local_models
 from benchmarks.measurements.local_models.scores import source_scores
 from benchmarks.scenarios import federations
 from benchmarks.scenarios.federations import isolated, optimum, recipe
@@ -21,7 +23,7 @@ from benchmarks.suites.grids import published_rows
 from jaxfl import Federated, simulate, stack_clients
 from tests.benchmarks.cells import all_methods, cell_of, outcomes_of
 from tests.conftest import assert_same, largest_difference
-from tests.laws.rows import LAWS, runs_on_accelerators_as_here
+from tests.laws.cases import cases
 
 TINY = {
     "hidden": (16,),
@@ -98,10 +100,10 @@ def test_a_table_of_clients():
     assert all(o.explained < 0 for o in maps)
 
 
-@pytest.mark.very_slow
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_rows_obey(law, monkeypatch):
-    law(tiny("table1", "leaf_milder"), monkeypatch)
+@pytest.mark.slow
+@pytest.mark.parametrize("law", cases(local_models.EXPERIMENT))
+def test_methods_obey(law):
+    law()
 
 
 def test_maps_are_the_papers_client_by_client():

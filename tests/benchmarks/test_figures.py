@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from benchmarks import frontier_figure, sweep
+from benchmarks import sweep
 from benchmarks.harness import plots
 from benchmarks.harness.intervals import (
     Interval,
@@ -18,6 +18,7 @@ from benchmarks.harness.intervals import (
     wilson_interval,
 )
 from benchmarks.harness.store import Store
+from benchmarks.suites import frontier_figure
 
 
 def test_intervals():

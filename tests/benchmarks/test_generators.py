@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.programs import watched
-from benchmarks.measurements import generator_judges, generators
+from benchmarks.laws.rows import runs_on_accelerators_as_here
+from benchmarks.measurements import generators
 from benchmarks.scenarios import generated
-from benchmarks.speed.specimens import TINY_GAME
+from benchmarks.suites.specimens import TINY_GAME
 from jaxfl.datasets import Dataset
 from tests.benchmarks.cells import all_methods, cell_of, outcomes_of, pictures
-from tests.laws.rows import LAWS, runs_on_accelerators_as_here
+from tests.laws.cases import cases
 
 
 def tiny(table, changes, **more):
@@ -25,8 +26,6 @@ def play(table, changes, seed, **more):
 def images(monkeypatch):
     data = pictures()
     monkeypatch.setattr(generators, "pictures", lambda name, data_dir, side: data)
-    monkeypatch.setattr(generator_judges, "STEPS", 10)
-    monkeypatch.setattr(generators, "SAMPLES", 24)
 
 
 @pytest.mark.very_slow
@@ -53,10 +52,10 @@ def test_every_generator_is_judged(images):
     assert {m for m, metric in found if metric == "degraded_like"} == {"victim", "others"}
 
 
-@pytest.mark.very_slow
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_rows_obey(law, images, monkeypatch):
-    law(tiny("table4", TINY_GAME), monkeypatch, ("none", "mgan_passive", "victim"))
+@pytest.mark.slow
+@pytest.mark.parametrize("law", cases(generators.EXPERIMENT))
+def test_methods_obey(law):
+    law()
 
 
 def test_turned_digits_and_worn_glasses_make_the_victim(images):

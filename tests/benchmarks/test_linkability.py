@@ -12,15 +12,16 @@ import pytest
 
 from benchmarks.harness.jobs import Job
 from benchmarks.harness.programs import watched
+from benchmarks.laws.rows import runs_on_accelerators_as_here
 from benchmarks.measurements import linkability, solvers
 from benchmarks.scenarios import anonymous
-from benchmarks.speed.specimens import TINY_LINKS
 from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
+from benchmarks.suites.specimens import TINY_LINKS
 from jaxfl import stack_clients
 from jaxfl.training import local_update
 from tests.benchmarks.cells import all_methods, cell_of, outcomes_of, pictures
-from tests.laws.rows import LAWS, runs_on_accelerators_as_here
+from tests.laws.cases import cases
 
 METHODS = linkability.METHODS
 
@@ -38,16 +39,12 @@ def images(monkeypatch):
     data = pictures(14)
     for module in (anonymous, solvers):
         monkeypatch.setattr(module, "pictures", lambda name, data_dir, side: data)
-    monkeypatch.setattr(linkability, "REFERENCES", 40)
-    monkeypatch.setattr(linkability, "PAIRS", 50)
-    monkeypatch.setattr(solvers, "BEFORE", 100)
 
 
-@pytest.mark.very_slow
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_rows_obey(law, images, monkeypatch):
-    # The others run the same programs, on other descriptors.
-    law(tiny("table3", TINY_LINKS), monkeypatch, ("siamese_update", "update", "rep"))
+@pytest.mark.slow
+@pytest.mark.parametrize("law", cases(linkability.EXPERIMENT) + cases(solvers.EXPERIMENT))
+def test_methods_obey(law):
+    law()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from benchmarks.harness.experiment import Method, Metric
 from benchmarks.harness.jobs import Cell, Job, Outcome, Place, Suite, Table
 from benchmarks.measurements.attributes import EXPERIMENT, View
 from benchmarks.scenarios.victims import VictimSettings
-from tests.laws.attribute_methods import Trial, laws_of
+from tests.laws.cases import cases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +61,9 @@ def test_it_is_swept_listed_and_reported(tmp_path, capsys):
     assert "attributes/pull: the sign of a column's update" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("law", laws_of(TOY))
+@pytest.mark.parametrize("law", cases(OWN, "pull"))
 def test_it_is_bound_by_the_laws(law):
-    laws_of(TOY)[law](Trial.of(TOY))
+    law()
 
 
 def test_what_does_not_exist_is_refused_by_name():

@@ -17,7 +17,7 @@ from benchmarks.suites.grids import published_rows
 from jaxfl import mlp
 from jaxfl.datasets import Dataset
 from tests.benchmarks.cells import cell_of, outcomes_of
-from tests.laws.rows import LAWS
+from tests.laws.cases import cases
 
 # At a learning rate of .05 inverting clients make training diverge, for detectors of every round
 # too.
@@ -73,11 +73,10 @@ def test_every_method_answers_for_every_number_of_rounds(images):
     assert found["gibbs", "mean", "auc"] >= 0.5
 
 
-@pytest.mark.very_slow
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_rows_obey(law, images, monkeypatch):
-    """Some methods: the others share all that is not theirs, and take long to compile."""
-    law(*cells(10), monkeypatch, ("ridge", "baseline", "detector"))
+@pytest.mark.slow
+@pytest.mark.parametrize("law", cases(properties.EXPERIMENT))
+def test_methods_obey(law):
+    law()
 
 
 def test_positive_clients_share_the_record_and_nobody_else_has_it(images):

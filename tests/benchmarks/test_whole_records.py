@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.jobs import Job
+from benchmarks.measurements import whole_records
 from benchmarks.measurements.whole_records import Guess, scored
 from benchmarks.scenarios.whole_records import WholeRecordsSettings, draw
 from jaxfl import DPSGD, LocalTraining, Upload
 from tests.benchmarks.cells import cell_of, outcomes_of
-from tests.laws.rows import LAWS
+from tests.laws.cases import cases
 
 FEW = {
     "match_records": {"steps": 20, "restarts": 1},
@@ -19,9 +20,9 @@ CELL = cell_of("records/binary", SMALL, FEW)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_rows_obey(law, monkeypatch):
-    law(CELL, monkeypatch)
+@pytest.mark.parametrize("law", cases(whole_records.EXPERIMENT))
+def test_methods_obey(law):
+    law()
 
 
 def rows(changes, method="reconstruct_records"):

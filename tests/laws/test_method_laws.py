@@ -2,62 +2,18 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from benchmarks.harness.experiment import Method, no_run
+from benchmarks.harness.experiment import Method
 from benchmarks.harness.jobs import Job
-from benchmarks.harness.programs import reduced_products
-from benchmarks.measurements import attributes, properties
+from benchmarks.measurements import attributes
 from benchmarks.suites import SUITES, metrics_of
-from tests.attacks.test_gibbs import observed
-from tests.laws.attribute_methods import Trial, laws_of
-from tests.laws.lowering import lowers
-
-TRIALS = {}
-CASES = [(m, law) for m in attributes.METHODS for law in laws_of(m)]
+from tests.laws.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("method", "law"), CASES, ids=[f"{method.name}-{law}" for method, law in CASES]
-)
-def test_attribute_methods_obey(method, law):
-    trial = TRIALS.setdefault(method.name, Trial.of(method))
-    laws_of(method)[law](trial)
-
-
-DECODERS = [m for m in properties.METHODS if m.run is not no_run]
-
-
-@pytest.fixture(scope="module")
-def sight():
-    observations, positives = observed(seed=3)
-    return properties.Sight(
-        observations, jnp.ones(len(observations.rounds)), jnp.asarray([20, 60]), jax.random.key(0)
-    ), np.asarray(positives)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", DECODERS, ids=lambda method: method.name)
-def test_decoders_of_sums_obey(method, sight):
-    """Same key, same answer; as many scores as clients; what is not finite gives no score; it is
-    lowered for accelerators."""
-    view, positives = sight
-    run = jax.jit(lambda s: method.run(s, method.settings))
-    traced = run.trace(view)
-    assert not reduced_products(traced.jaxpr)
-    lowers(traced)
-    scores = np.asarray(run(view))
-    assert scores.shape == (2, len(positives))
-    assert np.array_equal(scores, np.asarray(run(view)))
-    broken = jax.tree.map(
-        lambda a: jnp.full_like(a, jnp.nan) if jnp.issubdtype(a.dtype, jnp.inexact) else a,
-        view.observations,
-    )
-    spoilt = properties.Sight(broken, view.weights, view.seen, view.key)
-    assert not np.isfinite(np.asarray(run(spoilt))).any()
+@pytest.mark.parametrize("law", cases(attributes.EXPERIMENT))
+def test_methods_obey(law):
+    law()
 
 
 def test_names_mean_one_thing():

@@ -1,11 +1,14 @@
-"""One cell of each kind that methods are timed on, by size; made-up and embedded data alone."""
+"""Cells of each kind, by size, that methods are timed on and held to laws; made-up and embedded
+data alone."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import optax
 
+from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.jobs import Cell, Job
 from benchmarks.harness.settings import replace
 from benchmarks.suites import SUITES
@@ -83,12 +86,15 @@ TINY_LINKS = {
     **{"clients": 4, "records": 9, "widths": (2, 2, 4, 4), "first": 2, "window": 6},
     **{"representing.evaluations": 3, "representing.images": 6, "trunk_round": 4},
     **{"siamese.epochs": 2, "siamese.batch_size": 4, "epoch": 2, "training.learning_rate": 0.05},
+    **{"references": 40, "pairs": 50},
 }
+_SEARCH = {"representing.images": 6, "representing.evaluations": 10}
 TINY_GAME = {
     **{"clients": 3, "records": 12, "widths": (2, 2, 4, 4), "game.width": 8, "rounds": 4},
     **{"representing.evaluations": 2, "representing.images": 6, "auxiliary": 20},
     **{"game.batch_size": 10, "game.most_epochs": 1, "training.batch_size": 6},
-    **{"training.learning_rate": 0.05},
+    **{"training.learning_rate": 0.05, "samples": 24, "judge_steps": 10, "judged": 100},
+    **{"classes_held": 1},
 }
 SPECIMENS = (
     Specimen("quick/attributes", "purchase_like", _PRE5, _VICTIM, _FEW, "digits"),
@@ -125,20 +131,55 @@ SPECIMENS = (
         _MAPS | {"invert_gradient": {"steps": 20}},
     ),
     Specimen("kerkouche2023/fig4", "pictures_like", {}, _SUMS),
-    Specimen("song2020/solvers", "pictures_like", {}, {"steps": 5, "widths": (2, 2, 4, 4)}),
+    Specimen(
+        "song2020/solvers",
+        "pictures_like",
+        {},
+        {"before": 100, "steps": 5, "widths": (2, 2, 4, 4)} | _SEARCH,
+    ),
     Specimen("song2020/table3", "pictures_like", {"clients": 6}, TINY_LINKS),
-    Specimen("song2020/table4", "pictures_like", {}, TINY_GAME),
+    Specimen("song2020/table4", "pictures_like", {}, TINY_GAME, {"model_inversion": {"steps": 20}}),
+    Specimen("song2020/fig10", "pictures_like", {}, TINY_GAME | {"round": 4}),
+    Specimen("lyu2021/table1", "purchase_like", {}, {}),
 )
 
 
+@functools.cache
+def _cells(size: Size) -> tuple[Cell, ...]:
+    return tuple(specimen.cell(size) for specimen in SPECIMENS)
+
+
+def specimen_of(experiment: Experiment, method: str, size: Size = "tiny") -> Cell:
+    """The first specimen of experiments of this name that takes a method.
+
+    Raises:
+      ValueError: if there is no such method, or none takes it.
+    """
+    cell = _first_that_takes(experiment, experiment.method(method), size)
+    if cell is None:
+        raise ValueError(f"method={method!r} of {experiment.name}: no specimen takes it")
+    return cell
+
+
+def _first_that_takes(experiment: Experiment, method: Method, size: Size) -> Cell | None:
+    for cell in _cells(size):
+        if cell.experiment.name == experiment.name and not method.refuses(cell.settings):
+            return dataclasses.replace(cell, experiment=experiment)
+    return None
+
+
+def companions(cell: Cell, size: Size = "tiny") -> tuple[str, ...]:
+    """Methods of the suites' experiment whose specimen a cell is."""
+    ours = next(c for c in _cells(size) if c.settings == cell.settings and c.table == cell.table)
+    return tuple(
+        method.name
+        for method in ours.experiment.methods
+        if _first_that_takes(ours.experiment, method, size) == ours
+    )
+
+
 def jobs_of(size: Size) -> Iterator[Job]:
-    """Every method once, on the first specimen that takes it; those that look at no messages and
-    make no model only where they are baselines of others."""
-    done: set[tuple[str, str]] = set()
-    for specimen in SPECIMENS:
-        cell = specimen.cell(size)
-        for method in cell.experiment.methods:
-            place = cell.experiment.name, method.name
-            if place not in done and not method.refuses(cell.settings):
-                done.add(place)
-                yield Job(cell, method.name, 0)
+    """Every method once, on its specimen."""
+    for cell in _cells(size):
+        for name in companions(cell, size):
+            yield Job(cell, name, 0)

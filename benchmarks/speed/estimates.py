@@ -1,4 +1,4 @@
-"""Measured times become estimates: `python -m benchmarks.estimates --out results
+"""Measured times become estimates: `python -m benchmarks.speed.estimates --out results
 [other folders]`."""
 
 import dataclasses
@@ -21,7 +21,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.estimates")
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.speed.estimates")
     return exit_code(lambda: _answered(arguments))
 
 

@@ -1,5 +1,5 @@
-"""The frontier as one figure, a panel per axis: `python -m benchmarks.frontier_figure --out results
---figure frontier.svg`."""
+"""The frontier as one figure, a panel per axis: `python -m benchmarks.suites.frontier_figure --out
+results --figure frontier.svg`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -118,7 +118,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.frontier_figure")
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.suites.frontier_figure")
     return exit_code(lambda: _answered(arguments))
 
 

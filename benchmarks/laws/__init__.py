@@ -1,0 +1,39 @@
+"""Laws that bind every method of every experiment: a new row of a table gets them for nothing.
+
+`laws_of(experiment, method)` maps the name of each law to a function of nothing, which raises
+`BrokenLawError` where the method breaks it. An attack from outside is held to them the same way:
+
+    @pytest.mark.parametrize("law", laws_of(OWN, "pull").values(), ids=str)
+    def test_it_is_bound_by_the_laws(law):
+        law()
+"""
+
+from benchmarks.harness.experiment import Experiment
+from benchmarks.harness.jobs import Cell
+from benchmarks.laws import attributes, rows
+from benchmarks.laws.law import BrokenLawError, Law
+from benchmarks.measurements.attributes import EXPERIMENT
+from benchmarks.suites.specimens import companions, specimen_of
+
+__all__ = ["BrokenLawError", "Law", "laws_of"]
+
+
+def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> dict[str, Law]:
+    """Laws by name: of rows, and of what an attack on attributes answers.
+
+    Args:
+      experiment: with the method.
+      method: its name.
+      cell: a small one that takes the method; by default the specimen of experiments of this name.
+
+    Raises:
+      ValueError: if there is no such method, or no cell that takes it.
+    """
+    beside: tuple[str, ...] = ()
+    if cell is None:
+        cell = specimen_of(experiment, method)
+        beside = companions(cell)
+    laws = rows.laws_of(cell, method, beside if method in beside else (*beside[:1], method))
+    if experiment.name == EXPERIMENT.name:
+        laws = attributes.laws_of(experiment.method(method)) | laws
+    return laws

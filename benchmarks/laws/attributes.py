@@ -1,0 +1,379 @@
+"""Laws of attacks on attributes: what methods of `benchmarks.measurements.attributes` answer when
+they are called on a client's messages."""
+
+import dataclasses
+import functools
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from attacks import (
+    Knowledge,
+    MisfitWarning,
+    Reconstruction,
+    Status,
+    UnknownColumn,
+    fit_public_model,
+)
+from benchmarks.harness.experiment import Method
+from benchmarks.harness.programs import reduced_products
+from benchmarks.laws.law import BrokenLawError, Law, require
+from benchmarks.laws.programs import compilations, lower
+from benchmarks.measurements.attributes import View
+from benchmarks.scenarios.victims import VictimSettings
+from jaxfl import Federated, LocalTraining, Messages, Model, mlp, simulate, stack_clients
+
+Array = jax.Array
+Whose = Literal["own", "another", "absent"]
+RECORDS, FEATURES, CLASSES, ROUNDS = 48, 12, 3, 4
+VARIANTS = (
+    VictimSettings(0, RECORDS, training=LocalTraining(0.5)),
+    VictimSettings(0, RECORDS, training=LocalTraining(0.2, batch_size=12)),
+    VictimSettings(0, RECORDS, columns=2, training=LocalTraining(0.5)),
+    VictimSettings(0, RECORDS, training=LocalTraining(1e-3, optimizer=optax.adam)),
+)
+"""A full-batch client, one that trains in batches, one with two unknown columns, one of Adam."""
+CHANCE = 0.5 + 4 * 0.5 / np.sqrt(RECORDS)
+"""What a guess of fair bits stays below, but for one case in 30,000."""
+
+
+FEWER = {"steps": 100, "evaluations": 60, "orders": 24, "points": 2}
+"""Most of what a method may do here, by the names of settings: laws hold whatever it spends."""
+
+
+def quicker(settings: Any) -> Any:
+    """Settings with smaller budgets."""
+    if settings is None:
+        return None
+    names = {field.name for field in dataclasses.fields(settings)} & set(FEWER)
+    changes = {name: min(getattr(settings, name), FEWER[name]) for name in names}
+    return dataclasses.replace(settings, **changes)
+
+
+def records(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fair bits, of which the label is no function: nothing tells a column but the messages."""
+    rng = np.random.default_rng(seed)
+    x = (rng.random((RECORDS, FEATURES)) < 0.5).astype(np.float32)
+    return x, rng.integers(0, CLASSES, RECORDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One method on a client that it takes.
+
+    Attributes:
+      method: its record.
+      settings: of the victim.
+    """
+
+    method: Method
+    settings: VictimSettings
+
+    @classmethod
+    def of(cls, method: Method) -> "Trial":
+        """The method on the first variant that it does not refuse. Raises `ValueError` if it
+        refuses all."""
+        for variant in VARIANTS:
+            if not method.refuses(variant):
+                return cls(method, variant)
+        raise ValueError(f"method={method.name!r} refuses every client that laws are tried on")
+
+    @property
+    def attack(self) -> Any:
+        """Its settings."""
+        return quicker(self.method.settings)
+
+    @property
+    def key(self) -> Array:
+        """Of what is random."""
+        return jax.random.key(7)
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The shared model."""
+        return mlp(FEATURES, (32,), CLASSES)
+
+    @property
+    def positions(self) -> list[int]:
+        """Of the unknown columns."""
+        return list(range(self.settings.columns))
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Of the unknown columns `[records, columns]`."""
+        return records(0)[0][:, self.positions].astype(int)
+
+    def messages(self, whose: Whose) -> Messages:
+        """Of the client itself, of another one of the same federation, or of the client as it would
+        be if the unknown columns did not enter the model."""
+        (x, y), (x_other, y_other) = records(0), records(1)
+        if whose == "absent":
+            x[:, self.positions] = 0
+        clients = stack_clients([(x, y), (x_other, y_other)])
+        federated = Federated(ROUNDS, self.settings.training)
+        run = simulate(self.model, self.model.init(self.key), clients, self.key, federated)
+        return run.messages(1 if whose == "another" else 0)
+
+    def view(
+        self, whose: Whose = "own", left_in: Any = np.nan, rate: float | None = None, **changed: Any
+    ) -> View:
+        """What the method is given; in the unknown columns stands whatever is `left_in`."""
+        x, y = records(0)
+        x[:, self.positions] = left_in
+        fair = jnp.asarray([0.5, 0.5], jnp.float32)
+        bits = jnp.asarray([[0.0], [1.0]])
+        columns = tuple(UnknownColumn(jnp.asarray([p]), bits, fair) for p in self.positions)
+        training = self.settings.training
+        if not self.method.simulates:
+            training = LocalTraining(training.learning_rate * training.steps(RECORDS))
+        told = jnp.asarray(training.learning_rate if rate is None else rate, jnp.float32)
+        training = dataclasses.replace(training, learning_rate=told)
+        known = Knowledge(jnp.asarray(x), jnp.asarray(y), columns)
+        view = View(self.model, self.messages(whose), known, training, self.key, self.learned)
+        return dataclasses.replace(view, **changed)
+
+    @functools.cached_property
+    def learned(self) -> Any:
+        """What a method that learns has learned, on records of nobody."""
+        if self.method.learns is None:
+            return None
+        x, _ = records(2)
+        public, known = jnp.asarray(x), jnp.asarray(x[:, 0].astype(int))
+        return fit_public_model(public, known, jnp.asarray([0]), 2, self.key, epochs=2)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The method under an outer `jit`: one program for all calls of a trial."""
+
+        def run(*arrays: Any) -> Reconstruction:
+            return self.run(View(self.model, *arrays))
+
+        return jax.jit(run)
+
+    def run(self, view: View) -> Reconstruction:
+        """The answer, called as from a notebook."""
+        answer: Reconstruction = self.method.run(view, self.attack)
+        return answer
+
+    def answer(self, view: View) -> Reconstruction:
+        """The answer under `jit`, in the precision that the method asks for."""
+        with jax.enable_x64(self.method.x64):
+            answer: Reconstruction = self.compiled(*arrays_of(view))
+            return answer
+
+    def accuracy(self, answer: Reconstruction) -> float:
+        """NaN if it failed."""
+        values = np.stack([np.asarray(v) for v in answer.values], 1)
+        return float("nan") if (values < 0).any() else float((values == self.truth).mean())
+
+
+def arrays_of(view: View) -> tuple[Any, ...]:
+    """All that a view holds but the model."""
+    return view.messages, view.knowledge, view.training, view.key, view.learned
+
+
+def agree(answer: Reconstruction, other: Reconstruction) -> float:
+    """How many values are the same in the column where fewest are."""
+    pairs = zip(answer.values, other.values, strict=True)
+    return min(float(np.mean(np.asarray(a) == np.asarray(b))) for a, b in pairs)
+
+
+def blind_to_another_clients_messages(trial: Trial) -> None:
+    """To which no truth belongs."""
+    accuracy = trial.accuracy(trial.answer(trial.view("another")))
+    require(accuracy < CHANCE, "it reads a client that sent nothing: the truth leaks into it")
+
+
+def another_clients_messages_are_a_misfit(trial: Trial) -> None:
+    """And the client's own are none, of methods that say whether they explain messages."""
+    own, another = (trial.answer(trial.view(whose)) for whose in ("own", "another"))
+    told = bool(np.isfinite(own.fit.misfit))
+    require(told == trial.method.explains, f"explains={trial.method.explains}, misfit told: {told}")
+    require(own.status == Status.OK, "the client's own messages are no success")
+    if trial.method.explains:
+        require(own.fit.misfit < 1, "the client's own messages are called a misfit")
+        require(another.fit.misfit > 1, "another client's messages are called explained")
+        require(another.status == Status.MISFIT, "another client's messages have no misfit")
+
+
+def an_absent_column_is_not_found(trial: Trial) -> None:
+    """A column that does not enter the model tells nothing of itself."""
+    accuracy = trial.accuracy(trial.answer(trial.view("absent")))
+    require(accuracy < CHANCE, "a column that does not enter the model is read")
+
+
+def erased_truth_changes_nothing(trial: Trial) -> None:
+    """To the last bit."""
+    truth = trial.truth.astype(np.float32)
+    first, *others = (trial.answer(trial.view(left_in=left)) for left in (np.nan, truth, 1 - truth))
+    for other in others:
+        same = jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), first, other)
+        require(all(jax.tree.leaves(same)), "what stands in the unknown columns enters the answer")
+
+
+def _fails(answer: Reconstruction, why: str) -> None:
+    require(int(answer.status) == Status.FAILED, why)
+    require(all((np.asarray(v) == -1).all() for v in answer.values), f"{why}: it names values")
+
+
+def messages_that_are_not_finite_give_no_answer(trial: Trial) -> None:
+    """A failed status, and -1 for every value."""
+    messages = trial.messages("own")
+    models = messages.received, messages.returned
+    received, returned = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), models)
+    view = trial.view(messages=Messages(received, returned, messages.rounds))
+    _fails(trial.answer(view), "it answers to messages that are not finite")
+
+
+def messages_that_hold_no_update_give_no_answer(trial: Trial) -> None:
+    """Likewise: nothing is explained."""
+    messages = trial.messages("own")
+    silent = Messages(messages.received, messages.received, messages.rounds)
+    _fails(trial.answer(trial.view(messages=silent)), "it explains what nobody sent")
+
+
+def same_key_same_answer(trial: Trial) -> None:
+    """To the last bit."""
+    first, again = (trial.answer(trial.view()) for _ in range(2))
+    require(agree(first, again) == 1, "the same key gives two answers")
+
+
+def outer_jit_changes_nothing(trial: Trial) -> None:
+    """But for rounding, which moves an answer where two values fit alike."""
+    view = trial.view()
+    with jax.enable_x64(trial.method.x64):
+        plain = trial.run(view)
+    require(agree(plain, trial.answer(view)) > 0.95, "an outer jit changes the answer")
+
+
+def constants_of_an_outer_jit_are_no_tracers(trial: Trial) -> None:
+    """What an outer `jit` closes over may be looked at."""
+    view = trial.view()
+    with jax.enable_x64(trial.method.x64):
+        answer = jax.jit(lambda: trial.run(view))()
+    require(agree(answer, trial.answer(view)) > 0.9, "constants of a jit change the answer")
+
+
+def another_number_compiles_nothing(trial: Trial) -> None:
+    """Called from a notebook: without an outer `jit`, with another rate of the client's. No client
+    has that one, of which methods that explain messages warn."""
+
+    def run(rate: float) -> None:
+        with jax.enable_x64(trial.method.x64), warnings.catch_warnings():
+            warnings.simplefilter("ignore", MisfitWarning)
+            jax.block_until_ready(trial.run(trial.view(rate=rate)))
+
+    run(0.2)
+    with compilations() as compiled:
+        run(0.3)
+        require(not compiled, f"another learning rate compiles {compiled}")
+        jax.jit(lambda x: x + trial.settings.records)(0.0)
+        require(compiled, "nothing was listened to")
+
+
+def accelerators_run_it_as_here(trial: Trial) -> None:
+    """It is lowered for them, without one, and its products are made in float32: their own default,
+    TensorFloat-32, makes every message a misfit."""
+    with jax.enable_x64(trial.method.x64):
+        traced = trial.compiled.trace(*arrays_of(trial.view()))
+        reduced = reduced_products(traced.jaxpr)
+        require(not reduced, f"it leaves to a device's precision: {reduced[:1]}")
+        lower(traced)
+
+
+def vmap_is_a_loop(trial: Trial) -> None:
+    """But for rounding, which a line search magnifies: messages that differ by 1e-7 of themselves
+    move as many answers."""
+    views = [trial.view(), trial.view(key=jax.random.key(8))]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(arrays_of, views))
+    with jax.enable_x64(trial.method.x64):
+        together = jax.vmap(lambda inputs: trial.compiled(*inputs))(stacked)
+    for i, view in enumerate(views):
+        each = jax.tree.map(lambda a, i=i: a[i], together)
+        require(agree(each, trial.answer(view)) > 0.9, "vmap over victims is no loop over them")
+
+
+def gives_the_same_answer_with_64_bit_types_on(trial: Trial) -> None:
+    """But for rounding."""
+    answer = trial.answer(trial.view())
+    with jax.enable_x64(True):
+        wide = trial.run(trial.view())
+    changed = 1 - agree(answer, wide)
+    require(changed < 0.1, f"64-bit types change {changed:.0%} of the values")
+
+
+def bad_input_is_named(trial: Trial) -> None:
+    """By argument."""
+    view = trial.view()
+    known, y = view.knowledge, jnp.asarray(view.knowledge.y)
+    no_rounds = jax.tree.map(lambda a: a[:0], view.messages)
+    broken: dict[str, dict[str, Any]] = {
+        "holds no rounds|must hold something": {"messages": no_rounds},
+        "y": {"knowledge": dataclasses.replace(known, y=y[:-1])},
+        "finite": {"knowledge": dataclasses.replace(known, x=known.x.at[3, 9].set(jnp.nan))},
+        "columns": {"knowledge": dataclasses.replace(known, columns=())},
+        "label": {"knowledge": dataclasses.replace(known, y=y.at[0].set(99))},
+    }
+    for words, changed in broken.items():
+        try:
+            with jax.enable_x64(trial.method.x64):
+                trial.run(dataclasses.replace(view, **changed))
+        except ValueError as error:
+            require(re.search(words, str(error)), f"{error} says nothing of {words!r}")
+        else:
+            raise BrokenLawError(f"bad {next(iter(changed))} is taken: nothing says {words!r}")
+
+
+def a_declaration_is_kept(trial: Trial) -> None:
+    """What a method takes it answers; what it refuses it gives a reason for."""
+    answer = trial.answer(trial.view())
+    require(len(answer.values) == trial.settings.columns, "it does not answer for every column")
+    named = set(np.unique(np.concatenate([np.asarray(v) for v in answer.values])).tolist())
+    require(named <= {-1, 0, 1}, f"it names values {named} of a column of two")
+    reasons = [trial.method.refuses(variant) for variant in VARIANTS]
+    require(all(r is None or len(r) > 10 for r in reasons), "it refuses without a reason")
+
+
+Check = Callable[[Trial], None]
+OF_ALL: tuple[Check, ...] = (
+    erased_truth_changes_nothing,
+    same_key_same_answer,
+    outer_jit_changes_nothing,
+    constants_of_an_outer_jit_are_no_tracers,
+    another_number_compiles_nothing,
+    accelerators_run_it_as_here,
+    vmap_is_a_loop,
+    gives_the_same_answer_with_64_bit_types_on,
+    a_declaration_is_kept,
+)
+OF_OBSERVERS: tuple[Check, ...] = (
+    blind_to_another_clients_messages,
+    another_clients_messages_are_a_misfit,
+    an_absent_column_is_not_found,
+    messages_that_are_not_finite_give_no_answer,
+    bad_input_is_named,
+)
+OF_EXPLAINERS: tuple[Check, ...] = (messages_that_hold_no_update_give_no_answer,)
+
+
+def laws_of(method: Method) -> dict[str, Law]:
+    """Laws that a method is bound by: those of observers, if it looks at messages at all, and those
+    of what explains them."""
+    trial = _trial_of(method)
+    checks = OF_ALL + (OF_OBSERVERS if method.observes else ())
+    checks += OF_EXPLAINERS if method.explains else ()
+    return {
+        check.__name__: Law(check.__name__, method.name, functools.partial(check, trial))
+        for check in checks
+    }
+
+
+@functools.lru_cache(maxsize=4)
+def _trial_of(method: Method) -> Trial:
+    return Trial.of(method)

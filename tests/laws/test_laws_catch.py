@@ -1,0 +1,130 @@
+"""Laws can be broken: methods that are made to break one are told of that one, and of no other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks import Status
+from attacks.attributes.knowledge import answered
+from benchmarks.harness.experiment import Method
+from benchmarks.laws import BrokenLawError, attributes, laws_of
+from benchmarks.measurements import membership
+from benchmarks.measurements.attributes import EXPERIMENT, View
+
+TRUE = membership.EXPERIMENT.method("closed_form")
+
+
+def broken_by(experiment, method):
+    """Names of the laws that a method breaks."""
+    broken = set()
+    for name, law in laws_of(experiment.with_methods(method), method.name).items():
+        try:
+            law()
+        except BrokenLawError:
+            broken.add(name)
+    return broken
+
+
+def with_randomness_of_its_own(inputs, settings):
+    answers = TRUE.run(inputs, settings)
+    return answers._replace(reconstructed=answers.reconstructed * np.random.default_rng().random())
+
+
+def that_hides_its_failure(inputs, settings):
+    answers = TRUE.run(inputs, settings)
+    half = np.arange(len(answers.memberships[0].scores), dtype=float)
+    guesses = [
+        dataclasses.replace(m, status=Status.OK, scores=half, members=half < len(half) / 2)
+        for m in answers.memberships
+    ]
+    return answers._replace(memberships=guesses)
+
+
+def that_compiles_every_seed(inputs, settings):
+    jax.jit(lambda x: x + inputs.seeds[0])(0.0)
+    return TRUE.run(inputs, settings)
+
+
+def that_scores_above_one(inputs, settings):
+    answers = TRUE.run(inputs, settings)
+    return answers._replace(reconstructed=answers.reconstructed + 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "law"),
+    [
+        (with_randomness_of_its_own, "same_seed_same_row"),
+        (that_hides_its_failure, "messages_that_are_not_finite_give_no_score"),
+        (that_compiles_every_seed, "another_seed_compiles_nothing"),
+        (that_scores_above_one, "its_messages_give_a_score"),
+    ],
+)
+def test_a_method_breaks_the_law_of_rows(run, law):
+    method = dataclasses.replace(TRUE, name=run.__name__, run=run)
+    assert broken_by(membership.EXPERIMENT, method) == {law}
+
+
+def test_a_method_that_looks_at_messages_is_no_guess():
+    method = dataclasses.replace(TRUE, name="guess", observes=False)
+    broken = broken_by(membership.EXPERIMENT, method)
+    assert broken == {"messages_that_are_not_finite_give_no_score"}
+
+
+def answer(view, values):
+    failed = ~jnp.isfinite(jax.tree.leaves(view.messages.returned)[0]).all()
+    return answered(failed, (values,), (), objective=jnp.asarray(jnp.nan), trace=jnp.zeros(0))
+
+
+def that_reads_the_unknown_column(view, settings):
+    known = view.knowledge
+    return answer(view, (known.x[:, known.columns[0].positions[0]] > 0.5).astype(int))
+
+
+def that_knows_the_truth(view, settings):
+    return answer(view, jnp.asarray(attributes.records(0)[0][: len(view.knowledge.x), 0], int))
+
+
+@pytest.mark.parametrize(
+    ("run", "law"),
+    [
+        (that_reads_the_unknown_column, "erased_truth_changes_nothing"),
+        (that_knows_the_truth, "blind_to_another_clients_messages"),
+    ],
+)
+def test_a_method_breaks_the_law_of_attributes(run, law):
+    laws = attributes.laws_of(Method(run.__name__, "a cheat", run))
+    with pytest.raises(BrokenLawError):
+        laws[law]()
+    laws["same_key_same_answer"]()
+
+
+def test_a_product_in_less_than_float32_breaks_a_law():
+    def rounded(view: View, settings: None):
+        moved = jax.tree.leaves(view.messages.returned)[0].reshape(len(view.messages), -1)
+        with jax.default_matmul_precision("bfloat16"):
+            product = moved @ moved.T
+        return answer(view, jnp.full(len(view.knowledge.x), (product.sum() > 0).astype(int)))
+
+    laws = attributes.laws_of(Method("rounded", "a sign", rounded))
+    with pytest.raises(BrokenLawError, match="a device's precision"):
+        laws["accelerators_run_it_as_here"]()
+
+
+def test_bad_input_that_is_taken_breaks_a_law():
+    def careless(view, settings):
+        return answer(view, jnp.zeros(len(view.knowledge.x), int))
+
+    laws = attributes.laws_of(Method("careless", "zeros", careless))
+    with pytest.raises(BrokenLawError, match="bad .* is taken"):
+        laws["bad_input_is_named"]()
+
+
+def test_what_no_specimen_takes_is_named():
+    shy = Method("shy", "refuses all", refuses=lambda settings: "never, as a matter of principle")
+    with pytest.raises(ValueError, match="method='shy' of attributes: no specimen takes it"):
+        laws_of(EXPERIMENT.with_methods(shy), "shy")
+    with pytest.raises(ValueError, match="method='nobody' is unknown to attributes"):
+        laws_of(EXPERIMENT, "nobody")
