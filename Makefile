@@ -12,10 +12,10 @@ test: $(VENV)/.installed  ## run the test suite
 	$(BIN)/python -m pytest $(ARGS)
 
 # One law is enough: the simulation and the program of every attack are traced, compiled and run.
-OLDEST := declaration or (decoders_of_sums and not prolin)
+OLDEST := declaration or (properties and give_a_score)
 
-oldest: $(VENV)-oldest/.installed  ## the simulation and every attack on attributes, once, with the oldest versions that work
-	$(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py -k "$(OLDEST)"
+oldest: $(VENV)-oldest/.installed  ## the simulation, and every attack on attributes and on sums, with the oldest versions that work
+	JAXFL_SLOW=1 $(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py tests/benchmarks/test_properties.py -k "$(OLDEST)"
 
 throughput: $(VENV)/.installed  ## every program of every method beside this machine's limits; ARGS="methods attributes ..."
 	$(BIN)/python -m benchmarks.throughput $(ARGS)

@@ -8,6 +8,7 @@ which is made once.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -114,13 +115,12 @@ def _broken_messages(cell: Cell) -> Iterator[None]:
     """Inside, recorded messages are not finite, whichever module of the measurements and scenarios
     records them, or that of the cell's experiment."""
     rooms = ("benchmarks.scenarios.", "benchmarks.measurements.", cell.experiment.run.__module__)
+    modules = [module for name, module in sys.modules.items() if name.startswith(rooms)]
+    recorders = {"simulate": _broken_run, "sent_gradient": _broken_gradient}
     with contextlib.ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if not name.startswith(rooms):
-                continue
-            for made, broken in (("simulate", _broken_run), ("sent_gradient", _broken_gradient)):
-                if callable(getattr(module, made, None)):
-                    stack.enter_context(mock.patch.object(module, made, broken))
+        for module, name in itertools.product(modules, recorders):
+            if hasattr(module, name):
+                stack.enter_context(mock.patch.object(module, name, recorders[name]))
         forget_programs()
         yield
     forget_programs()

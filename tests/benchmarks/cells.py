@@ -1,13 +1,10 @@
-"""Cells of suites, made small enough to run in seconds, and made-up pictures for them."""
+"""Cells of suites, made small enough to run in seconds."""
 
 import dataclasses
-
-import numpy as np
 
 from benchmarks.harness.jobs import Job
 from benchmarks.harness.settings import replace
 from benchmarks.suites import SUITES
-from jaxfl.datasets import Dataset
 
 
 def cell_of(name, changes=None, attacks=None, dataset=None, size="small"):
@@ -36,12 +33,3 @@ def all_methods(cell, names=None):
     """A job for each method that takes a cell."""
     methods = [m for m in cell.experiment.methods if not m.refuses(cell.settings)]
     return [Job(cell, m.name, 0) for m in methods if names is None or m.name in names]
-
-
-def pictures(side=28):
-    """Ten classes, each a picture of its own with noise."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 10, 1600)
-    noise = 0.3 * rng.normal(size=(1600, side, side, 1))
-    x = np.tanh(rng.normal(size=(10, side, side, 1))[y] + noise)
-    return Dataset("images", x.astype(np.float32), y.astype(np.int32), (), 10)

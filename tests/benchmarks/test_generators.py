@@ -1,47 +1,41 @@
 """Generators of Song 2020's suite, end to end on made-up pictures."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from benchmarks.harness.programs import watched
-from benchmarks.laws.rows import runs_on_accelerators_as_here
 from benchmarks.measurements import generators
+from benchmarks.measurements.generators import judges
 from benchmarks.scenarios import generated
+from benchmarks.scenarios.sources import pictures
 from benchmarks.suites.specimens import TINY_GAME
 from jaxfl.datasets import Dataset
-from tests.benchmarks.cells import all_methods, cell_of, outcomes_of, pictures
+from tests.benchmarks.cells import all_methods, cell_of, outcomes_of
 from tests.laws.cases import cases
 
 
 def tiny(table, changes, **more):
+    """A cell on the pictures of the specimens, whose programs are the laws' too."""
     changes = changes | {name.replace("__", "."): value for name, value in more.items()}
-    return cell_of(f"song2020/{table}", changes)
+    cell = cell_of(f"song2020/{table}", changes)
+    return dataclasses.replace(cell, dataset="pictures_like")
 
 
 def play(table, changes, seed, **more):
-    return generators.Play("mnist", tiny(table, changes, **more).settings, None, seed)
+    return generators.Play("pictures_like", tiny(table, changes, **more).settings, None, seed)
 
 
-@pytest.fixture
-def images(monkeypatch):
-    data = pictures()
-    monkeypatch.setattr(generators, "pictures", lambda name, data_dir, side: data)
-
-
-@pytest.mark.very_slow
-def test_every_generator_is_judged(images):
+@pytest.mark.slow
+def test_every_generator_is_judged():
     jobs = all_methods(tiny("table4", TINY_GAME))
     methods = [job.method for job in jobs]
     judged = ("none", "mgan_passive", "mgan_active")
     jobs += all_methods(tiny("fig10", TINY_GAME, round=4), judged)
-    calls = []
-    with watched(calls, repeats=0):
-        outcomes = outcomes_of(jobs)
-    for program in dict.fromkeys(call.program for call in calls):
-        runs_on_accelerators_as_here(program)
+    outcomes = outcomes_of(jobs)
     found = {(o.job.method, o.metric): o for o in outcomes}
     for method in methods:
-        assert 1 <= found[method, "classifier_score"].value <= 10.001
+        assert 0.999 <= found[method, "classifier_score"].value <= 10.001  # but for rounding
         assert 0 <= found[method, "victim_like"].value <= 1
     assert found["mgan_passive", "victim_like"].images["for others"].shape == (3 * 28, 8 * 28)
     assert found["mgan_active", "shared_accuracy"].value is not None
@@ -58,8 +52,8 @@ def test_methods_obey(law):
     law()
 
 
-def test_turned_digits_and_worn_glasses_make_the_victim(images):
-    data = generators.pictures("mnist", None, (28, 28))
+def test_turned_digits_and_worn_glasses_make_the_victim():
+    data = pictures("pictures_like", None, (28, 28))
     plain = generated.digits(data, tiny("table4", TINY_GAME).settings, 0)
     world = generated.digits(data, tiny("fig7", TINY_GAME).settings, 0)
     assert np.allclose(world.parts[0][0], generated.turned(plain.parts[0][0]))
@@ -109,14 +103,12 @@ def test_degraded_copies_blend_only_what_is_alike():
         np.repeat([-0.9, 0.0, 0.9], 40)[:, None, None, None], (120, 8, 8, 1)
     ).astype(np.float32)
     before = x.copy()
-    copies = generator_judges.degraded(x, y, like, np.random.default_rng(0))
+    copies = judges.degraded(x, y, like, np.random.default_rng(0))
     assert np.array_equal(x, before)
     assert copies.dtype == x.dtype
     assert abs(copies).max() <= 1
-    assert np.array_equal(copies, generator_judges.degraded(x, y, like, np.random.default_rng(0)))
-    assert not np.array_equal(
-        copies, generator_judges.degraded(x, y, like, np.random.default_rng(1))
-    )
+    assert np.array_equal(copies, judges.degraded(x, y, like, np.random.default_rng(0)))
+    assert not np.array_equal(copies, judges.degraded(x, y, like, np.random.default_rng(1)))
     bright = copies.mean((1, 2, 3))
     assert bright[80:].min() > bright[40:80].min() > bright[:40].min()
     assert (
@@ -125,19 +117,19 @@ def test_degraded_copies_blend_only_what_is_alike():
     # Every image has a partner of its own group: with two colours in a group, some copies lie
     # between them.
     mixed = np.where(np.arange(120)[:, None, None, None] % 2, x, -x)
-    between = generator_judges.degraded(mixed, y, like, np.random.default_rng(0)).mean((1, 2, 3))
+    between = judges.degraded(mixed, y, like, np.random.default_rng(0)).mean((1, 2, 3))
     assert ((between[80:] > -0.2) & (between[80:] < 0.2)).any()
 
 
-def test_a_full_batch_is_one_step(images):
+def test_a_full_batch_is_one_step():
     whole = tiny("fig7", TINY_GAME, training__batch_size=None)
     assert whole.settings.training.steps(12) == 1
     assert tiny("fig7", TINY_GAME).settings.training.steps(12) == 2
 
 
-def test_the_attacking_client_has_not_the_class_it_wants(images):
+def test_the_attacking_client_has_not_the_class_it_wants():
     for seed in range(5):
-        game = play("table4", TINY_GAME, seed, classes_held=3)
+        game = play("table4", TINY_GAME, seed, classes_held=3, clients=6)
         assert game.target in game.world.parts[0][1]
         assert game.target not in game.world.parts[game.attacker][1]
     everyone = play("table4", TINY_GAME, 0, classes_held=10)

@@ -11,34 +11,27 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.jobs import Job
-from benchmarks.harness.programs import watched
-from benchmarks.laws.rows import runs_on_accelerators_as_here
 from benchmarks.measurements import linkability, solvers
 from benchmarks.scenarios import anonymous
 from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
-from benchmarks.suites.specimens import TINY_LINKS
+from benchmarks.suites.specimens import TINY_LINKS, specimen_of
 from jaxfl import stack_clients
 from jaxfl.training import local_update
-from tests.benchmarks.cells import all_methods, cell_of, outcomes_of, pictures
+from tests.benchmarks.cells import all_methods, cell_of, outcomes_of
 from tests.laws.cases import cases
 
 METHODS = linkability.METHODS
 
 
 def tiny(table, changes, **more):
-    return cell_of(f"song2020/{table}", changes | more)
+    """A cell on the pictures of the specimens, whose programs are the laws' too."""
+    cell = cell_of(f"song2020/{table}", changes | more)
+    return dataclasses.replace(cell, dataset="pictures_like")
 
 
 def draw(cell):
     return anonymous.draw(cell.dataset, cell.settings, None, 0)
-
-
-@pytest.fixture
-def images(monkeypatch):
-    data = pictures(14)
-    for module in (anonymous, solvers):
-        monkeypatch.setattr(module, "pictures", lambda name, data_dir, side: data)
 
 
 @pytest.mark.slow
@@ -48,7 +41,7 @@ def test_methods_obey(law):
 
 
 @pytest.mark.slow
-def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):
+def test_every_method_is_scored_and_reads_no_names(monkeypatch):
     """What it makes of updates stays the same, to the bit, whoever is said to have sent them."""
     cells = [tiny("table3", TINY_LINKS, interval=k, epoch=e) for k, e in ((1, 2), (3, 1))]
     jobs = [Job(cell, method.name, 0) for method in METHODS for cell in cells]
@@ -56,11 +49,7 @@ def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):
     linking = linkability.Linking(cells[0].settings, drawn)
     monkeypatch.setattr(linkability, "draw", lambda *_: drawn)
     monkeypatch.setattr(linkability, "Linking", lambda *_: linking)
-    calls = []
-    with watched(calls, repeats=0):
-        outcomes = outcomes_of(jobs)
-    for program in dict.fromkeys(call.program for call in calls):
-        runs_on_accelerators_as_here(program)
+    outcomes = outcomes_of(jobs)
     assert all(o.chance == 0.25 for o in outcomes if o.metric == "precision")
     trained = {o.job.method: o.detail for o in outcomes if "loss" in o.detail}
     assert all(name.startswith("siamese") for name in trained)
@@ -84,7 +73,7 @@ def test_every_method_is_scored_and_reads_no_names(images, monkeypatch):
         assert all((one == other).all() for one, other in pairs)
 
 
-def test_a_siamese_network_begins_with_the_model_of_its_round(images):
+def test_a_siamese_network_begins_with_the_model_of_its_round():
     cell = tiny("table3", TINY_LINKS, trunk_round=4)
     attacked = draw(cell)
     expected = jax.tree.map(operator.itemgetter(4 - TINY_LINKS["first"]), attacked.clients.received)
@@ -95,7 +84,7 @@ def test_a_siamese_network_begins_with_the_model_of_its_round(images):
 
 
 @pytest.mark.slow
-def test_both_federations_are_seen_through_the_window(images):
+def test_both_federations_are_seen_through_the_window():
     """Every update is what its sender's model moved by: of the clients' in the order of their
     shuffled names."""
     cell = tiny("table3", TINY_LINKS, shadow_every=2, first=1, window=4, trunk_round=2)
@@ -131,22 +120,15 @@ def test_both_federations_are_seen_through_the_window(images):
 
 
 @pytest.mark.slow
-def test_solvers_are_timed_on_the_same_update(images):
-    few = {"representing.images": 6, "widths": (2, 2, 4, 4), "steps": 3}
-    cell = tiny("solvers", few | {"representing.evaluations": 8})
-    calls = []
-    with watched(calls, repeats=0):
-        outcomes = outcomes_of(all_methods(cell, ("adam", "adam_batched")))
-    for program in dict.fromkeys(call.program for call in calls):
-        runs_on_accelerators_as_here(program)
-    outcomes += outcomes_of(all_methods(cell, ("lbfgsb",)))  # SciPy's, on the host
+def test_solvers_are_timed_on_the_same_update():
+    outcomes = outcomes_of(all_methods(specimen_of(solvers.EXPERIMENT, "adam")))
     found = {(o.job.method, o.metric): o.value for o in outcomes}
     for method in ("adam", "lbfgsb", "adam_batched"):
         assert 0 < found[method, "objective"] < 1.5
         assert -1 <= found[method, "class_mean_correlation"] <= 1
 
 
-def test_records_that_are_not_there_are_named(images):
+def test_records_that_are_not_there_are_named():
     with pytest.raises(ValueError, match="records=900"):
         draw(tiny("table3", TINY_LINKS, records=900))
 

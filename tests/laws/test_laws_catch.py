@@ -118,7 +118,7 @@ def test_bad_input_that_is_taken_breaks_a_law():
         return answer(view, jnp.zeros(len(view.knowledge.x), int))
 
     laws = attributes.laws_of(Method("careless", "zeros", careless))
-    with pytest.raises(BrokenLawError, match="bad .* is taken"):
+    with pytest.raises(BrokenLawError, match=r"bad .* is taken"):
         laws["bad_input_is_named"]()
 
 
