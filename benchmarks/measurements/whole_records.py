@@ -137,7 +137,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "dtype": "float64" if job.how.x64 else "float32",
             "note": victim.note,
             "test_accuracy": victim.accuracy,
-            "detail": {"scored_records": len(victim.y)},
+            "detail": {"scored_records": len(victim.y), "cancelling": victim.cancelling},
         }
         yield [Outcome(job, metric, value, **shared) for metric, value in scores.items()]
 

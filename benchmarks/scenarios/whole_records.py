@@ -29,6 +29,8 @@ from jaxfl.plugins import Plugin, overriding
 
 Array = jax.Array
 TEST_RECORDS, WARM_BATCH, WARM_RATE = 1000, 128, 1e-3
+RANK = 1e-6
+"""Least singular value of categories, which are zeros and ones, that counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,17 @@ class Victim(NamedTuple):
     accuracy: float
     note: str
     key: Array
+
+    @property
+    def cancelling(self) -> int:
+        """How many independent combinations of the records, with weights that sum to 0, have
+        numbers alone: their categories cancel. The records' span holds each record plus any
+        multiple of these, whose numbers may be those of a record too."""
+        numbers = [position for _, position, _ in self.schema.counted]
+        ones = np.ones((len(self.x), 1))
+        categories = np.delete(self.x.astype(float), [*numbers, *self.schema.positions], 1)
+        rank = np.linalg.matrix_rank(np.concatenate([categories, ones], 1), tol=RANK)
+        return len(self.x) - int(rank)
 
 
 def draw(name: str, settings: WholeRecordsSettings, data_dir: str | None, seed: int) -> Victim:

@@ -92,3 +92,12 @@ def test_a_wrong_label_is_a_wrong_record(victim):
 def test_nothing_guessed_is_nothing_read(victim):
     empty = victim.x[:0].astype(float), victim.y[:0]
     assert set(scored(victim, guess(victim, *empty)).values()) == {0.0}
+
+
+def test_combinations_of_records_whose_categories_cancel_are_counted():
+    """Two people of equal categories are such a combination; with answers of yes and no alone it is
+    as many records as their span lacks."""
+    victim = draw("breast_cancer", WholeRecordsSettings(records=6), None, 0)
+    assert victim.cancelling == 6 - np.linalg.matrix_rank(np.c_[victim.x, np.ones(6)])
+    twice = victim._replace(x=victim.x[[0, 1, 2, 3, 4, 4]])
+    assert twice.cancelling == victim.cancelling + 1
