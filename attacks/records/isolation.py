@@ -39,6 +39,10 @@ MOST_USED = 16
 """Directions that are looked at together."""
 LACKING = 20.0
 """In units of the noise, what units that lack a record may have left of it."""
+STILL_THERE = 0.5
+"""Share of a record's errors that what is left has of one that is not taken."""
+APART = 10.0
+"""By which factor they have more left of any other record."""
 
 
 @struct.dataclass
@@ -84,8 +88,6 @@ def edges(
     slopes: np.ndarray,
     rng: np.random.Generator,
     programmes: int,
-    *,
-    one_step: bool,
 ) -> np.ndarray:
     """Directions `[found, inputs]` of edges with many zeros, by so many linear programmes.
 
@@ -95,7 +97,6 @@ def edges(
       slopes: see `slopes_of`.
       rng: draws the objectives.
       programmes: how many.
-      one_step: whether the errors of a record are exactly c.
     """
     used = (slopes != 0) & gradient.any(1)
     if used.sum() < rank + SPARE:
@@ -112,13 +113,7 @@ def edges(
         if end is None:
             continue
         errors = np.abs(left @ end)
-        active = errors > ZERO * errors.max()
-        idle = (~active).sum()
-        along = np.abs(slopes[active])
-        cosine = along @ (errors * abs(slopes))[active]
-        cosine /= np.linalg.norm(errors * slopes) * np.linalg.norm(along)
-        alike = 1 - cosine <= (ALIKE if one_step else ALIKE_STEPS)
-        if idle >= max(rank - 1 + SPARE, IDLE * len(errors)) and alike:
+        if (errors <= ZERO * errors.max()).sum() >= rank - 1 + SPARE:
             found.append((end / values) @ right)
     return np.reshape(found, (-1, gradient.shape[1]))
 
@@ -144,30 +139,58 @@ def isolated(gradient: np.ndarray, span: Span, directions: np.ndarray) -> Isolat
       span: its spans, arrays without rounds.
       directions: `[<= MOST_USED, inputs]`.
     """
-    rank, k = span.rank, span.rows.shape[1]
-    rows = np.asarray(span.rows)[:, :rank]
-    coordinates = gradient @ rows
-    answer = Isolated.none(gradient.shape[1], k)
-    place = 0
-    for direction in directions:
-        errors = np.abs(coordinates @ (rows.T @ direction))
-        idle = (errors < ZERO * errors.max()) & gradient.any(1)
-        if idle.sum() < rank - 1 + SPARE:
-            continue
-        _, values, right = np.linalg.svd(coordinates[idle], full_matrices=False)
-        noise = float(span.noise)
-        if values[-1] > LACKING * noise * np.sqrt(idle.sum()) or values[-2] <= LACKING * noise:
-            continue
+    rank, rows = span.rank, np.asarray(span.rows)[:, : span.rank]
+    answer = Isolated.none(gradient.shape[1], span.rows.shape[1])
+    told = [_lacking(gradient, span, direction) for direction in directions]
+    for place, (values, right) in enumerate(each for each in told if each is not None):
         answer.directions[place] = rows @ right[-1]
-        answer.spread[place, : rank - 1] = (noise / values[:-1, None] * right[:-1]) @ rows.T
-        place += 1
+        spread = float(span.noise) / values[:-1, None] * right[:-1]
+        answer.spread[place, : rank - 1] = spread @ rows.T
     return answer
 
 
-def orthogonal_part(gradients: np.ndarray, used: Isolated) -> np.ndarray:
-    """Gradients `[rows, inputs]` without what is along the directions: of the other records."""
+def _lacking(
+    gradient: np.ndarray, span: Span, direction: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Singular values, and right vectors in the span's rows, of the units that a direction says to
+    lack its record; None unless they lack exactly one record."""
+    rows = np.asarray(span.rows)[:, : span.rank]
+    coordinates = gradient @ rows
+    errors = np.abs(coordinates @ (rows.T @ direction))
+    idle = (errors < ZERO * errors.max()) & gradient.any(1)
+    if idle.sum() < span.rank - 1 + SPARE:
+        return None
+    _, values, right = np.linalg.svd(coordinates[idle], full_matrices=False)
+    noise = float(span.noise)
+    lacks = values[-1] <= LACKING * noise * np.sqrt(idle.sum())
+    no_other = values[-2] > max(LACKING * noise, APART * values[-1])
+    return (values, right) if lacks and no_other else None
+
+
+def proven(gradient: np.ndarray, span: Span, directions: np.ndarray) -> np.ndarray:
+    """Directions `[kept, inputs]` of which enough units lack exactly one record: more than any edge
+    has zeros at. Arguments as of `isolated`, any number of directions."""
+    kept = [_lacking(gradient, span, direction) is not None for direction in directions]
+    return directions[np.asarray(kept, bool)]
+
+
+def of_the_rest(gradient: np.ndarray, left: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """Directions `[kept, inputs]` of records that are not taken yet: what is left has their errors
+    still.
+
+    Args:
+      gradient, left: of everything, and what is left of it `[units, inputs]`.
+      directions: `[n, inputs]`.
+    """
+    before, after = (np.linalg.norm(g @ directions.T, axis=0) for g in (gradient, left))
+    return directions[after > STILL_THERE * before]
+
+
+def orthogonal_part(gradients: np.ndarray, rows: np.ndarray, used: Isolated) -> np.ndarray:
+    """Gradients `[n, inputs]` without what is along the directions in their span, of which `rows`
+    `[inputs, rank]` are a basis: of the other records."""
     there = used.directions[np.any(used.directions != 0, axis=1)]
-    basis = np.linalg.qr(there.T)[0]
+    basis = np.linalg.qr(rows @ (rows.T @ there.T))[0]
     return gradients - (gradients @ basis) @ basis.T
 
 

@@ -26,7 +26,9 @@ from attacks.records.isolation import (
     distinct,
     edges,
     isolated,
+    of_the_rest,
     orthogonal_part,
+    proven,
     slopes_of,
 )
 from attacks.records.progress import (
@@ -42,7 +44,7 @@ from attacks.records.progress import (
     without,
 )
 from attacks.records.search import SIGHT, Moves, Sight, moves_of, occurring, search, sight_of
-from attacks.records.spans import energy, span_of
+from attacks.records.spans import Span, energy, span_of
 from attacks.records.vertices import vertices
 
 Array = jax.Array
@@ -85,17 +87,21 @@ def _isolating(task: Task, reading: Reading, key: Array) -> Reading:
     slopes = slopes_of(task.model, received, returned)
     if slopes is None or reading.ranks[0] < 2:
         return reading
-    gradient, rng = reading.left[0][0], _drawing(key)
-    more = edges(
-        gradient,
-        reading.ranks[0],
-        slopes,
-        rng,
-        task.settings.programmes,
-        one_step=task.returned is None,
-    )
+    gradient, span = _undisturbed(task, reading)
+    more = edges(gradient, span.rank, slopes, _drawing(key), task.settings.programmes)
+    more = proven(gradient, span, more)
     directions = distinct(gradient, np.concatenate([reading.directions, more]))
     return dataclasses.replace(reading, directions=directions)
+
+
+def _undisturbed(task: Task, reading: Reading) -> tuple[np.ndarray, Span]:
+    """The first layer's gradient in the first round, and its spans: of what is left, or of
+    everything where a client takes several steps. What is left there has the errors of estimates in
+    it, and units that lack a record no longer lack it exactly."""
+    gradients, ranks = reading.left, reading.ranks
+    if task.returned is not None:
+        gradients, ranks = task.gradients, ranks_of(task, task.gradients)
+    return gradients[0][0], span_of(gradients[0][0], ranks[0])
 
 
 def _drawing(key: Array) -> np.random.Generator:
@@ -106,7 +112,7 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     """After one more pass."""
     evidence = evidence_of(task, reading, place)
     noise = reading.noise or noise_energy(evidence, reading.left)
-    passed, total = _pass(task, *_narrowed(reading, evidence, key), key, reading.total)
+    passed, total = _pass(task, *_narrowed(task, reading, evidence, key), key, reading.total)
     reading = dataclasses.replace(reading, noise=noise, total=total)
     apart = passed.certified & _each_alone(task, reading, evidence, passed, total)
     opened, more = passed.where(~apart).uncertified(), passed.where(apart)
@@ -128,22 +134,24 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     return dataclasses.replace(known, left=left, ranks=ranks)
 
 
-def _narrowed(reading: Reading, evidence: Evidence, key: Array) -> tuple[Evidence, Evidence]:
+def _narrowed(
+    task: Task, reading: Reading, evidence: Evidence, key: Array
+) -> tuple[Evidence, Evidence]:
     """The evidence on all records but some that directions isolate, drawn anew each time; and that
     with the span of these alone, which the search looks at."""
-    count, rank = len(reading.directions), reading.ranks[0]
-    if not count or evidence.place or rank < 2:
+    rank = reading.ranks[0]
+    if not len(reading.directions) or evidence.place or rank < 2:
         return evidence, evidence
-    rng = _drawing(key)
-    size = min(int(np.ceil(rng.uniform(0.5, 1) * count)), rank - 1, MOST_USED)
-    drawn = reading.directions[rng.permutation(count)[:size]]
-    first = jax.tree.map(lambda a: a[0], evidence.layer)
-    used = isolated(reading.left[0][0], first, drawn)
+    rng, (gradient, span) = _drawing(key), _undisturbed(task, reading)
+    valid = proven(gradient, span, of_the_rest(gradient, reading.left[0][0], reading.directions))
+    size = min(int(np.ceil(rng.uniform(0.5, 1) * len(valid))), rank - 1, MOST_USED)
+    used = isolated(gradient, span, valid[rng.permutation(len(valid))[:size]])
     evidence = dataclasses.replace(evidence, isolated=used)
     size = int(np.any(used.directions != 0, axis=1).sum())
     if not size:
         return evidence, evidence
-    stacked = orthogonal_part(np.concatenate(list(reading.left[0])), used)
+    rows = np.asarray(evidence.first.rows)[:, : evidence.first.rank]
+    stacked = orthogonal_part(np.concatenate(list(reading.left[0])), rows, used)
     span = span_of(stacked, max(evidence.first.rank - size, 1))
     return evidence, dataclasses.replace(evidence, first=span)
 

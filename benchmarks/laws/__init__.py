@@ -25,15 +25,19 @@ def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> di
       experiment: with the method.
       method: its name.
       cell: a small one that takes the method; by default the specimen of experiments of this name.
+        What an attack on attributes answers is looked at on clients of the laws' own; if it refuses
+        these all, and a cell is given, its rows alone are bound.
 
     Raises:
       ValueError: if there is no such method, or no cell that takes it.
     """
     beside: tuple[str, ...] = ()
+    given = cell is not None
     if cell is None:
         cell = specimen_of(experiment, method)
         beside = companions(cell)
     laws = rows.laws_of(cell, method, beside if method in beside else (*beside[:1], method))
-    if experiment.name == EXPERIMENT.name:
-        laws = attributes.laws_of(experiment.method(method)) | laws
+    record = experiment.method(method)
+    if experiment.name == EXPERIMENT.name and (not given or attributes.takes(record)):
+        laws = attributes.laws_of(record) | laws
     return laws

@@ -277,7 +277,7 @@ def another_number_compiles_nothing(trial: Trial) -> None:
         require(compiled, "nothing was listened to")
 
 
-def accelerators_run_it_as_here(trial: Trial) -> None:
+def accelerators_answer_as_here(trial: Trial) -> None:
     """It is lowered for them, without one, and its products are made in float32: their own default,
     TensorFloat-32, makes every message a misfit."""
     with jax.enable_x64(trial.method.x64):
@@ -347,7 +347,7 @@ OF_ALL: tuple[Check, ...] = (
     outer_jit_changes_nothing,
     constants_of_an_outer_jit_are_no_tracers,
     another_number_compiles_nothing,
-    accelerators_run_it_as_here,
+    accelerators_answer_as_here,
     vmap_is_a_loop,
     gives_the_same_answer_with_64_bit_types_on,
     a_declaration_is_kept,
@@ -372,6 +372,11 @@ def laws_of(method: Method) -> dict[str, Law]:
         check.__name__: Law(check.__name__, method.name, functools.partial(check, trial))
         for check in checks
     }
+
+
+def takes(method: Method) -> bool:
+    """Whether a method takes one of the clients that these laws are tried on."""
+    return any(not method.refuses(variant) for variant in VARIANTS)
 
 
 @functools.lru_cache(maxsize=4)

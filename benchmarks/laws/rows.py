@@ -160,15 +160,15 @@ def another_seed_compiles_nothing(turns: Turns, method: Method) -> None:
     require(not another.compiled, f"another seed compiles {another.compiled}")
 
 
-def accelerators_run_it_as_here(turns: Turns, method: Method) -> None:
+def accelerators_run_its_programs(turns: Turns, method: Method) -> None:
     """Its programs are lowered for CUDA and for TPU, without either, and no product of float32
     numbers is left to a device's own precision; what runs on the host is said, and why."""
     for program in turns.first[method.name].programs:
-        runs_on_accelerators_as_here(program)
+        lowers(program)
 
 
-def runs_on_accelerators_as_here(program: Program) -> None:
-    """See `accelerators_run_it_as_here`."""
+def lowers(program: Program) -> None:
+    """See `accelerators_run_its_programs`."""
     try:
         traced = program.traced
     except HostError:
@@ -193,7 +193,7 @@ LAWS = (
     its_messages_give_a_score,
     same_seed_same_row,
     another_seed_compiles_nothing,
-    accelerators_run_it_as_here,
+    accelerators_run_its_programs,
     messages_that_are_not_finite_give_no_score,
 )
 

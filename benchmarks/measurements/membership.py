@@ -1,9 +1,9 @@
 """Which records are the victim's, of as many that it never saw, one attribute unknown in all? (Lyu
 2021, section 5.2; membership inference)
 
-A method here is `run(inputs, settings) -> Answers` on all members of a group; it is told half the
-number of records, which is how many the victim has. The attribute is scored on the records judged
-members.
+A method here is `run(inputs, settings) -> Answers` for all victims of a group. It is told half the
+number of records, which is how many the victim has, and nothing of the attribute. The attribute is
+scored on the records judged members.
 """
 
 import dataclasses
@@ -45,16 +45,17 @@ FITTED = 0.9
 
 
 class Answers(NamedTuple):
-    """Of every member of a group.
+    """Of every victim of a group.
 
     Attributes:
       memberships: who is judged a member.
-      reconstructed: accuracy of the attribute on the records judged members.
+      values: the attribute of the records judged members, in their order `[victims, records]`; -1
+        if the attack failed.
       spent: what it took.
     """
 
     memberships: list[Membership]
-    reconstructed: np.ndarray
+    values: np.ndarray
     spent: Compiled
 
 
@@ -63,10 +64,11 @@ class Inputs(NamedTuple):
 
     Attributes:
       model: the model that was trained.
-      everyone: the victims, each with its records among as many others.
+      everyone: the victims, each with its records among as many others; of the attribute nothing
+        is there.
       messages: the victims', in the rounds to be used.
       last: the models that the victims returned last.
-      seeds: one of each member.
+      seeds: one of each victim.
     """
 
     model: Model
@@ -83,7 +85,7 @@ class Variances:
     model: Model
 
     def __call__(self, inputs: tuple[Victim, Any]) -> Array:
-        """Of one member, whose records are the victim's and others."""
+        """Of one victim, among whose records are as many others."""
         victim, last = inputs
         known = candidate_records(self.model, victim.knowledge())
         return gradient_variance(self.model, last, *known)
@@ -91,19 +93,19 @@ class Variances:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Accuracy of the paper's attribute attack on the records judged members."""
+    """The attribute of the records judged members `[records]`, by the paper's attack."""
 
     model: Model
     settings: CosMatching
 
     def __call__(self, inputs: tuple[Victim, Messages]) -> Array:
-        """Of one member, whose records are those judged the victim's."""
+        """Of one victim, whose records are those judged its own."""
         victim, messages = inputs
         virtual = Virtual(training=LocalTraining(victim.training.learning_rate))
         settings = dataclasses.replace(self.settings, virtual=virtual)
         key = stream(victim.key, Stream.ATTACK)
         answer = cos_matching(self.model, messages, victim.knowledge(), key, settings=settings)
-        return accuracy(answer.values[0], victim.truth[:, 0])
+        return answer.values[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Decode:
     settings: ClosedForm
 
     def __call__(self, inputs: tuple[Victim, Messages]) -> tuple[Array, Array, Array]:
-        """Of one member, whose records are the victim's and as many others; and the status."""
+        """Of one victim, among whose records are as many others; and the status."""
         victim, messages = inputs
         training, half = victim.training, len(victim.x) // 2
         step = training.learning_rate * training.steps(half)
@@ -132,11 +134,10 @@ def _mixture(inputs: Inputs, settings: CosMatching) -> Answers:
     rows = jnp.asarray(np.stack([_first(answer) for answer in judged]))
     everyone = inputs.everyone
     chosen = {
-        name: jax.vmap(lambda a, r: a[r])(getattr(everyone, name), rows)
-        for name in ("x", "y", "truth")
+        name: jax.vmap(lambda a, r: a[r])(getattr(everyone, name), rows) for name in ("x", "y")
     }
-    members = dataclasses.replace(everyone, **chosen)
-    matched = run_members(Match(inputs.model, settings), (members, inputs.messages))
+    judged_own = dataclasses.replace(everyone, **chosen)
+    matched = run_members(Match(inputs.model, settings), (judged_own, inputs.messages))
     spent = Compiled(None, varied.compile_s + matched.compile_s, varied.run_s + matched.run_s)
     return Answers(judged, np.asarray(matched.results), spent)
 
@@ -145,9 +146,8 @@ def _closed_form(inputs: Inputs, settings: ClosedForm) -> Answers:
     done = run_members(Decode(inputs.model, settings), (inputs.everyone, inputs.messages), x64=True)
     presence, values, status = map(np.asarray, done.results)
     judged = [judge_presence(p, s) for p, s in zip(presence, status, strict=True)]
-    right = values == np.asarray(inputs.everyone.truth)[:, :, 0]
-    reconstructed = [r[_first(answer)].mean() for r, answer in zip(right, judged, strict=True)]
-    return Answers(judged, np.asarray(reconstructed), done)
+    named = [v[_first(answer)] for v, answer in zip(values, judged, strict=True)]
+    return Answers(judged, np.stack(named), done)
 
 
 def _full_batch(settings: VictimSettings) -> str | None:
@@ -207,7 +207,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         sorted({t for name in settings.phases for t in rounds_of(name, settings.rounds)})
     )
     chosen, messages, _ = trained.seen(np.arange(len(places)), rounds)
-    everyone = dataclasses.replace(chosen, x=x, y=y, truth=attribute)
+    hidden = x.at[..., np.asarray(data.column(settings.attribute).positions)].set(jnp.nan)
+    everyone = dataclasses.replace(chosen, x=hidden, y=y, truth=jnp.full_like(attribute, -1))
     last = take(trained.messages.returned, (slice(None), -1))
     for method, attack, wanted in by_method(jobs):
         inputs = Inputs(trained.model, everyone, messages, last, [seed for _, seed in places])
@@ -229,7 +230,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "majority": float(np.bincount(values).max() / len(values)),
                 "chance": 1 / len(known),
             }
-            outcomes += _outcomes(job, answers, i, np.asarray(truth[i]), levels, facts)
+            known_of = np.asarray(truth[i]), np.asarray(attribute[i, :, 0])
+            outcomes += _outcomes(job, answers, i, known_of, levels, facts)
         yield outcomes
 
 
@@ -266,12 +268,13 @@ def _outcomes(
     job: Job,
     answers: Answers,
     i: int,
-    truth: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray],
     levels: dict[str, Any],
     facts: dict[str, Any],
 ) -> Iterator[Outcome]:
-    """All metrics; `levels`: majority and chance of the attribute."""
-    answer = answers.memberships[i]
+    """All metrics; `known`: whose the records are, and their attribute; `levels`: majority and
+    chance of the attribute."""
+    answer, (truth, attribute) = answers.memberships[i], known
     if answer.status == Status.FAILED:
         yield Outcome(job, "accuracy", None, status="diverged", majority=0.5, **facts)
         return
@@ -282,8 +285,9 @@ def _outcomes(
         scores = {"candidate_accuracy": (answer.candidates == truth[:, None]).mean()} | scores
     facts |= {"status": "misfit" if answer.status == Status.MISFIT else "ok"}
     for metric, value in scores.items():
-        yield Outcome(job, metric, float(value), majority=0.5, **facts)
-    reconstructed = float(answers.reconstructed[i])
+        guess = job.cell.experiment.metric(metric).chance
+        yield Outcome(job, metric, float(value), majority=guess, **facts)
+    reconstructed = float(accuracy(answers.values[i], attribute[_first(answer)]))
     yield Outcome(job, "attribute_accuracy", reconstructed, **levels, **facts)
 
 

@@ -13,7 +13,7 @@ from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job
 from benchmarks.harness.programs import watched
 from benchmarks.harness.settings import flatten
-from benchmarks.laws.rows import runs_on_accelerators_as_here
+from benchmarks.laws.rows import lowers
 from benchmarks.measurements import local_models
 from benchmarks.measurements.local_models.scores import source_scores
 from benchmarks.scenarios import federations
@@ -133,7 +133,7 @@ def test_faces_and_batch_normalisation(data_dir, cache):
     with watched(calls, repeats=0):
         found, outcomes = scores(cell, ["last", "invert_gradient"], data_dir)
     for program in dict.fromkeys(call.program for call in calls):
-        runs_on_accelerators_as_here(program)
+        lowers(program)
     assert {metric for _, metric in found} >= {"zest", "ssim", "source_accuracy", "train_accuracy"}
     assert 0 < found["last", "ssim"] < 1
     for method in ("last", "invert_gradient"):

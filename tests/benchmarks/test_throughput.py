@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks import throughput
 from benchmarks.harness.operations import Operations
-from benchmarks.speed import beside, machine, specimens, table, timings
+from benchmarks.speed import beside, machine, table, timings
 from benchmarks.speed.beside import Attacks, Duration, Messages, Rounds, lines, time_other
-from benchmarks.suites import SUITES
+from benchmarks.suites import SUITES, specimens
 
 SMALL = {"features": 6, "hidden": (4,), "classes": 2, "rounds": 2, "repeats": 1}
 

@@ -1,6 +1,7 @@
 """Laws can be broken: methods that are made to break one are told of that one, and of no other."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from benchmarks.harness.experiment import Method
 from benchmarks.laws import BrokenLawError, attributes, laws_of
 from benchmarks.measurements import membership
 from benchmarks.measurements.attributes import EXPERIMENT, View
+from benchmarks.suites.specimens import specimen_of
 
 TRUE = membership.EXPERIMENT.method("closed_form")
 
@@ -28,9 +30,12 @@ def broken_by(experiment, method):
     return broken
 
 
-def with_randomness_of_its_own(inputs, settings):
+CALLS = itertools.count()
+
+
+def with_a_state_of_its_own(inputs, settings):
     answers = TRUE.run(inputs, settings)
-    return answers._replace(reconstructed=answers.reconstructed * np.random.default_rng().random())
+    return answers._replace(values=(answers.values + next(CALLS)) % 2)
 
 
 def that_hides_its_failure(inputs, settings):
@@ -43,23 +48,24 @@ def that_hides_its_failure(inputs, settings):
     return answers._replace(memberships=guesses)
 
 
+def that_answers_nothing(inputs, settings):
+    answers = TRUE.run(inputs, settings)
+    failed = [dataclasses.replace(m, status=Status.FAILED) for m in answers.memberships]
+    return answers._replace(memberships=failed)
+
+
 def that_compiles_every_seed(inputs, settings):
     jax.jit(lambda x: x + inputs.seeds[0])(0.0)
     return TRUE.run(inputs, settings)
 
 
-def that_scores_above_one(inputs, settings):
-    answers = TRUE.run(inputs, settings)
-    return answers._replace(reconstructed=answers.reconstructed + 1)
-
-
 @pytest.mark.parametrize(
     ("run", "law"),
     [
-        (with_randomness_of_its_own, "same_seed_same_row"),
+        (with_a_state_of_its_own, "same_seed_same_row"),
         (that_hides_its_failure, "messages_that_are_not_finite_give_no_score"),
         (that_compiles_every_seed, "another_seed_compiles_nothing"),
-        (that_scores_above_one, "its_messages_give_a_score"),
+        (that_answers_nothing, "its_messages_give_a_score"),
     ],
 )
 def test_a_method_breaks_the_law_of_rows(run, law):
@@ -110,7 +116,7 @@ def test_a_product_in_less_than_float32_breaks_a_law():
 
     laws = attributes.laws_of(Method("rounded", "a sign", rounded))
     with pytest.raises(BrokenLawError, match="a device's precision"):
-        laws["accelerators_run_it_as_here"]()
+        laws["accelerators_answer_as_here"]()
 
 
 def test_bad_input_that_is_taken_breaks_a_law():
@@ -122,9 +128,37 @@ def test_bad_input_that_is_taken_breaks_a_law():
         laws["bad_input_is_named"]()
 
 
-def test_what_no_specimen_takes_is_named():
+def test_what_no_specimen_takes_is_named_or_gets_a_cell_of_its_own():
     shy = Method("shy", "refuses all", refuses=lambda settings: "never, as a matter of principle")
     with pytest.raises(ValueError, match="method='shy' of attributes: no specimen takes it"):
         laws_of(EXPERIMENT.with_methods(shy), "shy")
     with pytest.raises(ValueError, match="method='nobody' is unknown to attributes"):
         laws_of(EXPERIMENT, "nobody")
+
+    wide = dataclasses.replace(
+        EXPERIMENT.method("majority"),
+        name="wide",
+        refuses=lambda settings: None if settings.records == 30 else "it takes 30 records alone",
+    )
+    mine = EXPERIMENT.with_methods(wide)
+    cell = specimen_of(EXPERIMENT, "majority")
+    cell = dataclasses.replace(
+        cell, experiment=mine, settings=dataclasses.replace(cell.settings, records=30)
+    )
+    assert len(laws_of(mine, "wide", cell)) == 5
+
+
+def test_no_law_hides_another():
+    names = [set(laws_of(EXPERIMENT, "cos")), set(attributes.laws_of(EXPERIMENT.method("cos")))]
+    assert len(names[0]) == len(names[1]) + 5
+
+
+def test_a_membership_attack_is_told_nothing_of_the_attribute():
+    def look(inputs, settings):
+        assert (np.asarray(inputs.everyone.truth) == -1).all()
+        assert np.isnan(np.asarray(inputs.everyone.x)).any(-1).all()
+        return TRUE.run(inputs, settings)
+
+    method = dataclasses.replace(TRUE, name="looks", run=look)
+    laws = laws_of(membership.EXPERIMENT.with_methods(method), "looks")
+    laws["its_messages_give_a_score"]()

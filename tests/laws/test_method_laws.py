@@ -1,6 +1,7 @@
 """Laws of methods, generated from the tables of methods: no method is named here."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_every_method_has_a_row_somewhere():
     experiments = {t.experiment.name: t.experiment for s in SUITES.values() for t in s.tables}
     missing = {(e.name, m.name) for e in experiments.values() for m in e.methods} - rows
     assert not missing, f"add these to a table of a suite (benchmarks/suites): {sorted(missing)}"
+
+
+def test_every_experiment_is_held_to_the_laws():
+    text = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    for suite in SUITES.values():
+        for table in suite.tables:
+            room = table.experiment.run.__module__.split(".")[2]
+            assert f"{room}.EXPERIMENT" in text, f"no test holds {room} to the laws"
 
 
 def test_a_new_row_enters_a_table_of_a_suite_by_itself():
