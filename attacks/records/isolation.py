@@ -10,6 +10,10 @@ schema enters.
 
 Clients that take several steps a round sum such errors: c changes a little on the way, and units
 where it may change its sign are left out.
+
+Edges of several records together are told from those of one by the rank: where an edge is 0, so are
+the errors of its record, and the gradient's rows of these units lack it. They are more than the
+rank, and span all inputs but one.
 """
 
 from typing import Any
@@ -27,11 +31,9 @@ ZERO = 1e-4
 """Of the largest number of an edge, below which one is taken for 0."""
 SPARE = 3
 """Zeros of an edge beyond those that any has; so many units that are 0 by no coincidence."""
-IDLE, ALIKE, ALIKE_STEPS = 0.3, 1e-6, 0.05
-"""Share of the units that a record does not activate, at least; and what the cosine of its errors
-with c on the others lacks of 1, after one step and after several. Edges of several records have
-fewer zeros, and errors that are unlike: those of four steps and more had .04 to .22 for |sin| where
-one record was isolated, .4 and more where several were."""
+IDLE, EQUAL = 0.3, 1e-6
+"""After one step: share of the units that a record does not activate, at least, and what the
+squared cosine of its errors relative to c with a constant lacks of 1."""
 SCALES = (0.5, 1.0, 1.5)
 """Powers of the singular values by which objectives are drawn: large ones end at the same edges
 often, small ones seldom at any."""
@@ -41,8 +43,9 @@ LACKING = 20.0
 """In units of the noise, what units that lack a record may have left of it."""
 STILL_THERE = 0.5
 """Share of a record's errors that what is left has of one that is not taken."""
-APART = 10.0
-"""By which factor they have more left of any other record."""
+LEVERAGE = 0.99
+"""Of one of these units, at most. Edges of two records are 0 where both are idle and at one more
+unit, which alone tells the two apart: its leverage is 1."""
 
 
 @struct.dataclass
@@ -88,6 +91,8 @@ def edges(
     slopes: np.ndarray,
     rng: np.random.Generator,
     programmes: int,
+    *,
+    one_step: bool,
 ) -> np.ndarray:
     """Directions `[found, inputs]` of edges with many zeros, by so many linear programmes.
 
@@ -97,6 +102,7 @@ def edges(
       slopes: see `slopes_of`.
       rng: draws the objectives.
       programmes: how many.
+      one_step: whether the errors of a record are exactly c where it activates a unit.
     """
     used = (slopes != 0) & gradient.any(1)
     if used.sum() < rank + SPARE:
@@ -113,9 +119,16 @@ def edges(
         if end is None:
             continue
         errors = np.abs(left @ end)
-        if (errors <= ZERO * errors.max()).sum() >= rank - 1 + SPARE:
+        idle = errors <= ZERO * errors.max()
+        enough = rank - 1 + SPARE if not one_step else max(rank - 1 + SPARE, IDLE * len(errors))
+        if idle.sum() >= enough and (not one_step or _equal(errors[~idle])):
             found.append((end / values) @ right)
     return np.reshape(found, (-1, gradient.shape[1]))
+
+
+def _equal(errors: np.ndarray) -> bool:
+    """Whether errors relative to c are all one number."""
+    return bool(1 - errors.sum() ** 2 / (len(errors) * (errors**2).sum()) <= EQUAL)
 
 
 def distinct(gradient: np.ndarray, directions: np.ndarray) -> np.ndarray:
@@ -160,10 +173,10 @@ def _lacking(
     idle = (errors < ZERO * errors.max()) & gradient.any(1)
     if idle.sum() < span.rank - 1 + SPARE:
         return None
-    _, values, right = np.linalg.svd(coordinates[idle], full_matrices=False)
+    left, values, right = np.linalg.svd(coordinates[idle], full_matrices=False)
     noise = float(span.noise)
     lacks = values[-1] <= LACKING * noise * np.sqrt(idle.sum())
-    no_other = values[-2] > max(LACKING * noise, APART * values[-1])
+    no_other = values[-2] > LACKING * noise and (left[:, :-1] ** 2).sum(1).max() < LEVERAGE
     return (values, right) if lacks and no_other else None
 
 

@@ -128,11 +128,13 @@ def ranks_after(
     task: Task, reading: Reading, more: Passed, left: list[np.ndarray]
 ) -> tuple[int, ...]:
     """Ranks once `more` is taken. Where the noise hides where singular values end, a record less
-    each, if what is beyond is the noise that there was."""
-
+    each, if what is beyond is the noise that there was. What errors of several steps are estimated
+    amiss by is no record."""
     ranks = list(ranks_of(task, left))
     for at, (told, before) in enumerate(zip(ranks, reading.ranks, strict=True)):
         expected = max(before - len(more), 0)
+        if task.returned is not None:
+            ranks[at] = min(told, expected)
         if expected and not told:
             allowed = SAME_NOISE * noise_beyond(reading.left[at], before)
             ranks[at] = expected if noise_beyond(left[at], expected) <= allowed else 0

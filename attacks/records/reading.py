@@ -88,7 +88,14 @@ def _isolating(task: Task, reading: Reading, key: Array) -> Reading:
     if slopes is None or reading.ranks[0] < 2:
         return reading
     gradient, span = _undisturbed(task, reading)
-    more = edges(gradient, span.rank, slopes, _drawing(key), task.settings.programmes)
+    more = edges(
+        gradient,
+        span.rank,
+        slopes,
+        _drawing(key),
+        task.settings.programmes,
+        one_step=task.returned is None,
+    )
     more = proven(gradient, span, more)
     directions = distinct(gradient, np.concatenate([reading.directions, more]))
     return dataclasses.replace(reading, directions=directions)

@@ -31,7 +31,7 @@ def heavy_decayed(rate: Any) -> optax.GradientTransformation:
     return decayed(rate, MOMENTUM)
 
 
-ONE_LAYER = {"reconstruct_records": RecordSearch(starts=512, sweeps=10, passes=24)}
+ONE_LAYER = {"reconstruct_records": RecordSearch(starts=512, sweeps=10, passes=48)}
 """Where the first layer alone is looked at, few starts arrive."""
 
 

@@ -98,12 +98,12 @@ def test_every_edge_is_orthogonal_to_all_records_but_one(several):
     task = task_of(messages, 0.05 if several else 1.0, several)
     gradient = task.gradients[0][0]
     rng = np.random.default_rng(0)
-    found = isolation.edges(gradient, 12, slopes(task), rng, 200, one_step=not several)
-    directions = isolation.distinct(gradient, found)
-    assert len(directions) > 5
     inputs = np.c_[x, np.ones(len(x))].astype(np.float64)
     span = span_of(gradient, 12)
-    used = isolation.isolated(gradient, span, directions)
+    found = isolation.edges(gradient, 12, slopes(task), rng, 200, one_step=not several)
+    directions = isolation.distinct(gradient, isolation.proven(gradient, span, found))
+    assert len(directions) > 5
+    used = isolation.isolated(gradient, span, directions[: isolation.MOST_USED])
     count = int(np.any(used.directions != 0, axis=1).sum())
     assert count > 5
     with jax.enable_x64(True):
@@ -119,13 +119,14 @@ def test_the_span_without_isolated_records_holds_the_others_alone():
     x, _, messages = full_batch(1, 10)
     task = task_of(messages, 1.0, several=False)
     gradient = task.gradients[0][0]
-    found = isolation.edges(
-        gradient, 10, slopes(task), np.random.default_rng(0), 200, one_step=True
-    )
-    used = isolation.isolated(gradient, span_of(gradient, 10), found[:1])
+    rng = np.random.default_rng(0)
+    found = isolation.edges(gradient, 10, slopes(task), rng, 200, one_step=True)
+    whole = span_of(gradient, 10)
+    used = isolation.isolated(gradient, whole, isolation.proven(gradient, whole, found)[:1])
     inputs = np.c_[x, np.ones(len(x))].astype(np.float64)
     own = np.abs(inputs @ used.directions[0]).argmax()
-    span = span_of(isolation.orthogonal_part(gradient, used), 9)
+    rows = np.asarray(whole.rows)[:, :10]
+    span = span_of(isolation.orthogonal_part(gradient, rows, used), 9)
     outside = np.linalg.norm(inputs @ span.beyond_rows, axis=1) / np.linalg.norm(inputs, axis=1)
     assert outside[own] > 1e-3
     assert np.delete(outside, own).max() < 1e-4
@@ -136,11 +137,31 @@ def test_noise_isolates_nothing():
     rng = np.random.default_rng(0)
     gradient = rng.normal(size=(WIDTH, 12)) @ rng.normal(size=(12, FEATURES + 1))
     found = isolation.edges(gradient, 12, rng.normal(size=WIDTH), rng, 50, one_step=False)
-    assert not len(found)
+    assert not len(isolation.proven(gradient, span_of(gradient, 12), found))
     _, _, messages = client(0, 12, LocalTraining(1.0), (Upload(noise_multiplier=0.01),))
     task = task_of(messages, 1.0, several=False)
-    found = isolation.edges(task.gradients[0][0], 12, slopes(task), rng, 50, one_step=True)
-    assert not len(found)
+    gradient = task.gradients[0][0]
+    found = isolation.edges(gradient, 12, slopes(task), rng, 50, one_step=True)
+    assert not len(isolation.proven(gradient, span_of(gradient, 12), found))
+
+
+@pytest.mark.parametrize("count", [8, 12, 20])
+def test_an_edge_of_several_records_is_not_proven(count):
+    """Nor is a direction whose record was taken out still one of the rest."""
+    x, _, messages = client(3, count, BATCHES)
+    task = task_of(messages, 0.05, several=True)
+    gradient = task.gradients[0][0]
+    inputs = np.c_[x, np.ones(len(x))].astype(np.float64)
+    alone = np.linalg.pinv(inputs)  # of each record the direction that isolates it
+    pairs = [alone[:, i] + alone[:, j] for i in range(count) for j in range(i)]
+    span = span_of(gradient, count)
+    assert not len(isolation.proven(gradient, span, np.stack(pairs)))
+    kept = isolation.proven(gradient, span, alone.T)
+    assert len(kept) > count / 2
+    owners = np.abs(inputs @ kept.T).argmax(0)
+    left = gradient - np.outer(gradient @ alone[:, owners[0]], inputs[owners[0]])
+    rest = isolation.of_the_rest(gradient, left, kept)
+    assert np.array_equal(np.abs(inputs @ rest.T).argmax(0), owners[1:])
 
 
 def test_other_models_have_no_such_edges():
