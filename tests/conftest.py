@@ -48,8 +48,8 @@ OLDER_LOOPS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS",
 compiled_as_by_users = functools.partial(
     jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True} if OLDER_LOOPS else None
 )
-"""`jax.jit` with the loops that programs have outside tests: for what is to hold to the last bit,
-or would be magnified."""
+"""`jax.jit` with the loops that programs have outside tests: for numbers that must agree to the
+last bit, and for those whose rounding later steps magnify."""
 
 
 ROUNDING = 1e-6

@@ -44,7 +44,7 @@ CHANCE = 0.5 + 4 * 0.5 / np.sqrt(RECORDS)
 
 
 FEWER = {"steps": 100, "evaluations": 60, "orders": 24, "points": 2}
-"""Most of what a method may do here, by the names of settings: laws hold whatever it spends."""
+"""Budgets of a method here at most, by the names of its settings: laws hold for any budget."""
 
 
 def quicker(settings: Any) -> Any:
@@ -57,7 +57,8 @@ def quicker(settings: Any) -> Any:
 
 
 def records(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fair bits, of which the label is no function: nothing tells a column but the messages."""
+    """Columns of fair bits, and labels that have nothing to do with them: messages alone tell a
+    column."""
     rng = np.random.default_rng(seed)
     x = (rng.random((RECORDS, FEATURES)) < 0.5).astype(np.float32)
     return x, rng.integers(0, CLASSES, RECORDS)
@@ -261,8 +262,8 @@ def constants_of_an_outer_jit_are_no_tracers(trial: Trial) -> None:
 
 
 def another_number_compiles_nothing(trial: Trial) -> None:
-    """Called from a notebook: without an outer `jit`, with another rate of the client's. No client
-    has that one, of which methods that explain messages warn."""
+    """Called from a notebook: without an outer `jit`, and told another rate. That is not the
+    client's, so that methods that explain messages warn."""
 
     def run(rate: float) -> None:
         with jax.enable_x64(trial.method.x64), warnings.catch_warnings():

@@ -26,7 +26,7 @@ def play(table, changes, seed, **more):
     return generators.Play("pictures_like", tiny(table, changes, **more).settings, None, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_every_generator_is_judged():
     jobs = all_methods(tiny("table4", TINY_GAME))
     methods = [job.method for job in jobs]

@@ -1,4 +1,4 @@
-"""Laws of methods whose experiments have no test file of their own."""
+"""Laws of methods of experiments that have no file in `tests/benchmarks`."""
 
 import pytest
 
