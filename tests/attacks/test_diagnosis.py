@@ -37,9 +37,7 @@ KINDS = [pytest.param(kind, marks=pytest.mark.very_slow if kind in LONG else ())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [*(kind for kind in FIRST if kind not in ("batches", "half")), *LONG]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_cause_is_named_first(kind):
     told = LocalTraining(RATE)
     model, messages, known, _ = client(kind, told, 3)
