@@ -11,9 +11,9 @@ schema enters.
 Clients that take several steps a round sum such errors: c changes a little on the way, and units
 where it may change its sign are left out.
 
-Edges of several records together are told from those of one by the rank: where an edge is 0, so are
-the errors of its record, and the gradient's rows of these units lack it. They are more than the
-rank, and span all inputs but one.
+Edges of one record are told from those of several by the rank. Units at which an edge is 0 have no
+error of its record, and their rows of the gradient lack the record. The rows are more than the
+rank, and span the inputs of all other records.
 """
 
 from typing import Any

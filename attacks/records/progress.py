@@ -128,8 +128,8 @@ def ranks_after(
     task: Task, reading: Reading, more: Passed, left: list[np.ndarray]
 ) -> tuple[int, ...]:
     """Ranks once `more` is taken. Where the noise hides where singular values end, a record less
-    each, if what is beyond is the noise that there was. What errors of several steps are estimated
-    amiss by is no record."""
+    each, if what is beyond is the noise that there was. Errors of several steps are estimated, and
+    the estimates' own errors are no record: a rank never falls by less than what is taken."""
     ranks = list(ranks_of(task, left))
     for at, (told, before) in enumerate(zip(ranks, reading.ranks, strict=True)):
         expected = max(before - len(more), 0)

@@ -31,13 +31,10 @@ def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> di
     Raises:
       ValueError: if there is no such method, or no cell that takes it.
     """
-    beside: tuple[str, ...] = ()
-    given = cell is not None
-    if cell is None:
-        cell = specimen_of(experiment, method)
-        beside = companions(cell)
-    laws = rows.laws_of(cell, method, beside if method in beside else (*beside[:1], method))
     record = experiment.method(method)
-    if experiment.name == EXPERIMENT.name and (not given or attributes.takes(record)):
+    tried = cell or specimen_of(experiment, method)
+    beside = companions(tried) if cell is None else ()
+    laws = rows.laws_of(tried, method, beside if method in beside else (*beside[:1], method))
+    if experiment.name == EXPERIMENT.name and (cell is None or attributes.takes(record)):
         laws = attributes.laws_of(record) | laws
     return laws

@@ -106,8 +106,8 @@ class Linking:
         return jnp.asarray(self.drawn.data.x[rows]), jnp.asarray(self.drawn.data.y[rows])
 
     def gradients(self) -> Array:
-        """Gradients of `known` records `[records, parameters]`, at models of all
-        observed rounds by turns."""
+        """Gradients of `known` records `[records, parameters]`, at models of all observed rounds by
+        turns."""
         model, received = self.drawn.model, self.drawn.clients.received
         x, y = self.known
         return _record_gradients(model, received, x, y, jnp.arange(len(x)) % self.settings.window)

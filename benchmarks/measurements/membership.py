@@ -207,8 +207,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         sorted({t for name in settings.phases for t in rounds_of(name, settings.rounds)})
     )
     chosen, messages, _ = trained.seen(np.arange(len(places)), rounds)
-    hidden = x.at[..., np.asarray(data.column(settings.attribute).positions)].set(jnp.nan)
-    everyone = dataclasses.replace(chosen, x=hidden, y=y, truth=jnp.full_like(attribute, -1))
+    everyone = dataclasses.replace(chosen, x=x, y=y, truth=jnp.full_like(attribute, -1))
     last = take(trained.messages.returned, (slice(None), -1))
     for method, attack, wanted in by_method(jobs):
         inputs = Inputs(trained.model, everyone, messages, last, [seed for _, seed in places])
@@ -236,8 +235,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 
 
 def _mixed(data: Dataset, settings: VictimSettings, seed: int) -> tuple[tuple[Array, ...], Array]:
-    """The victim's records and as many held-out ones, in random order: records, labels and
-    attribute; whether they are the victim's."""
+    """The victim's records and as many held-out ones, in random order: records with NaN for the
+    attribute, labels and attribute; whether they are the victim's."""
     rows = split(data, settings, seed)
     if len(rows.test) < len(rows.victim):
         raise ValueError(
@@ -248,7 +247,9 @@ def _mixed(data: Dataset, settings: VictimSettings, seed: int) -> tuple[tuple[Ar
     order = np.random.default_rng(seed).permutation(len(both))
     chosen = both[order]
     attribute = data.values_of(settings.attribute)[chosen, None]
-    drawn = tuple(map(jnp.asarray, (data.x[chosen], data.y[chosen], attribute)))
+    x = data.x[chosen]
+    x[:, list(data.column(settings.attribute).positions)] = np.nan
+    drawn = tuple(map(jnp.asarray, (x, data.y[chosen], attribute)))
     return drawn, jnp.asarray(order < len(rows.victim))
 
 

@@ -23,6 +23,8 @@ from attacks import (
 )
 from attacks.metrics import detection
 from benchmarks.harness.jobs import Job
+from benchmarks.measurements import membership
+from benchmarks.suites.specimens import specimen_of
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 from tests.benchmarks.cells import cell_of, outcomes_of
 
@@ -213,3 +215,20 @@ def test_variances_that_are_alike_are_no_two_groups(spread):
     assert answer.status == 1
     assert not answer.members.any()
     assert np.isnan(answer.scores).all()
+
+
+def test_victims_of_different_attributes_share_a_run():
+    """Each has its own attribute hidden, and no other."""
+    cell = specimen_of(membership.EXPERIMENT, "closed_form")
+    cells = [
+        dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, attribute=attribute))
+        for attribute in (0, 20)
+    ]
+
+    def rows(of):
+        outcomes = outcomes_of([Job(each, "closed_form", 0) for each in of])
+        return {(o.job.cell, o.metric): (o.value, o.status) for o in outcomes}
+
+    together = rows(cells)
+    assert {status for _, status in together.values()} == {"ok"}
+    assert together == rows(cells[:1]) | rows(cells[1:])

@@ -42,7 +42,7 @@ def test_every_experiment_is_held_to_the_laws():
     for suite in SUITES.values():
         for table in suite.tables:
             room = table.experiment.run.__module__.split(".")[2]
-            assert f"{room}.EXPERIMENT" in text, f"no test holds {room} to the laws"
+            assert f"cases({room}.EXPERIMENT" in text, f"no test holds {room} to the laws"
 
 
 def test_a_new_row_enters_a_table_of_a_suite_by_itself():
