@@ -110,8 +110,8 @@ METHODS = (
     ),
 )
 METRICS = (
-    Metric("complete", "every record of the batch, all columns and the label", True),
-    Metric("records_exact", "records with all columns and the label", True),
+    Metric("complete", "every record of the batch, all columns and the label", True, 0.0),
+    Metric("records_exact", "records with all columns and the label", True, 0.0),
     Metric("records_but_open", "records right in all columns but those called open", True),
     Metric("column_accuracy", "columns, numbers within .319 deviations (TabLeak's accuracy)", True),
     Metric("certified", "records that are called certain", True),

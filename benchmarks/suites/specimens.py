@@ -78,7 +78,7 @@ _MAPS: dict[str, Changes] = {
     "records": {"attack.orders": 4, "attack.passes": 2},
 }
 _SUMS = {
-    **{"clients": 10, "positives": 2, "per_round": 4, "rounds": 20, "records": 5, "seen": 20},
+    **{"clients": 24, "positives": 8, "per_round": 8, "rounds": 20, "records": 5, "seen": 20},
     **{"training.batch_size": 5, "auxiliary": 200, "detectors.pairs": 20},
     **{"detectors.kind.gradients": 100},
 }

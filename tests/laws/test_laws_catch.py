@@ -11,9 +11,18 @@ import pytest
 from attacks import Status
 from attacks.attributes.knowledge import answered
 from benchmarks.harness.experiment import Method
-from benchmarks.laws import BrokenLawError, attributes, laws_of
-from benchmarks.measurements import membership
+from benchmarks.laws import BrokenLawError, attributes, laws_of, rows
+from benchmarks.measurements import (
+    linkability,
+    local_models,
+    membership,
+    properties,
+    whole_records,
+)
 from benchmarks.measurements.attributes import EXPERIMENT, View
+from benchmarks.measurements.local_models import Values
+from benchmarks.measurements.whole_records import Guess
+from benchmarks.scenarios import sums
 from benchmarks.suites.specimens import specimen_of
 
 TRUE = membership.EXPERIMENT.method("closed_form")
@@ -145,12 +154,12 @@ def test_what_no_specimen_takes_is_named_or_gets_a_cell_of_its_own():
     cell = dataclasses.replace(
         cell, experiment=mine, settings=dataclasses.replace(cell.settings, records=30)
     )
-    assert len(laws_of(mine, "wide", cell)) == 5
+    assert len(laws_of(mine, "wide", cell)) == len(rows.LAWS)
 
 
 def test_no_law_hides_another():
     names = [set(laws_of(EXPERIMENT, "cos")), set(attributes.laws_of(EXPERIMENT.method("cos")))]
-    assert len(names[0]) == len(names[1]) + 5
+    assert len(names[0]) == len(names[1]) + len(rows.LAWS)
 
 
 def test_a_membership_attack_is_told_nothing_of_the_attribute():
@@ -162,3 +171,42 @@ def test_a_membership_attack_is_told_nothing_of_the_attribute():
     method = dataclasses.replace(TRUE, name="looks", run=look)
     laws = laws_of(membership.EXPERIMENT.with_methods(method), "looks")
     laws["its_messages_give_a_score"]()
+
+
+def that_looks_up_the_attribute(work, settings):
+    return Values([work.federation.knowledge(c)[1] for c in range(work.count)])
+
+
+def that_looks_up_the_senders(linking, rule):
+    told = [jax.nn.one_hot(side.senders, 8) for side in linking.sides]
+    return tuple(told)
+
+
+def that_looks_up_the_records(victim, settings):
+    count = len(victim.y)
+    nothing = np.zeros((count, len(victim.schema.measured)))
+    return Guess(victim.x, victim.y, np.zeros(count, bool), [()] * count, nothing)
+
+
+def that_looks_up_who_is_positive(sight, settings):
+    cell = specimen_of(properties.EXPERIMENT, "ridge")
+    positive = sums.draw(sums.records_of(cell.dataset, None), cell.settings, 0).positives
+    return jnp.broadcast_to(positive.astype(float), (len(sight.seen), len(positive)))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "run", "beside"),
+    [
+        (local_models.EXPERIMENT, that_looks_up_the_attribute, "majority"),
+        (linkability.EXPERIMENT, that_looks_up_the_senders, "update"),
+        (whole_records.EXPERIMENT, that_looks_up_the_records, "public"),
+        (properties.EXPERIMENT, that_looks_up_who_is_positive, "ridge"),
+    ],
+)
+def test_a_method_that_knows_the_truth_is_caught_by_messages_of_nobody(experiment, run, beside):
+    method = dataclasses.replace(experiment.method(beside), name="cheat", run=run, observes=True)
+    with_cheat = experiment.with_methods(method)
+    cell = dataclasses.replace(specimen_of(experiment, beside), experiment=with_cheat)
+    laws = rows.laws_of(cell, "cheat", (beside, "cheat"))
+    with pytest.raises(BrokenLawError, match="the truth leaks into it"):
+        laws["messages_of_nobody_tell_no_more_than_a_guess"]()

@@ -6,8 +6,13 @@ from benchmarks.measurements.local_models.methods import METHODS, METRICS
 from benchmarks.measurements.local_models.work import (
     First,
     FirstMessages,
+    Images,
+    LocalModels,
     LocalModelSettings,
     MapsOfClients,
+    Sources,
+    Values,
+    Work,
 )
 
 __all__ = [
@@ -16,6 +21,11 @@ __all__ = [
     "METRICS",
     "First",
     "FirstMessages",
+    "Images",
     "LocalModelSettings",
+    "LocalModels",
     "MapsOfClients",
+    "Sources",
+    "Values",
+    "Work",
 ]

@@ -20,7 +20,7 @@ from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
-from benchmarks.measurements.local_models.methods import MEASURE, METHODS, METRICS
+from benchmarks.measurements.local_models.methods import MEASURE, METHODS, METRICS, TELL_NO_SOURCE
 from benchmarks.measurements.local_models.scores import (
     Score,
     accuracy_of,
@@ -178,7 +178,7 @@ def _of_models(
 
         others = functools.partial(read, [*params[1:], params[0]]) if count > 1 else None
         scores["attribute_accuracy"] = _of_attributes(work, read(params), others)
-    if "source" in asked and method.name != "global":  # one model names no source
+    if "source" in asked and method.name not in TELL_NO_SOURCE:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         named = np.asarray(least_loss(federation.model, stacked, *work.asked))
         scores |= dict(source_scores([named], *work.targets, federation))

@@ -238,6 +238,7 @@ METHODS = (
         "isolated",
         "what a server gets that sends the client its own model back in every round",
         _of_each(lambda work, c, _: isolated(work.federation, c, work.settings.rounds)),
+        observes=False,
     ),
     Method("optimum", "the optimal local model, the ceiling", local_optima, observes=False),
     Method(
@@ -313,6 +314,9 @@ METRICS = (
     ),
     Metric("ssim", "likeness of reconstructed images; chance is that of plain grey"),
 )
+TELL_NO_SOURCE = ("global", "records")
+"""Methods whose models are not asked for records' sources: one model names none, and who knows all
+public columns of every client's records knows the sources."""
 MEASURE = {
     "zest": "zest",
     "attribute_accuracy": "attribute",
