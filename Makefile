@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: sweep test oldest throughput accelerator lint clean
+.PHONY: sweep test oldest wheel throughput accelerator lint clean
 
 sweep: $(VENV)/.installed  ## run the main job on embedded data; ARGS="..." is passed on
 	$(BIN)/python -m benchmarks.sweep $(ARGS)
@@ -16,6 +16,9 @@ OLDEST := declaration or (properties and give_a_score)
 
 oldest: $(VENV)-oldest/.installed  ## the simulation, and every attack on attributes and on sums, with the oldest versions that work
 	JAXFL_SLOW=1 $(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py tests/benchmarks/test_properties.py -k "$(OLDEST)"
+
+wheel: $(VENV)-wheel/.installed  ## the pages' code, outside the checkout, with nothing but the wheel and what it declares
+	cd $$(mktemp -d) && $(CURDIR)/$(VENV)-wheel/bin/python -P $(CURDIR)/tests/readme.py
 
 throughput: $(VENV)/.installed  ## every program of every method beside this machine's limits; ARGS="methods attributes ..."
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
@@ -40,5 +43,13 @@ $(VENV)-oldest/.installed: pyproject.toml
 	$(VENV)-oldest/bin/uv pip install --quiet --python $(VENV)-oldest/bin/python --resolution lowest-direct --editable '.[test]'
 	touch $@
 
+$(VENV)-wheel/.installed: pyproject.toml README.md $(shell find jaxfl attacks benchmarks -name '*.py' -o -name '*.csv' -o -name '*.html')
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet uv
+	rm -rf dist && $(VENV)-wheel/bin/uv build --quiet --out-dir dist
+	test $$(stat -c %s dist/*.whl) -lt 2000000
+	$(VENV)-wheel/bin/uv pip install --quiet --python $(VENV)-wheel/bin/python --constraint constraints.txt dist/*.whl
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-oldest build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-wheel build dist *.egg-info

@@ -11,6 +11,7 @@ from flax import struct
 from jaxtyping import Int, Num
 
 from jaxfl import _check
+from jaxfl._extras import of_extra
 from jaxfl.domains import Count, Key, Probability, checked
 
 Array = jax.Array
@@ -209,7 +210,8 @@ def ssim(
     """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1]
     `[height, width, channels]` to each of several `[n, height, width, channels]`, or of as many
     images to one each. Best under `jax.jit`: it is many operations."""
-    import dm_pix
+    with of_extra("bench"):
+        import dm_pix
 
     if np.shape(references)[1:] != np.shape(image)[-3:]:
         raise ValueError(

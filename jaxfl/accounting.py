@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from jaxfl._extras import of_extra
 from jaxfl.domains import Count, Fraction, Positive, checked
 
 ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024)
@@ -42,7 +43,8 @@ def epsilon(
     Raises:
       ValueError: if a number is out of range.
     """
-    from dp_accounting import rdp
+    with of_extra("privacy"):
+        from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(ORDERS)
     accountant.compose(
@@ -63,7 +65,8 @@ def noise_multiplier(
 ) -> float:
     """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those
     of `epsilon`."""
-    import dp_accounting
+    with of_extra("privacy"):
+        import dp_accounting
 
     def event(multiplier: float) -> Any:
         return dp_accounting.SelfComposedDpEvent(
@@ -81,7 +84,8 @@ def _rate(records: int, batch_size: int | None) -> float:
 
 
 def _event(multiplier: float, rate: float) -> Any:
-    import dp_accounting
+    with of_extra("privacy"):
+        import dp_accounting
 
     gaussian = dp_accounting.GaussianDpEvent(multiplier)
     return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)

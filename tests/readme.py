@@ -1,5 +1,5 @@
 """Runs the code of README.md and of other pages, and compares what it prints with what its comments
-say: `python -m tests.readme`."""
+say: `python -m tests.readme`, or as a file, with whatever jaxfl is installed: `make wheel`."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ def wrong_on(page: str) -> int:
     said = PRINTED.findall(code)
     began = time.perf_counter()
     output = io.StringIO()
-    with contextlib.redirect_stdout(output):
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(output):
         exec(compile(code, page, "exec"), {"__name__": "page"})
     printed = output.getvalue().split()
     wrong = 0

@@ -8,6 +8,7 @@
 from pathlib import Path
 from typing import Any
 
+from jaxfl._extras import of_extra
 from jaxfl.datasets import partitions
 from jaxfl.datasets.csv import read_csv
 from jaxfl.datasets.dataset import Column, Dataset, Encoding, Table, encode, resized
@@ -74,7 +75,8 @@ def load(
 
 
 def _source(name: str, data_dir: str | Path | None) -> Table:
-    from jaxfl.datasets.builders import prepared  # TensorFlow Datasets is slow to import
+    with of_extra("data"):
+        from jaxfl.datasets.builders import prepared  # TensorFlow Datasets is slow to import
 
     return prepared(name, data_dir)
 
