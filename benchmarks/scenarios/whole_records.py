@@ -1,4 +1,5 @@
-"""One client's rows of a table, and what it sends of them; nothing of them is known."""
+"""One client's rows of a table, or those of several behind secure aggregation, and what is seen of
+them; nothing of them is known."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -38,7 +39,9 @@ class WholeRecordsSettings:
     """Whose records are read, and what is sent.
 
     Attributes:
-      records: of the client.
+      records: of the client, or of each client.
+      clients: so many send; the server sees the mean of what they send, which secure aggregation
+        leaves it, and reads the records of all.
       hidden: widths of the hidden layers.
       rounds: in which it sends.
       sends: "gradient" (FedSGD: one float32 gradient a round), or "model" (FedAvg: the difference
@@ -57,6 +60,7 @@ class WholeRecordsSettings:
     warm: int = 0
     upload: Upload = Upload()
     half: bool = False
+    clients: int = 1
 
     @property
     def senders(self) -> tuple[Plugin, ...]:
@@ -65,14 +69,14 @@ class WholeRecordsSettings:
 
 
 class Victim(NamedTuple):
-    """A client and what its adversary has.
+    """A client, or several whose messages are seen as one, and what the adversary has.
 
     Attributes:
       model: the shared model.
       schema: what is public of the table.
-      messages: what the client sent.
+      messages: what was seen of what was sent.
       training: the recipe that the messages follow.
-      x, y: the client's records and labels, for scoring only.
+      x, y: the clients' records and labels, for scoring only.
       public: other people's records, and their labels.
       accuracy: of the model at first, on others' records.
       note: what a reader must know of the data.
@@ -103,10 +107,17 @@ class Victim(NamedTuple):
 
 
 def draw(name: str, settings: WholeRecordsSettings, data_dir: str | None, seed: int) -> Victim:
-    """The client of a seed, and what it sends."""
+    """The client of a seed, or several, and what is seen.
+
+    Raises:
+      ValueError: if the table has no other people's records.
+    """
     data = classified(name, data_dir)
+    if settings.records * settings.clients > len(data) - 2:
+        each = f"records={settings.records} of clients={settings.clients}"
+        raise ValueError(f"{each} leave no others of the {len(data)} of {name}")
     order = np.random.default_rng(seed).permutation(len(data))
-    mine, others = np.split(order, [settings.records])
+    mine, others = np.split(order, [settings.records * settings.clients])
     test, public = np.split(others, [min(TEST_RECORDS, len(others) // 2)])
     key = jax.random.key(seed)
     model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
@@ -159,16 +170,22 @@ def _sent(
     key: Array,
     settings: WholeRecordsSettings,
 ) -> Messages:
+    parts = list(zip(*(np.split(each, settings.clients) for each in records), strict=True))
     if settings.sends == "model":
         training, kept = settings.training, Record(clients="all")
         federated = Federated(settings.rounds, training, plugins=settings.senders, record=kept)
-        run = simulate(model, params, stack_clients([records]), key, federated)
-        return run.messages(0)
+        run = simulate(model, params, stack_clients(parts), key, federated)
+        returned = jax.tree.map(lambda a: a.mean(1), run.returned)
+        return Messages(run.received, returned, jnp.arange(settings.rounds))
     rate = settings.training.learning_rate
     received: list[Any] = []
     sent: list[Any] = []
     for t in range(settings.rounds):
-        gradient = sent_gradient(model, params, records, jax.random.fold_in(key, t), settings)
+        keys = jax.random.split(jax.random.fold_in(key, t), settings.clients)
+        keys = keys if settings.clients > 1 else jax.random.fold_in(key, t)[None]
+        pairs = zip(parts, keys, strict=True)
+        gradients = [sent_gradient(model, params, part, each, settings) for part, each in pairs]
+        gradient = jax.tree.map(lambda *g: sum(g) / len(g), *gradients)
         received, sent = [*received, params], [*sent, gradient]
         params = jax.tree.map(lambda w, g: w - rate * g, params, gradient)
     with jax.enable_x64(True):  # not `Messages.from_gradients`: a gradient may not be finite

@@ -107,6 +107,17 @@ def _wide(dataset: str) -> Callable[[str, str | None], list[Place]]:
     return places
 
 
+def _sums(size: str, data_dir: str | None) -> list[Place]:
+    each = ((32, 1), (16, 2), (8, 4), (4, 8))
+    gradients = [WholeRecordsSettings(records, clients=clients) for records, clients in each]
+    averaged = LocalTraining(0.1, epochs=3)
+    models = [
+        WholeRecordsSettings(n, (256,), sends="model", training=averaged, clients=16 // n)
+        for n in (16, 4)
+    ]
+    return _places("adult", gradients + models)
+
+
 def _optimizers(size: str, data_dir: str | None) -> list[Place]:
     recipes = [
         LocalTraining(0.05, epochs=3, batch_size=8, optimizer=optimizer)
@@ -158,6 +169,12 @@ SUITE = Suite(
         Table("models", "Models returned in float32, by learning rate", EXPERIMENT, _models),
         Table("fedavg", "Three epochs of batches of 8, by records", EXPERIMENT, _fedavg),
         Table("optimizers", "The same with momentum and weight decay", EXPERIMENT, _optimizers),
+        Table(
+            "sums",
+            "Of several clients' records by their sum, which secure aggregation leaves",
+            EXPERIMENT,
+            _sums,
+        ),
         Table(
             "location",
             "A table of 446 answers of yes and no",

@@ -1,5 +1,6 @@
 """Whole records as a measurement: what counts as read, and the laws of rows."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from benchmarks.measurements.whole_records import Guess, scored
 from benchmarks.scenarios.whole_records import WholeRecordsSettings, draw
 from jaxfl import DPSGD, LocalTraining, Upload
 from tests.benchmarks.cells import cell_of, outcomes_of
+from tests.conftest import assert_same
 from tests.laws.cases import cases
 
 FEW = {
@@ -44,6 +46,26 @@ def test_what_is_certain_is_right_and_what_is_hidden_is_not_read():
 def test_a_model_that_is_returned_is_read_as_a_gradient_is():
     training = LocalTraining(1.0)
     assert rows({"sends": "model", "training": training})["complete"].value == 1
+
+
+@pytest.mark.parametrize("sends", ["gradient", "model"])
+def test_a_sum_of_clients_is_read_as_one_client_is(sends):
+    """Secure aggregation leaves what one client with the records of all would send."""
+    training = LocalTraining(1.0)
+    of_three = {"records": 2, "clients": 3, "sends": sends, "training": training}
+    assert rows(of_three)["complete"].value == 1
+    alone, summed = (
+        draw("breast_cancer", WholeRecordsSettings(hidden=(40, 40), **changes), None, 0)
+        for changes in ({"records": 6, "sends": sends, "training": training}, of_three)
+    )
+    with jax.enable_x64(True):
+        assert_same(alone.messages, summed.messages, "the mean of clients is not that of one")
+
+
+def test_too_many_records_are_refused_by_name():
+    settings = WholeRecordsSettings(300, clients=2)
+    with pytest.raises(ValueError, match="records=300 of clients=2 leave no others of the 569"):
+        draw("breast_cancer", settings, None, 0)
 
 
 def test_private_training_is_what_is_sent():
