@@ -8,12 +8,14 @@ which is made once.
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from attacks import MisfitWarning
 from benchmarks.harness.experiment import Method
 from benchmarks.harness.jobs import Cell, Job, Outcome, group
 from benchmarks.harness.programs import Call, HostError, Program, watched
@@ -97,7 +99,8 @@ class Turns:
     @functools.cached_property
     def of_nobody(self) -> dict[str, Turn]:
         """Of messages that have nothing to do with what is scored."""
-        with recorded_by(OF_NOBODY, self.cell):
+        with recorded_by(OF_NOBODY, self.cell), warnings.catch_warnings():
+            warnings.simplefilter("ignore", MisfitWarning)  # they are
             return self.turns(self.jobs())
 
 

@@ -249,7 +249,6 @@ METHODS = (
             name,
             f"Algorithm 3, by ranks, on {about}",
             _by_model(model),
-            observes=name != "optimum",
             x64=True,
         )
         for name, about, model in (

@@ -50,12 +50,15 @@ def accuracy(answer, truth):
 @pytest.mark.parametrize("values", [2, 4])
 @pytest.mark.parametrize("rate", [1e-2, 1e-3])
 def test_a_full_batch_client_of_adam_is_read(values, rate):
-    """From five rounds, as from SGD; the rate is not told."""
-    x, y = client(values=values)
-    answer = decode_adam(SHARED, messages_of((x, y), learning_rate=rate), known_of(x, y, values))
-    assert accuracy(answer, x[:, 0]) == 1
-    assert answer.status == Status.OK
-    assert answer.fit.explained > 0.98
+    """From five rounds, as from SGD; the rate is not told. The first search ends at corners that
+    are not the client's in one of these cases or another, by the rounding of a machine."""
+    for seed in range(4):
+        x, y = client(seed, values)
+        messages = messages_of((x, y), learning_rate=rate)
+        answer = decode_adam(SHARED, messages, known_of(x, y, values))
+        assert accuracy(answer, x[:, 0]) == 1
+        assert answer.status == Status.OK
+        assert answer.fit.explained > answer.fit.allowed
 
 
 @pytest.mark.parametrize(("name", "decay"), [("adam", 0.0), ("adamw", 0.01)])

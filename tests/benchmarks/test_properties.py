@@ -101,9 +101,11 @@ def test_positive_clients_share_the_record_and_nobody_else_has_it(images):
 @pytest.mark.slow
 def test_scores_that_are_not_finite_are_failures():
     cell = specimen_of(properties.EXPERIMENT, "ols")
-    broken = dataclasses.replace(
-        cell.experiment.method("ols"), run=lambda sight, _: jnp.full((len(sight.seen), 10), jnp.nan)
-    )
+
+    def run(sight, settings):
+        return jnp.full((len(sight.seen), cell.settings.clients), jnp.nan)
+
+    broken = dataclasses.replace(cell.experiment.method("ols"), run=run)
     experiment = dataclasses.replace(cell.experiment, methods=(broken,))
     outcomes = outcomes_of([Job(dataclasses.replace(cell, experiment=experiment), "ols", 0)])
     assert {o.metric for o in outcomes} == {"f1", "auc", "average_precision"}

@@ -194,13 +194,19 @@ def that_looks_up_who_is_positive(sight, settings):
     return jnp.broadcast_to(positive.astype(float), (len(sight.seen), len(positive)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "run", "beside"),
     [
         (local_models.EXPERIMENT, that_looks_up_the_attribute, "majority"),
         (linkability.EXPERIMENT, that_looks_up_the_senders, "update"),
         (whole_records.EXPERIMENT, that_looks_up_the_records, "public"),
-        (properties.EXPERIMENT, that_looks_up_who_is_positive, "ridge"),
+        pytest.param(
+            properties.EXPERIMENT,
+            that_looks_up_who_is_positive,
+            "ridge",
+            marks=pytest.mark.very_slow,
+        ),
     ],
 )
 def test_a_method_that_knows_the_truth_is_caught_by_messages_of_nobody(experiment, run, beside):

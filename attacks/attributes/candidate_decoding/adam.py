@@ -19,8 +19,8 @@ alone; small gradients are known to some digits. The gradient is linear in the c
 (`closed_form`), so that these lie in a convex set: the intervals of all numbers of all rounds. A
 point of it is found by Gauss-Newton steps on the squared distances from the intervals, from a
 coarse measure of distance to a fine one. Of the values that its weights stand for, one record's or
-two records' are then changed as long as that brings all numbers nearer to their intervals: the set
-may be wide, but hardly ever holds two corners. The rate need not be known: it is the largest |u_j|.
+two records' are then changed as long as that brings all numbers nearer to their intervals, and some
+are drawn anew where no change does: the set may be wide, but hardly ever holds two corners. The rate need not be known: it is the largest |u_j|.
 """
 
 import functools
@@ -38,7 +38,7 @@ from attacks.attributes.candidate_decoding.candidates import (
     prior_weights,
     with_first,
 )
-from attacks.attributes.candidate_decoding.corners import Bounds, nearest_corner
+from attacks.attributes.candidate_decoding.corners import Bounds, farther_corner, nearest_corner
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -151,7 +151,8 @@ def _decode_adam(
         weights, scores = every[-1], with_first(every[-1].reshape(len(x), -1))
         begun = jax.vmap(lambda w: with_first(w.reshape(len(x), -1)).argmax(1))(every)
         ended, distances = jax.lax.map(lambda v: nearest_corner(bounds, v, x.shape[1]), begun)
-        values = ended[distances.argmin()]
+        best = distances.argmin()
+        values = farther_corner(bounds, ended[best], distances[best], scores)
         chosen = jax.nn.one_hot(values, x.shape[1], dtype=dtype)[:, 1:].reshape(-1)
         left, answer_left = (_left(bounds, seen, w, settings.epsilon) for w in (weights, chosen))
     misfit = jnp.where(told > len(start), jnp.minimum(left, answer_left) / LEFT, jnp.nan)

@@ -238,7 +238,6 @@ METHODS = (
         "isolated",
         "what a server gets that sends the client its own model back in every round",
         _of_each(lambda work, c, _: isolated(work.federation, c, work.settings.rounds)),
-        observes=False,
     ),
     Method("optimum", "the optimal local model, the ceiling", local_optima, observes=False),
     Method(
