@@ -47,12 +47,12 @@ def accuracy(answer, truth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", [2, 4])
+@pytest.mark.parametrize(("values", "seeds"), [(2, (0, 1)), (4, (2,))])
 @pytest.mark.parametrize("rate", [1e-2, 1e-3])
-def test_a_full_batch_client_of_adam_is_read(values, rate):
-    """From five rounds, as from SGD; the rate is not told. The first search ends at corners that
-    are not the client's in one of these cases or another, by the rounding of a machine."""
-    for seed in range(4):
+def test_a_full_batch_client_of_adam_is_read(values, seeds, rate):
+    """From five rounds, as from SGD; the rate is not told. At the lower one the first search ends
+    at another corner than the client's in seeds 0 and 2, on some machines."""
+    for seed in seeds:
         x, y = client(seed, values)
         messages = messages_of((x, y), learning_rate=rate)
         answer = decode_adam(SHARED, messages, known_of(x, y, values))

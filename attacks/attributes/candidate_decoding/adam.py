@@ -20,7 +20,8 @@ alone; small gradients are known to some digits. The gradient is linear in the c
 point of it is found by Gauss-Newton steps on the squared distances from the intervals, from a
 coarse measure of distance to a fine one. Of the values that its weights stand for, one record's or
 two records' are then changed as long as that brings all numbers nearer to their intervals, and some
-are drawn anew where no change does: the set may be wide, but hardly ever holds two corners. The rate need not be known: it is the largest |u_j|.
+are drawn anew where no change does: the set may be wide, but hardly ever holds two corners. The
+rate need not be known: it is the largest |u_j|.
 """
 
 import functools
