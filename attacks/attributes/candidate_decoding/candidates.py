@@ -69,9 +69,11 @@ def split(a: Array, records: int) -> tuple[Array, Array, Array]:
 
 def input_products(base: Array, difference: Array, repeat: int) -> tuple[Array, Array, Array]:
     """`a0.b0`, `a0.Db` and `Da.Db` over unknowns `[unknowns, unknowns]`."""
-    spread = functools.partial(jnp.repeat, repeats=repeat, axis=0)
-    own = spread((base @ base.T).T)
-    return spread(own.T), spread(base @ difference.T), difference @ difference.T
+    own, across = base @ base.T, base @ difference.T
+    if repeat > 1:
+        own, across = (jnp.repeat(a, repeat, axis=0) for a in (own, across))
+        own = jnp.repeat(own, repeat, axis=1)
+    return own, across, difference @ difference.T
 
 
 def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:

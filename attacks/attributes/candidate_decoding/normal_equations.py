@@ -1,6 +1,7 @@
 """The least-squares problem of `closed_form` as normal equations, from inner products alone, and
 their direct solution."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -83,22 +84,26 @@ def normal_equations(
     zero = NormalEquations(
         jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype), jnp.zeros((), x.dtype)
     )
-    return jax.lax.scan(add, zero, (messages.received, updates, relative_weights(updates)))[0]
+    total = jax.lax.scan(add, zero, (messages.received, updates, relative_weights(updates)))[0]
+    # Once, not in every round: a transposed copy takes as long as some products of this size.
+    return dataclasses.replace(total, gram=(total.gram + total.gram.T) / 2)
 
 
 def _layer_gram(products: Any, bias: bool, error: Array, difference: Array) -> Array:
-    """One layer's share of the Gram matrix, from products of its inputs (`input_products`), the
-    other candidates' errors, and by how much they differ from the first's."""
+    """One layer's share of a matrix whose symmetric part is the Gram matrix, from products of its
+    inputs (`input_products`), the other candidates' errors, and by how much they differ from the
+    first's."""
     same, across, both = products
-    mixed = across * (difference @ error.T)
-    return (same + bias) * (difference @ difference.T) + mixed + mixed.T + both * (error @ error.T)
+    mixed = 2 * across * (difference @ error.T)
+    return (same + bias) * (difference @ difference.T) + mixed + both * (error @ error.T)
 
 
 def _layer_products(
     model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool
 ) -> _Products:
-    """Gram matrix of the gradient differences, their products with a target, and the base's
-    gradient, by layers; `entering`: of the first layer's inputs, as by `first_inputs`."""
+    """A matrix whose symmetric part is the Gram matrix of the gradient differences, their products
+    with a target, and the base's gradient, by layers; `entering`: of the first layer's inputs, as
+    by `first_inputs`."""
     layers = model.layers
     assert layers is not None
     records, count = x.shape[:2]
