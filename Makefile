@@ -18,7 +18,7 @@ oldest: $(VENV)-oldest/.installed  ## the simulation, and every attack on attrib
 	JAXFL_SLOW=1 $(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py tests/benchmarks/test_properties.py -k "$(OLDEST)"
 
 wheel: $(VENV)-wheel/.installed  ## the pages' code, outside the checkout, with nothing but the wheel and what it declares
-	cd $$(mktemp -d) && $(CURDIR)/$(VENV)-wheel/bin/python -P $(CURDIR)/tests/readme.py
+	cd / && $(CURDIR)/$(VENV)-wheel/bin/python -P $(CURDIR)/tests/readme.py
 
 throughput: $(VENV)/.installed  ## every program of every method beside this machine's limits; ARGS="methods attributes ..."
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
@@ -47,7 +47,7 @@ $(VENV)-wheel/.installed: pyproject.toml README.md $(shell find jaxfl attacks be
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/python -m pip install --quiet uv
 	rm -rf dist && $(VENV)-wheel/bin/uv build --quiet --out-dir dist
-	test $$(stat -c %s dist/*.whl) -lt 2000000
+	test -z "$$(find dist -name '*.whl' -size +1900k)"
 	$(VENV)-wheel/bin/uv pip install --quiet --python $(VENV)-wheel/bin/python --constraint constraints.txt dist/*.whl
 	touch $@
 

@@ -210,7 +210,7 @@ def ssim(
     """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1]
     `[height, width, channels]` to each of several `[n, height, width, channels]`, or of as many
     images to one each. Best under `jax.jit`: it is many operations."""
-    with of_extra("bench"):
+    with of_extra("images"):
         import dm_pix
 
     if np.shape(references)[1:] != np.shape(image)[-3:]:

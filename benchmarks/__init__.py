@@ -3,5 +3,5 @@
 from jaxfl._extras import of_extra
 
 with of_extra("bench"):
-    import rich  # noqa: F401 - said at once, of whichever command
+    import jinja2  # noqa: F401 - said at once, of whichever command
     import tyro  # noqa: F401

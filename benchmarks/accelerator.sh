@@ -4,7 +4,7 @@
 #   laws.txt                    laws of methods and of the simulation, on the device
 #   rows/                       the default suite's first table, to be compared with another machine's
 # On a bare machine PYTHON names one that has jax, flax, optax, scipy, scikit-learn, rich, tyro,
-# jaxtyping and pytest; nothing is downloaded.
+# jinja2, matplotlib, jaxtyping, pytest and pytest-xdist; nothing is downloaded.
 set -uo pipefail
 out=${1:?a folder for results}
 shift

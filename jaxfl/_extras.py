@@ -14,5 +14,7 @@ def of_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("jaxfl", "attacks", "benchmarks"):
+            raise
         words = f"{error.name} is not installed: pip install 'jaxfl[{extra}]'"
         raise ModuleNotFoundError(words, name=error.name) from error

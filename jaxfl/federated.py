@@ -78,7 +78,6 @@ class Federated(HoldsPlugins):
     def check(self, clients: ClientData) -> None:
         """Raise `ValueError` on settings that these clients cannot run."""
         count = len(clients.mask)
-        check_plugins(self.plugins, count)
         check_plugins((*self.training.plugins, *self.plugins), count)
         if self.clients_per_round is not None and self.clients_per_round > count:
             raise ValueError(

@@ -28,7 +28,7 @@ Array = jax.Array
 @struct.dataclass
 class Observations:
     """Features of the observed aggregates, and what is known of such features
-    (`attacks.properties.detectors.observe`).
+    (`attacks.properties.detector_laws.observe`).
 
     Attributes:
       features: sum of the participants' features `[rounds]`, the paper's b.

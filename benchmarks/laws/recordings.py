@@ -14,23 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness.engines import forget_programs
-from benchmarks.harness.jobs import Cell
 from benchmarks.scenarios.whole_records import sent_gradient
 from jaxfl import ClientData, simulate
 
 Array = jax.Array
 Recorders = dict[str, Callable[..., Any]]
+RECORDERS: Recorders = {"simulate": simulate, "sent_gradient": sent_gradient}
+KEPT = ("attacks", "jaxfl.", "benchmarks.laws.", "benchmarks.harness.")
+"""Modules that call these as they are: attacks that simulate a client, and where they are made."""
 
 
 @contextlib.contextmanager
-def recorded_by(recorders: Recorders, cell: Cell) -> Iterator[None]:
+def recorded_by(recorders: Recorders) -> Iterator[None]:
     """Inside, messages are recorded by others than `simulate` and `sent_gradient`, whichever module
-    of the measurements and scenarios records them, or that of the cell's experiment."""
-    rooms = ("benchmarks.scenarios.", "benchmarks.measurements.", cell.experiment.run.__module__)
-    modules = [module for name, module in sys.modules.items() if name.startswith(rooms)]
+    records them, in this package or outside; attacks that simulate a client do so still."""
+    modules = [module for name, module in sys.modules.items() if not name.startswith(KEPT)]
     with contextlib.ExitStack() as stack:
-        for module, name in itertools.product(modules, recorders):
-            if hasattr(module, name):
+        for module, (name, true) in itertools.product(modules, RECORDERS.items()):
+            if vars(module).get(name) is true:
                 stack.enter_context(mock.patch.object(module, name, recorders[name]))
         forget_programs()
         yield

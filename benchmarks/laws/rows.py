@@ -93,13 +93,13 @@ class Turns:
     def broken(self) -> dict[str, Turn]:
         """Of messages that are not finite; a failure is a status, as in a sweep."""
         (together,) = group(self.jobs())
-        with recorded_by(BROKEN, self.cell):
+        with recorded_by(BROKEN):
             return _turns(run_safely(together, None))
 
     @functools.cached_property
     def of_nobody(self) -> dict[str, Turn]:
         """Of messages that have nothing to do with what is scored."""
-        with recorded_by(OF_NOBODY, self.cell), warnings.catch_warnings():
+        with recorded_by(OF_NOBODY), warnings.catch_warnings():
             warnings.simplefilter("ignore", MisfitWarning)  # they are
             return self.turns(self.jobs())
 
@@ -158,7 +158,10 @@ def another_seed_compiles_nothing(turns: Turns, method: Method) -> None:
 def accelerators_run_its_programs(turns: Turns, method: Method) -> None:
     """Its programs are lowered for CUDA and for TPU, without either, and no product of float32
     numbers is left to a device's own precision; what runs on the host is said, and why."""
-    for program in turns.first[method.name].programs:
+    programs = turns.first[method.name].programs
+    unseen = "it calls no attack of `attacks`, nor `run_group` or `simulate`: nothing is looked at"
+    require(programs or not method.observes, unseen)
+    for program in programs:
         lowers(program)
 
 

@@ -1,8 +1,8 @@
 """Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
 
 Threat model: an honest-but-curious server sees the messages of a client that takes one full-batch
-step a round (FedSGD), and knows its records but for one column, perhaps its labels, and the
-column's possible values. Priors are not needed.
+step a round (FedSGD), and knows its records but for one column or a few, perhaps its labels, and
+the possible values of these columns. Priors are not needed.
 
 The gradient of a client's mean loss is a sum over its records, and each term depends on that
 record's own unknown alone. Instead of the gradient *at the expected value* (Lyu 2021, Eq. 2 and 3)

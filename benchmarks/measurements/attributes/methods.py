@@ -136,7 +136,7 @@ def _gls(view: View, settings: GLS) -> Reconstruction:
 
 def _one_column(settings: VictimSettings) -> str | None:
     if settings.columns > 1:
-        return f"columns={settings.columns}: it reads one unknown column"
+        return f"columns={settings.columns}: it is measured on one unknown column alone"
     return None
 
 
