@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ COLUMNS = (
 """Columns of `results.csv`, fixed."""
 
 _VERSION = 4
+PATIENCE = 60.0
+"""Seconds for which a writer waits for another one."""
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS results (
   job TEXT NOT NULL, {", ".join(f'"{name}"' for name in COLUMNS)},
@@ -63,6 +66,21 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
+def _connected(path: Path) -> sqlite3.Connection:
+    """A connection that waits for other writers. SQLite waits by itself, but not where two put a
+    new file into its write-ahead mode at once."""
+    database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            return database
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+        time.sleep(0.02)
+
+
 class Store:
     """An open results folder. Survives `kill -9`: a row is either whole or absent."""
 
@@ -77,8 +95,7 @@ class Store:
         self.path = self.folder / "results.sqlite"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(self.path, isolation_level=None)
-            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database = _connected(self.path)
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
                 raise ValueError(

@@ -109,7 +109,7 @@ def test_report_is_written_anew_from_the_store(finished, capsys):
         (["--methods", "magic"], "--methods 'magic' is unknown here"),
         (
             ["--where", "colour=red"],
-            "--where 'colour' is no column or setting here; choose from attribute, "
+            "--where 'colour' is no column or setting here; choose from attribute, clients, "
             "closed_form.iterations",
         ),
         (["--where", "records"], "--where 'records' must read key=value"),
