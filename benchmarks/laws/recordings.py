@@ -20,8 +20,9 @@ from jaxfl import ClientData, simulate
 Array = jax.Array
 Recorders = dict[str, Callable[..., Any]]
 RECORDERS: Recorders = {"simulate": simulate, "sent_gradient": sent_gradient}
-KEPT = ("attacks", "jaxfl.", "benchmarks.laws.", "benchmarks.harness.")
-"""Modules that call these as they are: attacks that simulate a client, and where they are made."""
+KEPT = ("attacks.", "jaxfl.", "benchmarks.laws.", "benchmarks.harness.")
+"""Modules that have these as they are: attacks that simulate a client, where they are made, and
+what watches programs."""
 
 
 @contextlib.contextmanager
@@ -31,7 +32,7 @@ def recorded_by(recorders: Recorders) -> Iterator[None]:
     modules = [module for name, module in sys.modules.items() if not name.startswith(KEPT)]
     with contextlib.ExitStack() as stack:
         for module, (name, true) in itertools.product(modules, RECORDERS.items()):
-            if vars(module).get(name) is true:
+            if getattr(module, "__dict__", {}).get(name) is true:
                 stack.enter_context(mock.patch.object(module, name, recorders[name]))
         forget_programs()
         yield

@@ -181,8 +181,9 @@ def _sent(
     received: list[Any] = []
     sent: list[Any] = []
     for t in range(settings.rounds):
-        keys = jax.random.split(jax.random.fold_in(key, t), settings.clients)
-        keys = keys if settings.clients > 1 else jax.random.fold_in(key, t)[None]
+        own = jax.random.fold_in(key, t)
+        # Recorded rows of one client hold.
+        keys = own[None] if settings.clients == 1 else jax.random.split(own, settings.clients)
         pairs = zip(parts, keys, strict=True)
         gradients = [sent_gradient(model, params, part, each, settings) for part, each in pairs]
         gradient = jax.tree.map(lambda *g: sum(g) / len(g), *gradients)

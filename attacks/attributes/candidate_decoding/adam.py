@@ -39,7 +39,7 @@ from attacks.attributes.candidate_decoding.candidates import (
     prior_weights,
     with_first,
 )
-from attacks.attributes.candidate_decoding.corners import Bounds, farther_corner, nearest_corner
+from attacks.attributes.candidate_decoding.corners import Bounds, nearest_corner, restarted
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -152,10 +152,12 @@ def _decode_adam(
         weights, scores = every[-1], with_first(every[-1].reshape(len(x), -1))
         begun = jax.vmap(lambda w: with_first(w.reshape(len(x), -1)).argmax(1))(every)
         ended, distances = jax.lax.map(lambda v: nearest_corner(bounds, v, x.shape[1]), begun)
-        best = distances.argmin()
-        values = farther_corner(bounds, ended[best], distances[best], scores)
+        best, left = distances.argmin(), _left(bounds, seen, weights, settings.epsilon)
+        # Where no weights explain the updates, no corner does: nothing is searched for.
+        height = jnp.where(left <= LEFT, distances[best], 0)
+        values = restarted(bounds, ended[best], height, scores)
         chosen = jax.nn.one_hot(values, x.shape[1], dtype=dtype)[:, 1:].reshape(-1)
-        left, answer_left = (_left(bounds, seen, w, settings.epsilon) for w in (weights, chosen))
+        answer_left = _left(bounds, seen, chosen, settings.epsilon)
     misfit = jnp.where(told > len(start), jnp.minimum(left, answer_left) / LEFT, jnp.nan)
     fit = Fit(1 - answer_left, jnp.asarray(1 - LEFT, dtype), misfit)
     failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(answer_left) & (steps.rate > 0).all())

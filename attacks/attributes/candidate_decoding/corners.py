@@ -72,7 +72,7 @@ def nearest_corner(bounds: Bounds, values: Array, count: int) -> tuple[Array, Ar
     return ended.values, ended.height
 
 
-def farther_corner(bounds: Bounds, values: Array, height: Array, weights: Array) -> Array:
+def restarted(bounds: Bounds, values: Array, height: Array, weights: Array) -> Array:
     """A nearer corner than one where no change of one or two records helps (iterated local search,
     Lourenço et al. 2003): some records' values are drawn anew, the search begins again from there,
     and the nearest corner stays, until one is within all bounds.
