@@ -43,7 +43,7 @@ from attacks.attributes.knowledge import (
     binary_column,
 )
 from attacks.diagnosis import Diagnosis, Finding, diagnose
-from attacks.fit import Fit, MisfitWarning, Status
+from attacks.fit import Fit, FitWarning, MisfitWarning, Status, UncheckedWarning
 from attacks.local_models.attribute import (
     InferredAttribute,
     infer_binary_attribute,
@@ -153,6 +153,7 @@ __all__ = [
     "Finding",
     "FirstOrder",
     "Fit",
+    "FitWarning",
     "GaussNewton",
     "Generated",
     "Gibbs",
@@ -184,6 +185,7 @@ __all__ = [
     "Siamese",
     "Sources",
     "Status",
+    "UncheckedWarning",
     "UnknownColumn",
     "Virtual",
     "Vote",

@@ -16,6 +16,7 @@ that follow the stated recipe exceed them.
 """
 
 import enum
+import functools
 import warnings
 from typing import Any
 
@@ -42,19 +43,38 @@ class Status(enum.IntEnum):
     OK = 0
     FAILED = 1
     MISFIT = 2
+    UNCHECKED = 3
 
 
+STATES = {
+    Status.OK: "ok",
+    Status.FAILED: "diverged",
+    Status.MISFIT: "misfit",
+    Status.UNCHECKED: "unchecked",
+}
+"""As in the column `status` of results."""
 REASONS = {
     Status.OK: "the answer is of finite numbers, and nothing contradicts it",
     Status.FAILED: "the attack ended with numbers that are not finite, or that mean nothing",
     Status.MISFIT: "no values of what is unknown explain these messages: the model, the client's "
     "recipe (steps, batches, learning rate, optimiser, loss, noise) or what is called known of its "
     "records is not theirs",
+    Status.UNCHECKED: "the answer is of finite numbers, and nothing could contradict it: rounding "
+    "and the recipe's noise may be as large as these messages, or there are as many unknowns as "
+    "equations, or the model mixes records; the answer may be no better than a guess",
 }
 
 
-class MisfitWarning(UserWarning):
+class FitWarning(UserWarning):
+    """What messages say against an answer, or that they cannot say it."""
+
+
+class MisfitWarning(FitWarning):
     """Messages are not of the model, recipe or data that an attack was given."""
+
+
+class UncheckedWarning(FitWarning):
+    """Messages could not contradict an answer, whatever it was."""
 
 
 @struct.dataclass
@@ -63,7 +83,8 @@ class Fit:
 
     Attributes:
       explained: share of the messages' energy that the answer accounts for, at most 1.
-      allowed: the least share that a right answer accounts for, by the recipe's own noise.
+      allowed: the least share that a right answer accounts for, by the recipe's own noise; below
+        0 where that may be larger than the messages, so that they can contradict nothing.
       misfit: energy that no values of the unknowns account for, over the most that the recipe's
         noise leaves of a right answer. Above 1 the messages are of another model, recipe or data;
         clients can be compared by it. NaN where there are as many unknowns as equations, so that
@@ -83,16 +104,24 @@ def no_fit() -> Fit:
 
 def status_of(failed: Array, fit: Fit) -> Array:
     """`Status` as an integer array, like `failed`."""
-    return jnp.where(
-        failed, int(Status.FAILED), jnp.where(fit.misfit > 1, int(Status.MISFIT), int(Status.OK))
-    ).astype(jnp.int32)
+    unchecked = jnp.isfinite(fit.explained) & (jnp.isnan(fit.misfit) | (fit.allowed <= 0))
+    cases = {
+        Status.FAILED: failed,
+        Status.MISFIT: fit.misfit > 1,
+        Status.UNCHECKED: unchecked,
+    }
+    states = jnp.asarray([int(state) for state in cases], jnp.int32)
+    return jnp.select(list(cases.values()), list(states), jnp.int32(Status.OK))
 
 
-def warn_of_misfit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
-    """Warn of misfits, in words, at the boundary: where values are no tracers; `stacklevel` is that
-    of whoever called the attack."""
+def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
+    """Warn of misfits and of answers that nothing checks, in words, at the boundary: where values
+    are no tracers; `stacklevel` is that of whoever called the attack."""
     if _check.is_traced(status, fit):
         return
+    if (np.asarray(status) == Status.UNCHECKED).any():
+        words = f"{attack}: {REASONS[Status.UNCHECKED]}; see `Reconstruction.fit`"
+        warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
     misfits = np.asarray(status) == Status.MISFIT
     if misfits.any():
         worst = float(np.nanmax(np.where(misfits, np.asarray(fit.misfit), np.nan)))
@@ -122,8 +151,10 @@ def rounding(
     """Energy `[rounds]` that rounding may leave of a right answer, of each round relative to its
     update's.
 
-    A returned model is rounded at every step, to the spacing of its own numbers; so is the mean of
-    gradients, to that of their lengths, which may be far above the mean's.
+    A returned model is rounded at every step, to the nearest of its own numbers; so are the model
+    that was received, and what was sent. Each of these errors is uniform within half a spacing to
+    either side. The mean of gradients loses as sums do, relative to their lengths, which may be
+    far above the mean's.
 
     Args:
       received: models `[rounds, ...]`.
@@ -133,16 +164,37 @@ def rounding(
       steps: of a client in a round.
     """
     squares = energies(updates)
-    lengths = energies(received) + (1 + steps) * gradients**2
-    bound = ROUNDING * steps * eps**2 * lengths
+    stored = jax.vmap(_stored)(received, updates) * (2 + steps) / 12
+    bound = eps**2 * (stored + ROUNDING * steps * (1 + steps) * gradients**2)
     return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
+
+
+def _stored(received: Any, update: Any) -> Array:
+    """The most of the sum of squared errors of one model's numbers, of which each has its spacing's
+    square as variance; spacings are in units of the precision."""
+    spacings = [
+        jnp.exp2(jnp.floor(jnp.log2(jnp.maximum(jnp.abs(w), jnp.abs(w - u)))))
+        for w, u in zip(jax.tree.leaves(received), jax.tree.leaves(update), strict=True)
+    ]
+    variances = [jnp.square(spacing) for spacing in spacings]
+    return _most_of(
+        sum(v.sum() for v in variances),
+        sum(jnp.square(v).sum() for v in variances),
+        functools.reduce(jnp.maximum, [v.max() for v in variances]),
+    )
 
 
 def largest_square(variance: Array, count: Array) -> Array:
     """The sum of `count` squared Gaussian numbers of a variance exceeds it in at most
-    `FALSE_ALARMS` of cases (Laurent and Massart 2000, Lemma 1)."""
+    `FALSE_ALARMS` of cases."""
+    return _most_of(variance * count, variance**2 * count, variance)
+
+
+def _most_of(total: Any, squares: Any, largest: Any) -> Array:
+    """The sum of squared Gaussian numbers exceeds it in at most `FALSE_ALARMS` of cases, by the
+    variances' sum, sum of squares and largest (Laurent and Massart 2000, Lemma 1)."""
     x = -jnp.log(FALSE_ALARMS)
-    return variance * (count + 2 * jnp.sqrt(count * x) + 2 * x)
+    return total + 2 * jnp.sqrt(squares * x) + 2 * largest * x
 
 
 def equations(updates: Any) -> Array:

@@ -26,7 +26,7 @@ from attacks.attributes.knowledge import (
     with_fit,
 )
 from attacks.column_matching import column_objective
-from attacks.fit import warn_of_misfit
+from attacks.fit import warn_of_fit
 from attacks.matching import (
     Minimum,
     Virtual,
@@ -108,7 +108,7 @@ def cos_matching(
         raise ValueError("settings=[] is empty; give at least one CosMatching")
     answers = [_judged(model, messages, knowledge, key, each) for each in several]
     answer = best_of(answers) if len(answers) > 1 else answers[0]
-    warn_of_misfit("cos_matching", answer.status, answer.fit)
+    warn_of_fit("cos_matching", answer.status, answer.fit)
     return answer
 
 

@@ -11,11 +11,13 @@ import numpy as np
 from attacks.attributes.knowledge import Knowledge, UnknownColumn
 from jaxfl import _check
 from jaxfl.domains import checked
+from jaxfl.watching import on_host
 
 FOLDS = 3
 """Of the cross-validation by which a classifier is chosen."""
 
 
+@on_host("scikit-learn")
 @checked
 def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[np.ndarray, ...]:
     """`imputation`: unknown columns from what is known of the same record (on the host).

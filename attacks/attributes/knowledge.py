@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_misfit
+from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_fit
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import Index, Probability, check, checked
 from jaxfl.models import check_parameters, check_records
@@ -174,7 +174,7 @@ def answered(  # noqa: PLR0913 - the fields of its result
 def explained(attack: str, messages: Messages, answer: Reconstruction, fit: Fit) -> Reconstruction:
     """An answer with its fit, and a warning where that is a misfit."""
     answer = with_fit(messages, answer, fit)
-    warn_of_misfit(attack, answer.status, fit, stacklevel=5)
+    warn_of_fit(attack, answer.status, fit, stacklevel=5)
     return answer
 
 

@@ -17,6 +17,7 @@ from attacks.fit import MisfitWarning
 from attacks.local_models.moments import ROUNDED, Moments, public_part
 from jaxfl import _check
 from jaxfl.domains import Index, checked
+from jaxfl.watching import on_host
 
 ERROR = 1e-12
 """Rounding error of a decoded mean squared error, relative to the targets' mean square."""
@@ -51,6 +52,7 @@ class InferredAttribute:
     bound: float
 
 
+@on_host("ranks of one column, in NumPy")
 @checked
 def infer_binary_attribute(
     x: Num[np.ndarray, "records features"],
@@ -117,6 +119,7 @@ def infer_binary_attribute(
     )
 
 
+@on_host("SciPy's L-BFGS-B")
 @checked
 def infer_by_logistic(
     x: Num[np.ndarray, "records features"],
@@ -167,6 +170,7 @@ def infer_by_logistic(
     )
 
 
+@on_host("SciPy's bounded least squares")
 @checked
 def infer_in_box(
     x: Num[np.ndarray, "records features"],

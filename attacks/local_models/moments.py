@@ -13,6 +13,7 @@ from attacks.local_models.optimum import LocalOptimum, linear_parameters
 from attacks.path import path_centre
 from jaxfl import Messages, _check
 from jaxfl.domains import Count, Index, NotNegative, Positive, checked
+from jaxfl.watching import on_host
 
 ROUNDED = 1e-3
 """By how much decoded moments may lie outside what is possible."""
@@ -97,6 +98,7 @@ def local_moments(optimum: LocalOptimum, *, epochs: Count = 1) -> Moments:
     return Moments(second, second @ optimum.params, float(steps[-1, -1] / 2))
 
 
+@on_host("moments of one client, in NumPy")
 @checked
 def structured_moments(
     messages: Messages,

@@ -27,6 +27,7 @@ from jaxtyping import Num
 
 from jaxfl import Messages, _check
 from jaxfl.domains import Fraction, checked
+from jaxfl.watching import on_host
 
 IDENTIFIABLE, UNEXPLAINED, LOST = 1e-5, 1e-3, 1e-4
 """`condition * eps`, `unexplained`, and the part of the updates' least direction that noise or
@@ -64,6 +65,7 @@ class LocalOptimum:
     reason: str
 
 
+@on_host("copies, in NumPy")
 @checked
 def linear_parameters(tree: Any) -> np.ndarray:
     """A one-layer model's kernel `[rounds, features, 1]` and bias, as rows `[rounds, features +
@@ -90,6 +92,7 @@ def linear_parameters(tree: Any) -> np.ndarray:
     return np.concatenate([kernel[:, :, 0], bias], 1)
 
 
+@on_host("least squares of some tens of unknowns, in NumPy")
 @checked
 def local_optimum(messages: Messages) -> LocalOptimum:
     """Decode the local optimum from a client's messages (Driouich 2022, Algorithm 3; Driouich 2023,

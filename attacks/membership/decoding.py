@@ -17,6 +17,7 @@ from attacks.fit import Status
 from attacks.membership.mixture import Membership
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, checked
+from jaxfl.watching import on_host
 
 
 @checked
@@ -50,6 +51,7 @@ def decode_membership(
     return judge_presence(decoding.presence, decoding.status), decoding
 
 
+@on_host("a threshold, in NumPy")
 @checked
 def judge_presence(presence: Any, status: Any) -> Membership:
     """The decoder's part of `decode_membership`, on the presence of every record `[records]`."""

@@ -21,6 +21,7 @@ from attacks.fit import Status
 from jaxfl import Messages, Model
 from jaxfl.domains import Index, Params, checked
 from jaxfl.models import check_labelled, check_parameters, inputs_and_errors
+from jaxfl.watching import on_host
 
 Array = jax.Array
 
@@ -74,6 +75,7 @@ def variance_mixture(
     return split_variances(np.asarray(variance), seed=seed)
 
 
+@on_host("scikit-learn")
 @checked
 def split_variances(
     variance: Num[np.ndarray, "records candidates"], *, seed: Index = 0

@@ -18,12 +18,13 @@ from flax import struct
 from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_gradients
-from attacks.fit import Fit, status_of, warn_of_misfit
+from attacks.fit import Fit, status_of, warn_of_fit
 from attacks.membership.source_fit import Seen, judge_sources
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Params, checked
 from jaxfl.models import check_labelled, check_parameters
+from jaxfl.watching import on_host
 
 Array = jax.Array
 
@@ -145,6 +146,7 @@ def _largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
     return _least(after - after.mean(1, keepdims=True))
 
 
+@on_host("scikit-learn")
 @checked
 def by_discriminants(sources: Int[Array, "records"], x: Num[Array, "records ..."]) -> np.ndarray:
     """Sources by linear discriminants learned from another attack's answers (self-training; beyond
@@ -265,7 +267,7 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     seen = Seen(messages[0].received, centre, updates)
     fit = judge_sources(model, training, seen, weights, tuple(sizes), (x, y), key)
     status = status_of(failed, fit)
-    warn_of_misfit("decode_sources", status, fit)
+    warn_of_fit("decode_sources", status, fit)
     return Sources(jnp.where(failed, -1, weights.argmax(1)), weights, status, fit)
 
 

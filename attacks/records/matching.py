@@ -23,6 +23,7 @@ from attacks.records.gradients import check_readable
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import Count, Key, Positive, checked
 from jaxfl.schema import Schema
+from jaxfl.watching import on_host
 
 Array = jax.Array
 
@@ -42,6 +43,7 @@ class RecordMatching:
     restarts: Count = struct.field(pytree_node=False, default=4)
 
 
+@on_host("it draws starts and rounds answers between its programs, in NumPy")
 @checked
 def match_records(
     model: Model,

@@ -24,6 +24,7 @@ from attacks.records.spans import energy, scales_of, told_by
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Key, checked
 from jaxfl.schema import Schema
+from jaxfl.watching import on_host
 
 Array = jax.Array
 
@@ -77,6 +78,7 @@ class Records:
         return self.status == Status.OK
 
 
+@on_host("it decides by values what is searched next; linear programmes by HiGHS")
 @checked
 def reconstruct_records(
     model: Model,

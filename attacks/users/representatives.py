@@ -23,6 +23,7 @@ from jaxfl import Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Number, Params, Positive, Shape, checked
 from jaxfl.federated import Strategy, map_clients, strategy_here
 from jaxfl.models import check_parameters, check_record_shape
+from jaxfl.watching import on_host
 
 Array = jax.Array
 ACCELERATOR_CHUNK = 64
@@ -181,6 +182,7 @@ def represent(
     return _explaining(images, minimum.value, minimum.trace, settings)
 
 
+@on_host("SciPy's L-BFGS-B, with that solver")
 @checked
 def representatives(
     model: Model,

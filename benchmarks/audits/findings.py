@@ -14,6 +14,13 @@ anything is scored."""
 LEARNT_NOTHING = 0.02
 """Accuracy above the most frequent class below which a model is of no use."""
 ROUNDING = 1e-6
+DOUBTS = {
+    "misfit": "these updates are not of clients that train as was said, and nothing was found in "
+    "them",
+    "unchecked": "rounding and noise may be as large as these updates, so that they contradict no "
+    "answer",
+}
+"""Of a level's answers, in words."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -27,7 +34,8 @@ class Level:
       estimate: share of records named right.
       guesses: mean of each of three guesses without messages.
       margin: by how much it is better than the best of them, client by client.
-      explained: whether its answers explain the messages.
+      doubt: "misfit" if one of its answers does not explain the messages; "unchecked" if these
+        could not contradict one; else "".
       model: accuracy of the trained model on held-out records.
     """
 
@@ -36,7 +44,7 @@ class Level:
     estimate: Interval
     guesses: Mapping[str, float]
     margin: Interval
-    explained: bool
+    doubt: str
     model: float
 
     @property
@@ -93,7 +101,7 @@ def level_of(epsilon: float, rows: Rows) -> Level:
         accuracy_interval(values, scored),
         {name: _mean([row[name] for row in chosen if row[name] is not None]) for name in GUESSES},
         margin_of(values, best, scored),
-        bool(chosen) and all(row["status"] == "ok" for row in chosen),
+        next((d for d in ("misfit", "unchecked") if any(r["status"] == d for r in chosen)), ""),
         _mean([row["test_accuracy"] for row in chosen]),
     )
 
@@ -207,11 +215,8 @@ def leaked(findings: Sequence[Finding], source: Source) -> str:
     best = max(findings, key=lambda f: f.levels[0].estimate.mean)
     level = best.levels[0]
     scored = f"{of_hundred(level.estimate.mean)} right, {of_hundred(level.guess)} by the best guess"
-    if not level.explained:
-        return (
-            "It cannot be told: these updates are not of clients that train as was said, and "
-            f"nothing was found in them ({scored}). What they look like stands below."
-        )
+    if level.doubt:
+        return f"It cannot be told: {DOUBTS[level.doubt]} ({scored}). See the notes below."
     names = listed(repr(f.column) for f in findings)
     return f"Not shown: {source.reader} names {names} no better than by guessing ({scored})."
 

@@ -23,7 +23,7 @@ from attacks import (
     gls,
     impute,
 )
-from attacks.fit import MisfitWarning
+from attacks.fit import STATES, FitWarning
 from benchmarks.audits.findings import Finding, finding_of
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Inputs
@@ -31,7 +31,6 @@ from jaxfl.recordings import Recording
 
 EVERYONE = "all clients together"
 ORDERS = 64
-STATES = {Status.OK: "ok", Status.MISFIT: "misfit", Status.FAILED: "diverged"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +106,9 @@ def _row(
     if status == "ok" and method != _told(training, len(x)):
         found = "Adam" if method == "adam" else "SGD"
         notes.append(f"{client.name} takes one step of {found} on all of its records, not as told.")
-    if status != "ok":
+    if status == "unchecked":
+        notes.append(f"Updates of {client.name} could not contradict any answer: {answer.reason}.")
+    elif status != "ok":
         said = str(diagnose(model, client.messages, known, training)).splitlines()
         notes.append(f"Updates of {client.name} are not explained. They say: {'; '.join(said)}")
     last = jax.tree.map(lambda a: a[-1], client.messages.returned)
@@ -130,7 +131,7 @@ def _decoded(
     """By a method that is exact for one full-batch step, of SGD or of Adam, if the messages are of
     such steps, whatever was told; by the one that knows the noise of batches if those are told."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MisfitWarning)  # the page tells it
+        warnings.simplefilter("ignore", FitWarning)  # the page tells it
         answers: dict[str, Reconstruction] = {"closed_form": closed_form(model, messages, known)}
         if answers["closed_form"].status == Status.OK:
             return "closed_form", answers["closed_form"]

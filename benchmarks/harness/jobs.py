@@ -137,8 +137,8 @@ class Outcome:
       value: the score; None if it failed.
       selection: "objective" (chosen by what the adversary knows), "oracle" (chosen by the score) or
         "none".
-      status: "ok"; "misfit", of a value whose answer explains none of the messages; or why there is
-        no value.
+      status: "ok"; "misfit", of a value where no answer explains the messages; "unchecked", of one
+        whose answer they could not contradict; or why there is no value.
       chance: score of a blind guess; the metric's own where it is not said.
       majority: score of the most frequent true value.
       imputation: score of a guess by all that is known of a record beside the messages.

@@ -33,6 +33,7 @@ class Program:
       shapes: of the arrays.
       x64: whether 64-bit types are on.
       static: all else that it depends on, such as settings.
+      on_host: why it looks at values, if it says so (`jaxfl.watching.on_host`).
     """
 
     name: str
@@ -40,6 +41,7 @@ class Program:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     x64: bool
     static: Any = None
+    on_host: str = ""
 
     @functools.cached_property
     def traced(self) -> Any:
@@ -184,7 +186,8 @@ def _of_call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]
 
     shapes = tuple(_shape(leaves[i], leaves[i].shape, x64) for i in places)
     static = str(structure), str([leaf for leaf in leaves if not _is_traced(leaf)])
-    return Program(function.__name__, of_arrays, shapes, x64, static)
+    why = getattr(function, "on_host", "")
+    return Program(function.__name__, of_arrays, shapes, x64, static, why)
 
 
 def _is_traced(leaf: Any) -> bool:

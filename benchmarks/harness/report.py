@@ -169,8 +169,10 @@ def _fit(rows: list[dict[str, Any]]) -> str:
     if not judged:
         return ""
     share = f"{_mean([row['explained'] for row in judged]):.3g}"
-    misfits = sum(row["status"] == "misfit" for row in judged)
-    return f"{share}, {misfits} of {len(judged)} misfit" if misfits else share
+    for doubt in ("misfit", "unchecked"):
+        rows_in_doubt = sum(row["status"] == doubt for row in judged)
+        share += f", {rows_in_doubt} of {len(judged)} {doubt}" if rows_in_doubt else ""
+    return share
 
 
 def _note(rows: list[dict[str, Any]], failed: list[dict[str, Any]]) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 
 from attacks import (
+    FitWarning,
     Knowledge,
-    MisfitWarning,
     Reconstruction,
     Status,
     UnknownColumn,
@@ -267,7 +267,7 @@ def another_number_compiles_nothing(trial: Trial) -> None:
 
     def run(rate: float) -> None:
         with jax.enable_x64(trial.method.x64), warnings.catch_warnings():
-            warnings.simplefilter("ignore", MisfitWarning)
+            warnings.simplefilter("ignore", FitWarning)
             jax.block_until_ready(trial.run(trial.view(rate=rate)))
 
     run(0.2)

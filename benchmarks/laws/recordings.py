@@ -2,12 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
-import itertools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,30 +12,29 @@ import numpy as np
 from benchmarks.harness.engines import forget_programs
 from benchmarks.scenarios.whole_records import sent_gradient
 from jaxfl import ClientData, simulate
+from jaxfl.watching import Watcher, watching
 
 Array = jax.Array
-Recorders = dict[str, Callable[..., Any]]
-RECORDERS: Recorders = {"simulate": simulate, "sent_gradient": sent_gradient}
-KEPT = ("attacks.", "jaxfl.", "benchmarks.laws.", "benchmarks.harness.")
-"""Modules that have these as they are: attacks that simulate a client, where they are made, and
-what watches programs."""
+Recorders = Mapping[Callable[..., Any], Callable[..., Any]]
+"""What records messages, and what does so in its place."""
 
 
 @contextlib.contextmanager
-def recorded_by(recorders: Recorders) -> Iterator[None]:
-    """Inside, messages are recorded by others than `simulate` and `sent_gradient`, whichever module
-    records them, in this package or outside; attacks that simulate a client do so still."""
-    modules = [module for name, module in sys.modules.items() if not name.startswith(KEPT)]
-    with contextlib.ExitStack() as stack:
-        for module, (name, true) in itertools.product(modules, RECORDERS.items()):
-            if getattr(module, "__dict__", {}).get(name) is true:
-                stack.enter_context(mock.patch.object(module, name, recorders[name]))
-        forget_programs()
-        yield
+def recorded_by(recorders: Recorders) -> Iterator[list[str]]:
+    """Inside, messages are recorded by others than `simulate` and `sent_gradient`, whoever calls
+    these, in this package or outside. Gives the names of what recorded, which grow."""
+    recorded: list[str] = []
+
+    def call(function: Callable[..., Any], arguments: Any, named: Any) -> Any:
+        recorded.append(function.__name__)
+        return recorders[function](*arguments, **named)
+
+    forget_programs()
+    with watching(Watcher(recorders.__contains__, call, traced=True)):
+        yield recorded
     forget_programs()
 
 
-@functools.wraps(simulate)
 def _broken_run(*arguments: Any, **options: Any) -> Any:
     run = simulate(*arguments, **options)
     returned, sums = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), (run.returned, run.sums))
@@ -50,7 +45,6 @@ def _broken_gradient(model: Any, params: Any, *arguments: Any) -> Any:
     return jax.tree.map(lambda w: jnp.full_like(w, jnp.nan), params)
 
 
-@functools.wraps(simulate)
 def _run_of_nobody(
     model: Any, params: Any, clients: ClientData, key: Array, *arguments: Any, **options: Any
 ) -> Any:
@@ -78,7 +72,8 @@ def _gradient_of_nobody(
 
 
 def nobody(x: Array, y: Array, mask: Array, key: Array) -> tuple[Array, Array]:
-    """Records whose every feature is another record's, drawn anew for each feature, and labels.
+    """Records and labels whose every number is drawn anew, between the least and the largest of
+    its column, of whole numbers a whole one: they have no client's frequencies either.
 
     Args:
       x: `[*records, ...]`, with as many leading axes as `mask` has.
@@ -86,17 +81,19 @@ def nobody(x: Array, y: Array, mask: Array, key: Array) -> tuple[Array, Array]:
       mask: which of them are records, not padding.
       key: draws them.
     """
-    drawn = jnp.argsort(~mask.ravel())  # records first, padding last
     table = jnp.concatenate([x.reshape(mask.size, -1), y.reshape(mask.size, 1)], 1)
+    held = mask.reshape(-1, 1)
+    low = jnp.where(held, table, jnp.inf).min(0)
+    high = jnp.where(held, table, -jnp.inf).max(0)
+    whole = jnp.where(held, table == jnp.floor(table), True).all(0)
     chance = jax.random.uniform(key, table.shape)
-    order = jnp.argsort(jnp.where(mask.reshape(-1, 1), chance, 2.0), 0)
-    mixed = jnp.zeros_like(table).at[drawn].set(jnp.take_along_axis(table, order, 0))
-    features, labels = mixed[:, :-1].reshape(x.shape), mixed[:, -1].reshape(y.shape)
+    drawn = low + jnp.where(whole, jnp.floor(chance * (high - low + 1)), chance * (high - low))
+    features, labels = drawn[:, :-1].reshape(x.shape), drawn[:, -1].reshape(y.shape)
     return features.astype(x.dtype), labels.astype(y.dtype)
 
 
-BROKEN: Recorders = {"simulate": _broken_run, "sent_gradient": _broken_gradient}
+BROKEN: Recorders = {simulate: _broken_run, sent_gradient: _broken_gradient}
 """Of messages that are not finite."""
 
-OF_NOBODY: Recorders = {"simulate": _run_of_nobody, "sent_gradient": _gradient_of_nobody}
+OF_NOBODY: Recorders = {simulate: _run_of_nobody, sent_gradient: _gradient_of_nobody}
 """Of messages whose records nobody holds."""

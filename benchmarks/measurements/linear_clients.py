@@ -32,7 +32,7 @@ from attacks import (
     local_optimum,
     structured_moments,
 )
-from attacks.fit import MisfitWarning
+from attacks.fit import FitWarning
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.intervals import equivalent_count
@@ -192,7 +192,7 @@ def _from_gradients(
         last, step = map(int, part.split(":"))
         seen = range(0, min(last, client.settings.rounds - 1) + 1, step)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MisfitWarning)  # another client's messages are
+            warnings.simplefilter("ignore", FitWarning)  # another client's messages are
             answers.append(attack(messages.select([t for t in seen if t in held]), known, key))
     best = min(answers, key=lambda answer: float(answer.objective))
     return Answer(np.asarray(best.values[0]))

@@ -27,6 +27,7 @@ from attacks import (
     judge_presence,
     split_variances,
 )
+from attacks.fit import STATES
 from attacks.metrics import accuracy, detection
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
@@ -284,7 +285,7 @@ def _outcomes(
     scores["tpr_at_fpr_0.01"] = ranked.tpr
     if answer.candidates is not None:
         scores = {"candidate_accuracy": (answer.candidates == truth[:, None]).mean()} | scores
-    facts |= {"status": "misfit" if answer.status == Status.MISFIT else "ok"}
+    facts |= {"status": STATES[Status(answer.status)]}
     for metric, value in scores.items():
         guess = job.cell.experiment.metric(metric).chance
         yield Outcome(job, metric, float(value), majority=guess, **facts)

@@ -4,14 +4,14 @@ import math
 import warnings
 from collections.abc import Callable
 
-from attacks import MisfitWarning
+from attacks import FitWarning
 
 
 def null_of(read: Callable[[], float]) -> float:
     """What `read` names right out of another's messages; NaN where it cannot read them, so that the
     attack's own answer is kept. Misfits are expected, and not said."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MisfitWarning)
+        warnings.simplefilter("ignore", FitWarning)
         try:
             return read()
         except (ValueError, ArithmeticError, RuntimeError) as error:

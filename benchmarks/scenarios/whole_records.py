@@ -26,6 +26,7 @@ from jaxfl import (
     simulate,
     stack_clients,
 )
+from jaxfl.domains import Key, checked
 from jaxfl.plugins import Plugin, overriding
 
 Array = jax.Array
@@ -198,11 +199,12 @@ def _sent(
         return Messages(models, returned, jnp.arange(settings.rounds))
 
 
+@checked
 def sent_gradient(
     model: Model,
     params: Any,
     records: tuple[np.ndarray, np.ndarray],
-    key: Array,
+    key: Key,
     settings: WholeRecordsSettings,
 ) -> Any:
     """What a client of FedSGD sends in a round."""

@@ -10,28 +10,12 @@ from typing import Any
 
 import jax
 
-from attacks import MisfitWarning
+from attacks import FitWarning
 from benchmarks.harness.jobs import Job
 from benchmarks.harness.operations import Operations
 from benchmarks.harness.programs import Call, HostError, watched
 from benchmarks.speed.machine import Limits
 
-ON_HOST = {
-    "by_discriminants": "scikit-learn",
-    "impute": "scikit-learn",
-    "infer_binary_attribute": "ranks of one column, in NumPy",
-    "infer_by_logistic": "SciPy's L-BFGS-B",
-    "infer_in_box": "SciPy's bounded least squares",
-    "judge_presence": "a threshold, in NumPy",
-    "linear_parameters": "copies, in NumPy",
-    "local_optimum": "least squares of some tens of unknowns, in NumPy",
-    "match_records": "it draws starts and rounds answers between its programs, in NumPy",
-    "reconstruct_records": "it decides by values what is searched next; linear programmes by HiGHS",
-    "representatives": "SciPy's L-BFGS-B, with that solver",
-    "split_variances": "scikit-learn",
-    "structured_moments": "moments of one client, in NumPy",
-}
-"""Why a function of a method has no program of its own."""
 LOW = 0.25
 """Share of what is attainable below which a reason is given."""
 SHORT = 20e-6
@@ -162,7 +146,7 @@ def _run(job: Job, members: int, calls: list[Call], repeats: int) -> str:
     watching = watched(calls, repeats=repeats)
     try:
         with warnings.catch_warnings(), jax.enable_x64(False), watching:
-            warnings.simplefilter("ignore", MisfitWarning)
+            warnings.simplefilter("ignore", FitWarning)
             list(job.cell.experiment.run(jobs, None))
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
@@ -193,9 +177,7 @@ def _timing(job: Job, call: Call, size: str, limits: Limits) -> Timing:
     try:
         counted = program.operations
     except HostError:
-        return Timing(
-            **known, limit=f"on the host: {ON_HOST.get(program.name, 'it looks at values')}"
-        )
+        return Timing(**known, limit=f"on the host: {program.on_host or 'it looks at values'}")
     scaled = {
         name: call.members * getattr(counted, name)
         for name in ("products", "factorisations", "elementwise", "bytes", "steps")

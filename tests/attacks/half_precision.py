@@ -1,5 +1,6 @@
 """What half precision costs: `python -m tests.attacks.half_precision 20` prints, of so many clients
-whose models travel in each type, how many records are read and how often a misfit is called."""
+whose models travel in each type, how many records are read, how often a misfit is called, and how
+often that nothing could be; of right recipes, and of wrong ones."""
 
 import sys
 import warnings
@@ -12,14 +13,14 @@ from attacks import (
     GLS,
     ClosedForm,
     CosMatching,
-    MisfitWarning,
+    FitWarning,
     Status,
     closed_form,
     cos_matching,
     gls,
 )
 from jaxfl import LocalTraining
-from tests.attacks.wrong_recipes import RATE, RIGHT, client
+from tests.attacks.wrong_recipes import RATE, RIGHT, WRONG, client
 
 
 def travelled(messages, dtype):
@@ -45,20 +46,40 @@ def batches_on(model, messages, known, told, key):
 
 def costs(clients):
     """Print the table."""
-    warnings.simplefilter("ignore", MisfitWarning)
+    warnings.simplefilter("ignore", FitWarning)
     for told, answers in ((LocalTraining(RATE), attacks_on), (RIGHT[0], batches_on)):
         for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):
-            right, misfits = {}, {}
+            right, states = {}, {}
             for seed in range(clients):
                 model, messages, known, truth = client("right", told, seed)
                 seen = travelled(messages, dtype)
                 for name, answer in answers(model, seen, known, told, jax.random.key(seed)):
                     right.setdefault(name, []).append(np.mean(answer.values[0] == truth))
-                    misfits.setdefault(name, []).append(int(answer.status) == Status.MISFIT)
+                    states.setdefault(name, []).append(int(answer.status))
             for name, shares in right.items():
-                mean, called = np.mean(shares), sum(misfits[name])
-                print(f"{name} {np.dtype(dtype).name}: {mean:.3f}, {called} misfits", flush=True)
+                told = f"{np.mean(shares):.3f}, {_called(states[name])}"
+                print(f"{name} {np.dtype(dtype).name}: {told}", flush=True)
+
+
+def _called(states):
+    misfits, unchecked = states.count(Status.MISFIT), states.count(Status.UNCHECKED)
+    return f"{misfits} misfits, {unchecked} unchecked"
+
+
+def told_wrongly(clients):
+    """Print what `closed_form` says of clients that were told one full-batch step."""
+    warnings.simplefilter("ignore", FitWarning)
+    for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):
+        for kind in WRONG:
+            states = []
+            for seed in range(clients):
+                model, messages, known, _ = client(kind, LocalTraining(RATE), seed)
+                seen = travelled(messages, dtype)
+                answer = closed_form(model, seen, known, settings=ClosedForm(RATE))
+                states.append(int(answer.status))
+            print(f"{kind} {np.dtype(dtype).name}: {_called(states)}", flush=True)
 
 
 if __name__ == "__main__":
     costs(int(sys.argv[1]))
+    told_wrongly(int(sys.argv[1]))

@@ -15,14 +15,17 @@ from attacks import (
     Knowledge,
     MisfitWarning,
     Status,
+    UncheckedWarning,
     binary_column,
     closed_form,
     cos_matching,
     gauss_newton,
     gls,
 )
+from attacks.fit import rounding
 from jaxfl import DPSGD, Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
 from jaxfl.clients import stack_clients
+from tests.attacks.half_precision import travelled
 from tests.attacks.wrong_recipes import FEATURES, RATE, RIGHT, WRONG, Act, client, records
 
 KEY = jax.random.key(5)
@@ -126,8 +129,53 @@ def test_private_training_fits_its_own_recipe():
 def test_as_many_unknowns_as_equations_judge_nothing():
     model, messages, known, _ = client("decay", LocalTraining(RATE), 0, hidden=(1,), rounds=1)
     assert sum(a.size for a in jax.tree.leaves(model.init(KEY))) < len(known.x)
-    answer = closed_form(model, messages, known, settings=ClosedForm(RATE))
+    with pytest.warns(UncheckedWarning, match="nothing could contradict it"):
+        answer = closed_form(model, messages, known, settings=ClosedForm(RATE))
     assert np.isnan(answer.fit.misfit)
+    assert answer.status == Status.UNCHECKED
+
+
+def test_noise_as_large_as_the_messages_checks_no_answer():
+    noise = Upload(clip=1.0, noise_multiplier=1.0)
+    model, messages, known, _ = client("right", LocalTraining(RATE), 0, plugins=(noise,))
+    with pytest.warns(UncheckedWarning, match="nothing could contradict it"):
+        answer = closed_form(model, messages, known, settings=ClosedForm(RATE, noise=1.0))
+    assert answer.fit.allowed < 0
+    assert answer.status == Status.UNCHECKED
+    assert "no better than a guess" in answer.reason
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_hides_no_wrong_recipe_and_calls_no_right_one_wrong(dtype):
+    """Each number is rounded by half a spacing at most, which leaves room for little else."""
+    told = LocalTraining(RATE)
+    for seed in range(3):
+        model, messages, known, _ = client("right", told, seed)
+        right = closed_form(model, travelled(messages, dtype), known, settings=ClosedForm(RATE))
+        assert right.status == Status.OK
+        assert right.fit.explained >= right.fit.allowed > 0
+    for kind in ("batches", "epochs", "adam", "momentum", "weights", "rate", "noise"):
+        model, messages, known, _ = client(kind, told, 0)
+        with pytest.warns(MisfitWarning):
+            closed_form(model, travelled(messages, dtype), known, settings=ClosedForm(RATE))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_what_rounding_leaves_is_below_its_bound(dtype):
+    """Of models of few and of many numbers, small and large: in at most 1 of 100 cases above."""
+    above = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        size, scale = rng.integers(2, 300), 10 ** rng.uniform(-2, 2)
+        models = rng.normal(size=(2, 1, size)) * scale
+        models[1] = models[0] + 1e-2 * scale * rng.normal(size=size)
+        received, returned = (np.asarray(jnp.asarray(m, dtype), float) for m in models)
+        updates = jnp.asarray(received - returned)
+        left = jnp.sum((models[0] - models[1] - updates) ** 2) / jnp.sum(updates**2)
+        bound = rounding(jnp.asarray(received), updates, jnp.zeros(1), float(jnp.finfo(dtype).eps))
+        above.append(float(left / bound[0]))
+    assert max(above) < 1
+    assert np.median(above) > 0.1
 
 
 def test_where_a_client_returns_what_it_received_there_is_nothing_to_explain():

@@ -20,8 +20,8 @@ import optax
 from attacks import (
     GLS,
     ClosedForm,
+    FitWarning,
     Knowledge,
-    MisfitWarning,
     Status,
     binary_column,
     closed_form,
@@ -141,7 +141,7 @@ def _status(kind, told, seed):
     """How the decoder that a recipe asks for judges a client."""
     model, messages, known, _ = client(kind, told, seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MisfitWarning)
+        warnings.simplefilter("ignore", FitWarning)
         if told.steps(RECORDS) == 1:
             settings = ClosedForm(told.learning_rate)
             return closed_form(model, messages, known, settings=settings).status

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from attacks import MisfitWarning, Status, decode_sources
+from attacks import FitWarning, Status, decode_sources
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 SIZES, FULL, BATCHES = (40, 30, 50), LocalTraining(0.05), LocalTraining(0.05, batch_size=16)
@@ -56,7 +56,7 @@ def one(told, true, known, seed):
 
 def main(federations):
     """Print the table."""
-    warnings.simplefilter("ignore", MisfitWarning)
+    warnings.simplefilter("ignore", FitWarning)
     for name, case in CASES.items():
         results = [one(*case, 500 + seed) for seed in range(federations)]
         named = np.mean([share for share, _ in results])

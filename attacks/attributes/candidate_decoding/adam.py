@@ -48,7 +48,7 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     check_one_column,
 )
-from attacks.fit import Fit, equations, precision, warn_of_misfit
+from attacks.fit import Fit, equations, precision, warn_of_fit
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, NotNegative, Positive, checked
@@ -128,7 +128,7 @@ def decode_adam(
         )
     with arithmetic(dtype, messages, knowledge, settings):
         answer = _decode_adam(model, messages, knowledge, settings, canonicalize_dtype(dtype))
-    warn_of_misfit("decode_adam", answer.status, answer.fit)
+    warn_of_fit("decode_adam", answer.status, answer.fit)
     return answer
 
 

@@ -73,7 +73,7 @@ from attacks.fit import (
     largest_square,
     precision,
     rounding,
-    warn_of_misfit,
+    warn_of_fit,
 )
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model
@@ -185,7 +185,7 @@ def closed_form(
         decoding = _closed_form(
             model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
         )
-    warn_of_misfit("closed_form", decoding.status, decoding.fit)
+    warn_of_fit("closed_form", decoding.status, decoding.fit)
     return _apart(decoding, columns)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attacks import Reconstruction, Status
+from attacks.fit import STATES
 from attacks.metrics import accuracy, majority_rate
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method
@@ -233,7 +234,7 @@ def _outcomes(
         if np.isfinite(objectives[i]):
             detail["objective"] = float(objectives[i])
         facts = shared | {"selection": selection, "detail": detail}
-        facts |= {"status": _STATES[Status(int(status[i]))]}
+        facts |= {"status": STATES[Status(int(status[i]))]}
         facts |= {name: _finite(getattr(fit, name)[i]) for name in ("explained", "misfit")}
         ok = status[i] != Status.FAILED
         level = None
@@ -242,9 +243,6 @@ def _outcomes(
         yield Outcome(job, "accuracy", float(scores[i]) if ok else None, null=level, **facts)
         if np.isfinite(labels[i]):
             yield Outcome(job, "label_accuracy", float(labels[i]), **facts | {"imputation": None})
-
-
-_STATES = {Status.OK: "ok", Status.MISFIT: "misfit", Status.FAILED: "diverged"}
 
 
 def _finite(value: Any) -> float | None:

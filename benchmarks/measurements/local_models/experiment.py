@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from attacks import (
+    Status,
     infer_from_model,
     invert_model,
     least_loss,
 )
+from attacks.fit import STATES, status_of
 from attacks.metrics import zest_similarity
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method
@@ -95,10 +97,12 @@ def _fit_of(answer: Any) -> dict[str, Any]:
     if not isinstance(answer, (Sources, Values)) or answer.fit is None:
         return {}
     misfit = float(jnp.nanmax(answer.fit.misfit))
+    states = np.asarray(status_of(jnp.zeros_like(answer.fit.misfit, bool), answer.fit))
+    worst = next((s for s in (Status.MISFIT, Status.UNCHECKED) if (states == s).any()), Status.OK)
     return {
         "explained": mean([float(e) for e in answer.fit.explained]),
         "misfit": misfit if math.isfinite(misfit) else None,
-        "status": "misfit" if misfit > 1 else "ok",
+        "status": STATES[worst],
     }
 
 

@@ -33,7 +33,7 @@ from attacks import (
     mapping_network,
     pseudo_records,
 )
-from attacks.fit import MisfitWarning
+from attacks.fit import FitWarning
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.measurements.local_models.scores import (
     matched_likeness,
@@ -150,7 +150,7 @@ def _decode_sources(work: Work, settings: FirstMessages) -> Sources:
     x, y = work.asked
     key = work.key(work.count)  # of no client's own attack
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MisfitWarning)  # the row tells it
+        warnings.simplefilter("ignore", FitWarning)  # the row tells it
         decoded = decode_sources(federation.model, seen, sizes, x, y, key, training=training)
     return Sources([np.asarray(decoded.sources)], decoded.fit)
 

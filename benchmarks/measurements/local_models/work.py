@@ -17,7 +17,7 @@ from attacks import (
     Reconstruction,
     gls,
 )
-from attacks.fit import Fit, MisfitWarning
+from attacks.fit import Fit, FitWarning
 from benchmarks.harness.clock import Clock, Spent
 from benchmarks.harness.experiment import Method
 from benchmarks.measurements.local_models.scores import (
@@ -280,7 +280,7 @@ def gls_attributes(work: Work, settings: First) -> Values:
 def read_each(work: Work, attack: Callable[[int], Reconstruction]) -> Values:
     """What an attack reads of every attacked client."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MisfitWarning)  # the row tells it
+        warnings.simplefilter("ignore", FitWarning)  # the row tells it
         answers = [attack(c) for c in range(work.count)]
     fits = jax.tree.map(lambda *a: jnp.stack(a), *(answer.fit for answer in answers))
     return Values([np.asarray(answer.values[0]) for answer in answers], fits)
