@@ -51,8 +51,10 @@ from attacks.local_models.attribute import (
     infer_in_box,
 )
 from attacks.local_models.inversion import (
+    ClassImages,
     GradientInversion,
     Inversion,
+    InvertedImages,
     invert_gradient,
     invert_model,
 )
@@ -110,7 +112,7 @@ from attacks.properties.observations import (
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Property
 from attacks.records.by_products import count_records, lies_in_span
-from attacks.records.matching import RecordMatching, match_records
+from attacks.records.matching import MatchedRecords, RecordMatching, match_records
 from attacks.records.progress import RecordSearch
 from attacks.records.reconstruction import Records, reconstruct_records
 from attacks.users.counts import (
@@ -144,6 +146,7 @@ __all__ = [
     "GLS",
     "AdamDecoding",
     "Adversarial",
+    "ClassImages",
     "ClosedForm",
     "CosMatching",
     "Decoding",
@@ -160,6 +163,7 @@ __all__ = [
     "GradientInversion",
     "InferredAttribute",
     "Inversion",
+    "InvertedImages",
     "Knowledge",
     "L2Matching",
     "Lda",
@@ -167,6 +171,7 @@ __all__ = [
     "LocalOptimum",
     "Logistic",
     "Mapping",
+    "MatchedRecords",
     "Membership",
     "MisfitWarning",
     "Moments",

@@ -61,7 +61,8 @@ REASONS = {
     "records is not theirs",
     Status.UNCHECKED: "the answer is of finite numbers, and nothing could contradict it: rounding "
     "and the recipe's noise may be as large as these messages, or there are as many unknowns as "
-    "equations, or the model mixes records; the answer may be no better than a guess",
+    "equations, or records are mixed (batch normalisation, mixup); the answer may be no better "
+    "than a guess",
 }
 
 

@@ -51,6 +51,32 @@ class Inversion:
             raise ValueError(f"{name}.low={self.low} must lie below high={self.high}")
 
 
+@struct.dataclass
+class ClassImages:
+    """One image of each class.
+
+    Attributes:
+      images: `[classes, *shape]`.
+      probabilities: that the model gives them, of their class `[classes]`.
+    """
+
+    images: Num[Array, "classes ..."]
+    probabilities: Num[Array, "classes"]
+
+
+@struct.dataclass
+class InvertedImages:
+    """Images out of an update; NaN if the objective was never finite.
+
+    Attributes:
+      images: in [0, 1] `[batch, *shape]`.
+      labels: probabilities of their classes `[batch, classes]`.
+    """
+
+    images: Num[Array, "batch ..."]
+    labels: Num[Array, "batch classes"]
+
+
 @checked
 def invert_model(
     model: Model,
@@ -59,7 +85,7 @@ def invert_model(
     key: Key | None = None,
     *,
     settings: Inversion | None = None,
-) -> tuple[Array, Array]:
+) -> ClassImages:
     """One image per class that the model is surest of (Driouich 2023, Eq. 5; Fredrikson et al.
     2015), by gradient ascent on the log probability, the stable form of the probability's, within
     the range of pixels. All classes are one batch, whose statistics normalisation uses.
@@ -73,7 +99,7 @@ def invert_model(
       settings: see `Inversion`.
 
     Returns:
-      Images `[classes, *shape]` and their probabilities `[classes]`.
+      An image of each class.
 
     Raises:
       ValueError: if the model has no classes, takes no images of that shape, or a step size or
@@ -84,7 +110,7 @@ def invert_model(
         raise ValueError("invert_model needs a classifier; this model has classes=None")
     check_parameters(model, params)
     check_record_shape(model, params, shape=shape)
-    return _invert_model(model, params, tuple(shape), key, settings)
+    return ClassImages(*_invert_model(model, params, tuple(shape), key, settings))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -145,7 +171,7 @@ def invert_gradient(
     *,
     y: Num[Array, "images"] | None = None,
     settings: GradientInversion | None = None,
-) -> tuple[Array, Array]:
+) -> InvertedImages:
     """Images whose gradient points where the update did (Driouich 2023, Eq. 4; Geiping et al.
     2020).
 
@@ -159,8 +185,7 @@ def invert_gradient(
       settings: see `GradientInversion`.
 
     Returns:
-      Images `[batch, *shape]` in [0, 1] and class probabilities `[batch, classes]`; NaN if the
-      objective was never finite.
+      Images with the probabilities of their classes.
 
     Raises:
       ValueError: if the model has no classes, images of that shape or labels do not fit, or a
@@ -179,7 +204,8 @@ def invert_gradient(
     if y is not None:
         _check.shape((batch,), y=y)
         _check.labels(y, model.classes)
-    return _invert_gradient(model, messages, tuple(shape), batch, key, y, settings)
+    inverted = _invert_gradient(model, messages, tuple(shape), batch, key, y, settings)
+    return InvertedImages(*inverted)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape", "batch"))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jaxtyping import Num
 
 from attacks.matching import (
     Virtual,
@@ -43,6 +44,20 @@ class RecordMatching:
     restarts: Count = struct.field(pytree_node=False, default=4)
 
 
+@struct.dataclass
+class MatchedRecords:
+    """Records that nothing tells right from wrong.
+
+    Attributes:
+      x: every column a value of the schema; NaN if the objective was never finite
+        `[count, features]`.
+      y: labels; -1 then `[count]`.
+    """
+
+    x: Num[np.ndarray, "count features"]
+    y: Num[np.ndarray, "count"]
+
+
 @on_host("it draws starts and rounds answers between its programs, in NumPy")
 @checked
 def match_records(
@@ -54,7 +69,7 @@ def match_records(
     key: Key,
     *,
     settings: RecordMatching | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> MatchedRecords:
     """So many records whose gradient points where the messages do: categories and labels as
     softmaxes, numbers free within their range.
 
@@ -68,8 +83,7 @@ def match_records(
       settings: see `RecordMatching`.
 
     Returns:
-      Records `[count, features]`, every column a value of the schema, and labels `[count]`. Nothing
-      tells which of them are right. NaN and -1 if the objective was never finite.
+      The records and their labels.
 
     Raises:
       ValueError: as `reconstruct_records`.
@@ -92,8 +106,8 @@ def match_records(
     )
     x = schema.records(np.asarray(places), np.asarray(numbers, np.float64))
     if not np.isfinite(distance):
-        return np.full_like(x, np.nan), np.full(count, -1)
-    return x, np.asarray(y)
+        return MatchedRecords(np.full_like(x, np.nan), np.full(count, -1))
+    return MatchedRecords(x, np.asarray(y))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))

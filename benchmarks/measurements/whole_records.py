@@ -61,7 +61,7 @@ def _spans(victim: Victim, settings: RecordSearch) -> Guess:
 
 def _matched(victim: Victim, settings: RecordMatching) -> Guess:
     count = len(victim.y)
-    x, y = match_records(
+    matched = match_records(
         victim.model,
         victim.messages,
         victim.schema,
@@ -70,7 +70,7 @@ def _matched(victim: Victim, settings: RecordMatching) -> Guess:
         victim.key,
         settings=settings,
     )
-    return _guess(victim, x, y)
+    return _guess(victim, matched.x, matched.y)
 
 
 def _marginals(victim: Victim, settings: None) -> Guess:

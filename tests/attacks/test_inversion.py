@@ -19,9 +19,10 @@ def test_inverting_a_linear_classifier_finds_its_weights():
     mean, black elsewhere."""
     model = mlp(16, (), 3)
     params = {"Dense_0": {"kernel": jax.random.normal(KEY, (16, 3)), "bias": jnp.zeros(3)}}
-    images, sure = invert_model(
+    inverted = invert_model(
         model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1)
     )
+    images, sure = inverted.images, inverted.probabilities
     kernel = np.asarray(params["Dense_0"]["kernel"])
     for k in range(3):
         rivals = np.delete(kernel, k, 1)
@@ -45,16 +46,16 @@ def test_a_model_that_normalises_by_the_batch_is_inverted_from_images_that_diffe
     ).params
 
     def moved(key):
-        images, _ = invert_model(
+        images = invert_model(
             model, params, (4, 4, 1), key, settings=Inversion(steps=1, learning_rate=1e-4)
-        )
+        ).images
         return float(jnp.abs(images - 0.5).mean())
 
     assert moved(None) > 0.4
     assert moved(KEY) < 0.05
-    images, _ = invert_model(
+    images = invert_model(
         model, params, (4, 4, 1), KEY, settings=Inversion(steps=1000, learning_rate=0.01)
-    )
+    ).images
     likeness = np.corrcoef(np.asarray(images).reshape(3, -1), templates.reshape(3, -1))[:3, 3:]
     assert (likeness.argmax(1) == np.arange(3)).all()
 
@@ -69,9 +70,10 @@ def test_an_image_is_read_out_of_one_gradient_and_not_out_of_anothers():
     settings = GradientInversion(alpha=1e-4, steps=1500, virtual=Virtual(training=training))
 
     def error(client):
-        images, labels = invert_gradient(
+        inverted = invert_gradient(
             model, run.messages(client), (8, 8, 1), 1, KEY, settings=settings
         )
+        images, labels = inverted.images, inverted.labels
         assert int(labels.argmax()) == 2
         return float(jnp.abs(images[0] - image[0]).mean())
 
@@ -84,9 +86,10 @@ def test_one_logit_stands_for_two_classes():
     rng = np.random.default_rng(0)
     model, training = logistic(16), LocalTraining(0.1)
     params = {"Dense_0": {"kernel": jax.random.normal(KEY, (16, 1)), "bias": jnp.zeros(1)}}
-    images, sure = invert_model(
+    inverted = invert_model(
         model, params, (4, 4, 1), settings=Inversion(steps=3000, learning_rate=0.1)
     )
+    images, sure = inverted.images, inverted.probabilities
     weights = np.asarray(params["Dense_0"]["kernel"])[:, 0]
     pixels = np.asarray(images).reshape(2, 16)
     assert pixels[1][weights > 0].min() > pixels[1][weights < 0].max()
@@ -98,7 +101,9 @@ def test_one_logit_stands_for_two_classes():
             model, params, stack_clients([(image, np.asarray([y]))]), KEY, Federated(1, training)
         )
         settings = GradientInversion(alpha=0.0, steps=800, virtual=Virtual(training=training))
-        _, labels = invert_gradient(model, run.messages(0), (4, 4, 1), 1, KEY, settings=settings)
+        labels = invert_gradient(
+            model, run.messages(0), (4, 4, 1), 1, KEY, settings=settings
+        ).labels
         assert labels.shape == (1, 2)
         assert int(labels.argmax()) == y
 

@@ -43,8 +43,8 @@ def _gan(play: Play, identity: int, settings: None) -> Samples:
 
 def _inverted(play: Play, identity: int, settings: Inversion) -> Samples:
     params, (labels, _) = play.passive_run.params, play.labels
-    images, _ = invert_model(play.model(), params, play.shape, settings=settings)
-    return images[labels], labels
+    inverted = invert_model(play.model(), params, play.shape, settings=settings)
+    return inverted.images[labels], labels
 
 
 def _real(others: bool) -> Callable[[Play, int, None], Samples]:

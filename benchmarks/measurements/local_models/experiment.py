@@ -201,7 +201,7 @@ def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dic
     for c in range(work.count):
         key = work.key(c) if work.settings.batch_norm else None
         shape = federation.data.x.shape[1:]
-        images, _ = invert_model(federation.model, params[c], shape, key, settings=inversion)
+        images = invert_model(federation.model, params[c], shape, key, settings=inversion).images
         scores.append(likeness(federation, c, images))
         greys.append(likeness(federation, c, jnp.full_like(images, inversion.start)))
         if c == 0:

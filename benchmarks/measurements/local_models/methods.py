@@ -163,9 +163,9 @@ def _invert_gradient(work: Work, settings: GradientInversion) -> Images:
         records = jnp.asarray(federation.data.x[federation.parts[c]])
         batch = min(int(work.settings.training.batch_size or len(records)), len(records))
         seen = work.seen(c, 1)
-        images, _ = invert_gradient(
+        images = invert_gradient(
             federation.model, seen, shape, batch, work.key(c), settings=settings
-        )
+        ).images
         score, places = matched_likeness(images, records)
         scores.append(score)
         greys.append(matched_likeness(jnp.full_like(images, 0.5), records)[0])
