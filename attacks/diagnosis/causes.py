@@ -20,7 +20,7 @@ from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.diagnosis.numbers import Finding, numbers_say
 from attacks.diagnosis.steps import Otherwise, recipes
 from attacks.diagnosis.structure import Structure, activations, layouts
-from attacks.fit import Fit, MisfitWarning
+from attacks.fit import Fit, FitWarning
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import checked
@@ -108,10 +108,14 @@ def diagnose(
         causes = _causes(trial, fit, surprised=not findings)
         exact = bool(causes) and causes[0].share > NEARLY
         findings = [*certain, *causes, *hints] if exact else [*certain, *hints, *causes]
-    elif fit.misfit <= 1:
+    elif fit.misfit <= 1 and fit.allowed > 0:
         findings = [Finding("as told", "the recipe explains the messages", 1.0), *certain]
     else:
-        evidence = "there are as many unknowns as equations, or records or labels are mixed"
+        evidence = (
+            "rounding and noise may be as large as the messages"
+            if fit.allowed <= 0
+            else "there are as many unknowns as equations, or records or labels are mixed"
+        )
         findings += [Finding("cannot be judged", evidence, 0.0)]
     return Diagnosis(tuple(findings), fit, _advice(findings[0].cause, training, knowledge))
 
@@ -139,7 +143,7 @@ class _Trial:
 
 def _decoded(model: Model, messages: Messages, knowledge: Knowledge) -> Decoding:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MisfitWarning)
+        warnings.simplefilter("ignore", FitWarning)
         return closed_form(model, messages, knowledge)
 
 

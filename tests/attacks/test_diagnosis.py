@@ -9,7 +9,7 @@ import pytest
 
 from attacks import ClosedForm, Knowledge, MisfitWarning, binary_column, closed_form, diagnose
 from attacks.diagnosis.steps import sgd_with_momentum
-from jaxfl import Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
+from jaxfl import DPSGD, Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
 from jaxfl.clients import stack_clients
 from tests.attacks.wrong_recipes import FEATURES, RATE, Act, client, records
 
@@ -219,6 +219,15 @@ def test_what_cannot_be_judged_is_not_called_right():
     diagnosis = diagnose(model, messages, known, told)
     assert np.isnan(diagnosis.fit.misfit)
     assert [finding.cause for finding in diagnosis.findings] == ["cannot be judged"]
+
+
+def test_what_noise_covers_is_not_called_right():
+    told = LocalTraining(RATE, plugins=(DPSGD(1.0, 20.0),))
+    model, messages, known, _ = client("right", told, 0)
+    diagnosis = diagnose(model, messages, known, told)
+    assert diagnosis.fit.allowed < 0
+    assert diagnosis.findings[0].cause == "cannot be judged"
+    assert "as large as the messages" in diagnosis.findings[0].evidence
 
 
 def test_a_rate_that_nobody_told_is_no_cause():

@@ -1,0 +1,153 @@
+"""No random key is used twice: clients, rounds, epochs, batches and simulated orders each draw from
+a stream of their own. A plug-in that changes nothing tells the keys that it was given."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from attacks import GLS, CosMatching, Knowledge, Virtual, binary_column, cos_matching, gls
+from attacks.attributes.candidate_decoding.explanation import RUNS
+from jaxfl import (
+    Federated,
+    LocalTraining,
+    Plugin,
+    cross_entropy,
+    from_flax,
+    mlp,
+    simulate,
+    stack_clients,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::attacks.FitWarning")
+KEY, RECORDS, FEATURES, ROUNDS = jax.random.key(3), 12, 6, 3
+TOLD = {"batch": [], "send": []}
+"""Key and sum of the inputs of each call of a hook."""
+
+
+def tell(hook, key, x):
+    def keep(data, total):
+        TOLD[hook].append((*np.asarray(data).tolist(), float(total)))
+
+    jax.debug.callback(keep, jax.random.key_data(key), jnp.sum(x))
+
+
+class TellingModule(nn.Module):
+    """One dense layer, given the key of dropout."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        if train:
+            tell("batch", self.make_rng("dropout"), x)
+        return nn.Dense(2)(x)
+
+
+@struct.dataclass
+class Teller(Plugin):
+    """Changes nothing."""
+
+    scale: float = 1.0
+
+    def batch(self, model, x, y, mask, key):
+        tell("batch", key, x)
+        return model, x, y
+
+    def send(self, update, key):
+        tell("send", key, 0.0)
+        return update
+
+
+@pytest.fixture
+def told():
+    for calls in TOLD.values():
+        calls.clear()
+    yield TOLD
+    jax.clear_caches()
+
+
+def keys(calls):
+    jax.effects_barrier()
+    return [key for *key, _ in calls]
+
+
+def distinct(told):
+    return len({tuple(key) for key in told})
+
+
+def run(training, clients, model=None):
+    rng = np.random.default_rng(0)
+    parts = [
+        (rng.normal(size=(RECORDS, FEATURES)).astype(np.float32), rng.integers(0, 2, RECORDS))
+        for _ in range(clients)
+    ]
+    model = model or mlp(FEATURES, (4,), 2)
+    federated = Federated(ROUNDS, training)
+    return (
+        parts,
+        model,
+        simulate(
+            model, model.init(KEY), stack_clients(parts), jax.random.fold_in(KEY, 1), federated
+        ),
+    )
+
+
+def recipe(**changes):
+    return LocalTraining(0.1, batch_size=4, plugins=(Teller(),), **changes)
+
+
+def test_clients_rounds_epochs_and_batches_have_streams_of_their_own(told):
+    run(recipe(epochs=2), clients=3)
+    steps = 3 * ROUNDS * 2 * (RECORDS // 4)
+    batches, sent = keys(told["batch"]), keys(told["send"])
+    assert len(batches) == distinct(batches) == steps
+    assert len(sent) == distinct(sent) == 3 * ROUNDS
+    assert distinct(batches + sent) == steps + len(sent)
+
+
+def test_batches_of_a_client_are_drawn_anew_in_every_epoch_and_round(told):
+    """By what is in them: sums of inputs."""
+    run(recipe(epochs=2), clients=1)
+    jax.effects_barrier()
+    sums = np.sort(np.reshape([total for *_, total in told["batch"]], (-1, RECORDS // 4)))
+    assert len(np.unique(sums.round(4), axis=0)) == ROUNDS * 2
+
+
+def attacked(training, model=None):
+    parts, model, transcript = run(training, 2, model)
+    x, y = parts[0]
+    x = x.copy()
+    x[:, 0] = np.nan
+    return model, transcript.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
+
+
+def test_gls_simulates_every_order_of_every_round_from_a_stream_of_its_own(told):
+    """A noise that is the same in every round is no noise: it would be taken for the message."""
+    training = LocalTraining(0.1, batch_size=4)
+    _, messages, known = attacked(training, mlp(FEATURES, (), 2))
+    model = from_flax(TellingModule(), (FEATURES,), cross_entropy, 2)
+    gls(model, messages, known, KEY, settings=GLS(training, orders=5, passes=2))
+    # Alternatives of a record share a key: what differs between them is the record alone.
+    passes_of_answer, passes_of_judge = 2 * 5, 2 * RUNS
+    orders = ROUNDS * (passes_of_answer + passes_of_judge)
+    assert distinct(keys(told["batch"])) >= orders * (RECORDS // 4)
+
+
+@pytest.mark.parametrize("orders", [1, 3])
+def test_cos_draws_new_batches_in_every_step_round_and_order(told, orders):
+    model, messages, known = attacked(LocalTraining(0.1, batch_size=4))
+    virtual = Virtual("unrolled", recipe(), orders=orders)
+    cos_matching(model, messages, known, KEY, settings=CosMatching(steps=6, virtual=virtual))
+    # Gradients run a step twice, forwards and again backwards.
+    assert distinct(keys(told["batch"])) >= 6 * ROUNDS * orders * (RECORDS // 4)
+
+
+def test_gumbel_noise_is_drawn_anew_in_every_step(told):
+    """With a rate of nearly 0, guessed records differ by their noise alone."""
+    model, messages, known = attacked(LocalTraining(0.1))
+    virtual = Virtual("unrolled", LocalTraining(0.1, plugins=(Teller(),)))
+    settings = CosMatching(steps=6, learning_rate=1e-9, noise=True, virtual=virtual)
+    cos_matching(model, messages, known, KEY, settings=settings)
+    jax.effects_barrier()
+    assert len({round(total, 4) for *_, total in told["batch"]}) >= 6
