@@ -57,8 +57,8 @@ def costs(clients):
                     right.setdefault(name, []).append(np.mean(answer.values[0] == truth))
                     states.setdefault(name, []).append(int(answer.status))
             for name, shares in right.items():
-                told = f"{np.mean(shares):.3f}, {_called(states[name])}"
-                print(f"{name} {np.dtype(dtype).name}: {told}", flush=True)
+                said = f"{np.mean(shares):.3f}, {_called(states[name])}"
+                print(f"{name} {np.dtype(dtype).name}: {said}", flush=True)
 
 
 def _called(states):
