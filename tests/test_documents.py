@@ -1,5 +1,8 @@
 """Every command of the documents asks for something that there is."""
 
+import functools
+import importlib
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -8,6 +11,7 @@ import pytest
 import tyro
 
 from benchmarks import sweep
+from benchmarks.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -38,3 +42,30 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+COVERAGE = (ROOT / "docs/results/coverage.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"`((?:attacks|jaxfl)\.[\w.]+)`", COVERAGE)))
+)
+def test_what_covers_a_paper_exists(name):
+    parts = name.split(".")
+    place = max(n for n in range(1, len(parts)) if importlib.util.find_spec(".".join(parts[:n])))
+    functools.reduce(getattr, parts[place:], importlib.import_module(".".join(parts[:place])))
+
+
+def test_tables_files_and_tests_that_cover_a_paper_exist():
+    for suite, table in re.findall(r"`(\w+)/(\w+)`", COVERAGE):
+        assert SUITES[suite].table(table)
+    for file, test in re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", COVERAGE):
+        text = (ROOT / file).read_text()
+        assert not test or f"def {test}(" in text, f"{file} has no {test}"
+
+
+def test_no_row_of_the_coverage_is_empty():
+    rows = [line for line in COVERAGE.splitlines() if line.startswith("|")]
+    assert len(rows) > 150
+    for row in rows:
+        assert all(cell.strip() for cell in row.strip("|").split("|")), row

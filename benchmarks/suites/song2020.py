@@ -2,8 +2,9 @@
 Learning* (2020): Figures 5 and 6 and Table III, linkability of anonymous updates, and where it is
 hard; Figures 7 to 10 and Table IV, mGAN-AI.
 
-In the paper's split every client holds three random classes and takes one full-batch step a round;
-there ten numbers of the last bias link updates without any training. `hard` has clients that differ
+In the paper's split every client holds three random classes. Where it takes one full-batch step a
+round, as at small size, ten numbers of the last bias link updates without any training; at paper
+size clients take batches (of 32 digits, or of 8 faces), as section VII-B needs. `hard` has clients that differ
 less, and noise of batches between their updates.
 
 At `small` size, where updates are linked, images have half the pixels down and across, the shared
