@@ -30,7 +30,7 @@ Array = jax.Array
 
 
 @checked
-def cosine_distance(virtual: Any, observed: Params) -> Array:
+def cosine_distance(virtual: Any, observed: Params) -> Num[Array, ""]:
     """`1 - cos` of the angle between two updates, all leaves together (Lyu 2021, Eq. 1 and 4). A
     scalar in [0, 2].
 
@@ -43,7 +43,7 @@ def cosine_distance(virtual: Any, observed: Params) -> Array:
 
 
 @checked
-def squared_distance(virtual: Any, observed: Params) -> Array:
+def squared_distance(virtual: Any, observed: Params) -> Num[Array, ""]:
     """Squared Euclidean distance relative to the observed update's squared length (DLG, Zhu et al.
     2019). A scalar.
 
@@ -148,7 +148,7 @@ def matching_objective(
     key: Key,
     virtual: Virtual,
     distance: Callable[[Any, Any], Array] = cosine_distance,
-) -> Array:
+) -> Num[Array, ""]:
     """Mean over rounds of the distance between virtual and observed updates (Lyu 2021, Algorithm 1,
     line 12, with `1 - cos` for `cos`). A scalar, differentiable in `x` and in soft labels `y`."""
     check_parameters(model, messages.model_shapes, "messages")

@@ -18,7 +18,7 @@ Array = jax.Array
 
 
 @checked
-def accuracy(values: Array, truth: Array) -> Array:
+def accuracy(values: Array, truth: Array) -> Num[Array, "..."]:
     """Fraction of records whose value was inferred exactly; NaN if the attack failed (a value of
     -1).
 
@@ -41,7 +41,7 @@ def accuracy(values: Array, truth: Array) -> Array:
 
 
 @checked
-def majority_rate(truth: Num[Array, "records"], candidates: Count) -> Array:
+def majority_rate(truth: Num[Array, "records"], candidates: Count) -> Num[Array, ""]:
     """Accuracy of naming the most frequent true value for every record: what any attack has to
     beat. `candidates` is static.
 
@@ -145,7 +145,7 @@ def explain(
     segments: Int[Array, "..."],
     masks: Num[Array, "masks segments"],
     fill: Num[Array, "..."],
-) -> Array:
+) -> Num[Array, "records segments outputs"]:
     """Linear explanations of a model around records (Jia et al. 2022, Zest, after LIME):
     least-squares weights, without intercept, of its outputs on which segments of a record are kept.
 
@@ -188,13 +188,13 @@ def explain(
 
 
 @checked
-def zest_masks(key: Key, segments: Count, count: Count = 1000) -> Array:
+def zest_masks(key: Key, segments: Count, count: Count = 1000) -> Num[Array, "count segments"]:
     """Masks `[count, segments]` for `explain`: fair coins, the first keeping everything."""
     return jax.random.bernoulli(key, jnp.float32(0.5), (count, segments)).at[0].set(True)
 
 
 @checked
-def zest_similarity(a: Num[Array, "..."], b: Num[Array, "..."]) -> Array:
+def zest_similarity(a: Num[Array, "..."], b: Num[Array, "..."]) -> Num[Array, ""]:
     """Cosine of two models' explanations, all records, segments and outputs together; Driouich 2023
     prints 100 times that."""
     if np.shape(a) != np.shape(b):
@@ -206,7 +206,7 @@ def zest_similarity(a: Num[Array, "..."], b: Num[Array, "..."]) -> Array:
 def ssim(
     image: Num[Array, "... height width channels"],
     references: Num[Array, "... height width channels"],
-) -> Array:
+) -> Num[Array, "..."]:
     """Structural similarity (Wang et al. 2004: 11x11 Gaussian of 1.5) of an image in [0, 1]
     `[height, width, channels]` to each of several `[n, height, width, channels]`, or of as many
     images to one each. Best under `jax.jit`: it is many operations."""
@@ -222,7 +222,7 @@ def ssim(
 
 
 @checked
-def classifier_score(probabilities: Num[Array, "images classes"]) -> Array:
+def classifier_score(probabilities: Num[Array, "images classes"]) -> Num[Array, ""]:
     """`exp E KL(p(class | image) || p(class))` of a classifier's probabilities for images `[images,
     classes]` (the inception score, Salimans et al. 2016, with a classifier of one's own): from 1,
     all alike or unclear, to the number of classes. A scalar."""

@@ -331,10 +331,16 @@ def hints_of(declared: Any) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if name != "return"}
 
 
+@functools.cache
+def returned_by(function: Callable[..., Any]) -> Any:
+    """Annotation of a function's result, or None."""
+    return get_type_hints(function, include_extras=True).get("return")
+
+
 def checked(function: Function) -> Function:
-    """A public function whose arguments are what its annotations say, or `ValueError`. It computes
-    products in full precision (`jaxfl.products`), and whoever watches calls sees it
-    (`jaxfl.watching`)."""
+    """A public function whose arguments are what its annotations say, or `ValueError`; and whose
+    result has the axes that they say, those of its arguments among them. It computes products in
+    full precision (`jaxfl.products`), and whoever watches calls sees it (`jaxfl.watching`)."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -345,6 +351,10 @@ def checked(function: Function) -> Function:
                 check(name, value, hints[name], sizes)
         with full_precision():
             watched = watched_call(boundary, arguments, named)
-            return function(*arguments, **named) if watched is None else watched()
+            result = function(*arguments, **named) if watched is None else watched()
+        if _has_axes(returned_by(function)):
+            shown = f"what {function.__name__} returns"
+            _check_axes(shown, np.shape(result), returned_by(function).dim_str, sizes)
+        return result
 
     return boundary  # type: ignore[return-value]

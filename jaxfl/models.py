@@ -101,7 +101,7 @@ def mean_loss(
     *,
     key: Key | None = None,
     mask: Num[Array, "records"] | None = None,
-) -> Array:
+) -> Num[Array, ""]:
     """Mean of the per-record loss over the rows where `mask` is True (all rows if None).
 
     Args:
@@ -273,7 +273,7 @@ def _hard_labels(y: Array, outputs: Array) -> None:
 
 
 @checked
-def cross_entropy(outputs: Num[Array, "... classes"], y: Array) -> Array:
+def cross_entropy(outputs: Num[Array, "... classes"], y: Array) -> Num[Array, "..."]:
     """Softmax cross-entropy `[batch]` of logits `[batch, classes]`; `y` holds integer labels
     `[batch]` or class probabilities `[batch, classes]` (soft labels, as needed where an adversary
     does not know them).
@@ -290,7 +290,7 @@ def cross_entropy(outputs: Num[Array, "... classes"], y: Array) -> Array:
 
 
 @checked
-def binary_cross_entropy(outputs: Num[Array, "... 1"], y: Array) -> Array:
+def binary_cross_entropy(outputs: Num[Array, "... 1"], y: Array) -> Num[Array, "..."]:
     """Sigmoid cross-entropy `[batch]` of one logit `[batch, 1]`; `y [batch]` lies in [0, 1], or is
     two class probabilities `[batch, 2]`.
 
@@ -316,7 +316,7 @@ def log_probabilities(outputs: Array) -> Array:
 
 
 @checked
-def squared_error(outputs: Num[Array, "... 1"], y: Array) -> Array:
+def squared_error(outputs: Num[Array, "... 1"], y: Array) -> Num[Array, "..."]:
     """Squared error `[batch]` of predictions `[batch, 1]` against `y [batch]`, without the factor
     1/2 (Driouich 2022, 2023).
 

@@ -45,13 +45,13 @@ Array = jax.Array
 
 
 @checked
-def random_guess(key: Key, records: Count, candidates: Count) -> Array:
+def random_guess(key: Key, records: Count, candidates: Count) -> Int[Array, "records"]:
     """`random`: a uniform guess for each record `[records]`; right with probability 1/K."""
     return jax.random.randint(key, (records,), 0, candidates, jnp.int32)
 
 
 @checked
-def majority_guess(prior: Num[Array, "candidates"], records: Count) -> Array:
+def majority_guess(prior: Num[Array, "candidates"], records: Count) -> Int[Array, "records"]:
     """`majority`: the value most frequent in the known prior `[K]`, for every
     record `[records]`."""
     _check.distribution(len(prior), prior=prior)
@@ -68,7 +68,7 @@ def public_model(
     key: Key,
     *,
     epochs: Count = 200,
-) -> Array:
+) -> Int[Array, "records"]:
     """`public100`, `public1000`: an MLP from the other columns to the attribute, trained on public
     records.
 
@@ -134,7 +134,7 @@ def _fit_public_model(
 @checked
 def name_by_public_model(
     params: Any, x: Num[Array, "records features"], positions: Int[Array, "positions"]
-) -> Array:
+) -> Int[Array, "records"]:
     """What `public_model` returns, from its parameters."""
     candidates = jax.tree.leaves(params)[-1].shape[-1]
     model = _attack_model(np.shape(x)[1], candidates)
@@ -238,7 +238,7 @@ HEURISTICS = (
 
 
 @checked
-def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Array:
+def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Int[Array, "7 records"]:
     """`stats`: judge every candidate by the victim's returned models, without optimisation (Lyu
     2021, section 4.3).
 

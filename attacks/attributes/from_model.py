@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Int
 
 from attacks.attributes.knowledge import Knowledge, check_one_column, check_records_known, erase
 from jaxfl import Model
@@ -21,7 +22,7 @@ Array = jax.Array
 
 
 @checked
-def infer_from_model(model: Model, params: Params, knowledge: Knowledge) -> Array:
+def infer_from_model(model: Model, params: Params, knowledge: Knowledge) -> Int[Array, "records"]:
     """`argmin_v |F(theta; x, v) - y|^2` for every record, over the candidates of the unknown
     column.
 

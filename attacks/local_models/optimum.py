@@ -67,7 +67,7 @@ class LocalOptimum:
 
 @on_host("copies, in NumPy")
 @checked
-def linear_parameters(tree: Any) -> np.ndarray:
+def linear_parameters(tree: Any) -> Num[np.ndarray, "rounds weights"]:
     """A one-layer model's kernel `[rounds, features, 1]` and bias, as rows `[rounds, features +
     1]`, the intercept last.
 

@@ -113,7 +113,7 @@ def gradient_variance(
     params: Params,
     x: Num[Array, "records candidates features"],
     y: Num[Array, "records candidates"],
-) -> Array:
+) -> Num[Array, "records candidates"]:
     """Variance over the entries of each candidate's own gradient by the last layer's kernel
     `[records, K]`.
 

@@ -38,7 +38,7 @@ def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
 @checked
 def least_loss(
     model: Model, params: Params, x: Num[Array, "records ..."], y: Num[Array, "records ..."]
-) -> Array:
+) -> Int[Array, "records"]:
     """The client whose model has the least loss on a record (Hu et al. 2021).
 
     Args:
@@ -117,7 +117,7 @@ def _majority_of_rounds(model: Model, returned: Any, x: Array, y: Array) -> Vote
 @checked
 def largest_drop(
     model: Model, returned: Params, x: Num[Array, "records ..."], y: Num[Array, "records ..."]
-) -> Array:
+) -> Int[Array, "records"]:
     """The client whose training lowered a record's loss most, above what it lowers on average: a
     loss rule calibrated for how far clients train. All clients received the same models, so that a
     record's loss before training names nobody.
@@ -148,7 +148,9 @@ def _largest_drop(model: Model, returned: Any, x: Array, y: Array) -> Array:
 
 @on_host("scikit-learn")
 @checked
-def by_discriminants(sources: Int[Array, "records"], x: Num[Array, "records ..."]) -> np.ndarray:
+def by_discriminants(
+    sources: Int[Array, "records"], x: Num[Array, "records ..."]
+) -> Int[np.ndarray, "records"]:
     """Sources by linear discriminants learned from another attack's answers (self-training; beyond
     Driouich 2023).
 

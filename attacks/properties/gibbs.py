@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Int
+from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
 from attacks.properties.observations import Observations, check_observed, until
@@ -132,7 +132,9 @@ def _white(covariance: Array, *arrays: Array) -> tuple[Array, ...]:
 
 
 @checked
-def box(observations: Observations, seen: Int[Array, "prefixes"], iterations: Count = 500) -> Array:
+def box(
+    observations: Observations, seen: Int[Array, "prefixes"], iterations: Count = 500
+) -> Num[Array, "prefixes clients"]:
     """Weighted least squares over p in [0, 1]: `[prefixes, clients]`; above 1/2 the property is
     more likely than not.
 
@@ -194,7 +196,7 @@ def gibbs(
     key: Key,
     *,
     settings: Gibbs | None = None,
-) -> Array:
+) -> Num[Array, "prefixes clients"]:
     """Posterior probability that a client has the property `[prefixes, clients]`, by Gibbs
     sampling, given the estimated drift and the variances at the p of `box`. The prior is the rate
     that the adversary assumes (`observations.rate`).

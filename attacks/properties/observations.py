@@ -156,7 +156,9 @@ def until(observations: Observations, seen: Array) -> Observations:
 
 
 @checked
-def least_squares(observations: Observations, seen: Int[Array, "prefixes"]) -> Array:
+def least_squares(
+    observations: Observations, seen: Int[Array, "prefixes"]
+) -> Num[Array, "prefixes clients"]:
     """OLS (Kerkouche 2023, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest
     of several solutions.
 
@@ -186,7 +188,7 @@ def ridge(
     seen: Int[Array, "prefixes"],
     weights: Num[Array, "rounds"],
     penalty: NotNegative = 5.0,
-) -> Array:
+) -> Num[Array, "prefixes clients"]:
     """REG (Kerkouche 2023, Eq. 10): weighted least squares with a penalty on the squares
     `[prefixes, clients]`.
 
@@ -219,7 +221,9 @@ def _ridge(
 
 
 @checked
-def gradient_votes(observations: Observations, seen: Int[Array, "prefixes"]) -> Array:
+def gradient_votes(
+    observations: Observations, seen: Int[Array, "prefixes"]
+) -> Num[Array, "prefixes clients"]:
     """BASELINE (Lam et al. 2021; Kerkouche 2023, Eq. 6): clients' gradients by least squares, then
     for each client the fraction of the seen rounds' detectors that find the property in its
     gradient `[prefixes, clients]`.

@@ -21,14 +21,14 @@ Array = jax.Array
 
 
 @checked
-def uniform_counts(images: Count, classes: Count) -> Array:
+def uniform_counts(images: Count, classes: Count) -> Int[Array, "classes"]:
     """As many images of every class as of any other `[classes]`: what is said of a client of which
     nothing is known."""
     return jnp.full(classes, images // classes) + (jnp.arange(classes) < images % classes)
 
 
 @checked
-def labels_of(counts: Int[Array, "classes"], images: Count) -> Array:
+def labels_of(counts: Int[Array, "classes"], images: Count) -> Int[Array, "images"]:
     """Labels `[images]` (static length), `counts [classes]` of each class in order."""
     if not _check.is_traced(counts):
         _check.at_least(0, counts=counts)
@@ -54,7 +54,7 @@ def infer_counts(
     probabilities: Num[Array, "classes classes"],
     images: Count,
     virtual: Virtual,
-) -> Array:
+) -> Int[Array, "classes"]:
     """How many images of each class the last layer's bias tells of.
 
     Its gradient is the mean over the client's records of probabilities less the one-hot label, so
@@ -98,7 +98,7 @@ def infer_all_counts(
     y: Num[Array, "records"],
     images: Count,
     virtual: Virtual,
-) -> Array:
+) -> Int[Array, "rounds participants classes"]:
     """`infer_counts` of every update of every round.
 
     Args:
@@ -138,7 +138,7 @@ def _infer_all_counts(
 
 
 @checked
-def round_counts(shares: Num[Array, "classes"], images: Count) -> Array:
+def round_counts(shares: Num[Array, "classes"], images: Count) -> Int[Array, "classes"]:
     """Integers `[classes]` that sum to `images` in the proportions of `shares [classes]` (negative
     ones count as 0); all alike if none is positive, and -1 if one is not finite."""
     failed, shares = ~jnp.isfinite(shares).all(), jnp.maximum(shares, 0)

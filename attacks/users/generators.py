@@ -90,7 +90,7 @@ def generate(
     labels: Int[Array, "images"],
     identity: Num[Array, "images"],
     key: Key,
-) -> Array:
+) -> Num[Array, "images ..."]:
     """Images `[images, ...]` in [-1, 1].
 
     Args:

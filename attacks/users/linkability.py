@@ -28,7 +28,7 @@ Array = jax.Array
 
 
 @checked
-def updates_as_vectors(pseudo_gradient: Params) -> Array:
+def updates_as_vectors(pseudo_gradient: Params) -> Num[Array, "... parameters"]:
     """Whole updates `[..., parameters]` of leaves `[rounds, participants, ...]`."""
     leaves = jax.tree.leaves(pseudo_gradient)
     if len({leaf.shape[:2] for leaf in leaves}) > 1:
@@ -37,7 +37,7 @@ def updates_as_vectors(pseudo_gradient: Params) -> Array:
 
 
 @checked
-def pooled_head(model: Model, pseudo_gradient: Params) -> Array:
+def pooled_head(model: Model, pseudo_gradient: Params) -> Num[Array, "rounds participants weights"]:
     """The last layer's updates averaged over the image plane `[rounds, participants, channels x
     classes]`, as Song 2020's update-based attack has them. Raises `ValueError` if the model names
     no trunk."""
@@ -46,7 +46,7 @@ def pooled_head(model: Model, pseudo_gradient: Params) -> Array:
 
 
 @checked
-def last_bias(model: Model, pseudo_gradient: Params) -> Array:
+def last_bias(model: Model, pseudo_gradient: Params) -> Num[Array, "rounds participants classes"]:
     """The last bias's updates `[rounds, participants, classes]`. Raises `ValueError` if the model
     names no trunk."""
     return _head(model, pseudo_gradient)["bias"]
@@ -66,7 +66,7 @@ def whiten(
     vectors: Num[Array, "... parameters"],
     gradients: Num[Array, "records parameters"],
     ridge: NotNegative = 0.1,
-) -> Array:
+) -> Num[Array, "... parameters"]:
     """Vectors in the metric of what chance adds to an update: `(C + r I)^(-1/2) v` with `C` the
     covariance of single records' gradients, up to a constant factor.
 
@@ -96,7 +96,9 @@ def _whiten(vectors: Array, gradients: Array, ridge: float | Array) -> Array:
 
 
 @checked
-def unit(descriptors: Num[Array, "rounds participants d"], centred: bool = False) -> Array:
+def unit(
+    descriptors: Num[Array, "rounds participants d"], centred: bool = False
+) -> Num[Array, "rounds participants d"]:
     """Descriptors `[rounds, participants, d]` at unit length (Song 2020, section VI-B).
 
     Args:
@@ -140,7 +142,7 @@ def pair_similarities(
 
 
 @checked
-def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"]) -> Array:
+def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"]) -> Num[Array, ""]:
     """The threshold above which pairs are best taken for one client's (a scalar): half way between
     two neighbours, or minus infinity, where all pairs are best taken so; NaN if a similarity is not
     finite."""
@@ -160,7 +162,7 @@ def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"])
 @checked
 def matching_accuracy(
     similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"], threshold: Num[Array, ""]
-) -> Array:
+) -> Num[Array, ""]:
     """How often pairs are judged rightly (Song 2020). The threshold is to come from the adversary's
     own federation (`fit_threshold`). A scalar; NaN if a similarity is not finite, or the threshold
     is NaN.
@@ -178,7 +180,7 @@ def link_precision(
     senders: Int[Array, "rounds participants"],
     galleries: Num[Array, "rounds gallery d"],
     gallery_senders: Int[Array, "rounds gallery"],
-) -> Array:
+) -> Num[Array, ""]:
     """How often the nearest of a round's descriptors is of the same client (Song 2020's precision,
     rank 1). A scalar; NaN if a descriptor is not finite.
 
@@ -204,7 +206,7 @@ def link_precision(
 @checked
 def follow(
     descriptors: Num[Array, "rounds participants d"], *, votes: Count = 3, one_to_one: bool = False
-) -> Array:
+) -> Int[Array, "rounds participants"]:
     """Name the senders of all rounds (Song 2020, Algorithm 2): each sample goes to the client whose
     last `votes` descriptors are most often the nearest; ties to the larger similarity. A round's
     samples are judged by what was there before it.
@@ -258,7 +260,7 @@ def _follow(descriptors: Array, votes: int, one_to_one: bool) -> Array:
 @checked
 def follow_precision(
     names: Int[Array, "rounds participants"], senders: Int[Array, "rounds participants"]
-) -> Array:
+) -> Num[Array, ""]:
     """How often a sample after the first round was given to the client that sent it. A scalar; NaN
     if no names were found.
 

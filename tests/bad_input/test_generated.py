@@ -4,14 +4,18 @@ in every way that its annotation makes bad, and has to be named."""
 import functools
 import inspect
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Num
 
 import attacks
 import jaxfl
 from attacks import metrics
 from jaxfl import accounting, datasets, recordings
 from jaxfl.datasets import partitions
+from jaxfl.domains import checked, returned_by
 from tests.bad_input.examples import GROUPS
 from tests.bad_input.generator import cases
 from tests.bad_input.outcomes import HARMLESS, NAMED, NO_ANSWER, SILENT, outcome
@@ -34,7 +38,7 @@ def test_bad_input_is_named(group):
     assert not bad, "\n".join(bad)
 
 
-def test_the_whole_public_surface_has_an_example():
+def public_functions():
     public = {getattr(module, name) for module in PUBLIC for name in module.__all__}
     for module in PLAIN:
         public |= {
@@ -42,7 +46,11 @@ def test_the_whole_public_surface_has_an_example():
             for name, value in vars(module).items()
             if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
         }
-    functions = {f for f in public if inspect.isfunction(f)}
+    return {f for f in public if inspect.isfunction(f)}
+
+
+def test_the_whole_public_surface_has_an_example():
+    functions = public_functions()
     called = {function for group in GROUPS for function in group()}
     missing = sorted(function.__name__ for function in functions - called)
     assert not missing, f"add a valid call of each of {missing} to tests/bad_input/examples.py"
@@ -75,3 +83,16 @@ def test_a_silent_function_is_caught():
 
     spoilt = cases(accepts, {"numbers": np.ones((2, 3)), "steps": 3})
     assert {outcome(accepts, *case) for case in spoilt} == {SILENT}
+
+
+def test_results_say_their_axes():
+    """And have them: `checked` looks."""
+    silent = {f.__name__ for f in public_functions() if returned_by(f) in (jax.Array, np.ndarray)}
+    assert not silent
+
+    @checked
+    def doubled(x: Num[jax.Array, "records features"]) -> Num[jax.Array, "records"]:
+        return jnp.concatenate([x, x])[:, 0]
+
+    with pytest.raises(ValueError, match=r"what doubled returns has shape .*with 3 records as in x"):
+        doubled(jnp.ones((3, 2)))
