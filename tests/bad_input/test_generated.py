@@ -94,5 +94,5 @@ def test_results_say_their_axes():
     def doubled(x: Num[jax.Array, "records features"]) -> Num[jax.Array, "records"]:
         return jnp.concatenate([x, x])[:, 0]
 
-    with pytest.raises(ValueError, match=r"what doubled returns has shape .*with 3 records as in x"):
+    with pytest.raises(ValueError, match=r"what doubled returns .*with 3 records as in x"):
         doubled(jnp.ones((3, 2)))
