@@ -1,7 +1,7 @@
 """What an experiment is: its settings, its methods, its metrics, and how it runs.
 
-A contributor adds an attack by adding one `Method` to a measurement's table; the sweep, `--list`,
-the report, the estimates and the law tests read the same record.
+A contributor enters an attack into the benchmark by one `Method` in a measurement's table; the
+sweep, `--list`, the report, the estimates and the law tests read the same record.
 """
 
 import dataclasses

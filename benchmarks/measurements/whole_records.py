@@ -1,7 +1,8 @@
 """Which records does a client have, with nothing known but the schema of its table?
 
-A method here is `run(victim, settings) -> Guess`. Records are matched one to one, so that as many
-columns as possible agree.
+A method here is `run(seen, settings) -> Guess`: it is given what the adversary has
+(`benchmarks.scenarios.whole_records.Seen`), and no truth. Records are matched one to one, so that
+as many columns as possible agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from attacks import RecordMatching, RecordSearch, match_records, reconstruct_rec
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome
-from benchmarks.scenarios.whole_records import Victim, WholeRecordsSettings, draw
+from benchmarks.scenarios.whole_records import Seen, Victim, WholeRecordsSettings, draw
 from jaxfl import Schema
 
 CLOSE = 0.319
@@ -39,19 +40,19 @@ class Guess(NamedTuple):
     precision: np.ndarray
 
 
-def _guess(victim: Victim, x: np.ndarray, y: np.ndarray) -> Guess:
+def _guess(seen: Seen, x: np.ndarray, y: np.ndarray) -> Guess:
     """Of a method that is never certain."""
-    nothing = np.zeros((len(x), len(victim.schema.measured)))
+    nothing = np.zeros((len(x), len(seen.schema.measured)))
     return Guess(x, y, np.zeros(len(x), bool), [()] * len(x), nothing)
 
 
-def _spans(victim: Victim, settings: RecordSearch) -> Guess:
+def _spans(seen: Seen, settings: RecordSearch) -> Guess:
     read = reconstruct_records(
-        victim.model,
-        victim.messages,
-        victim.schema,
-        victim.training,
-        victim.key,
+        seen.model,
+        seen.messages,
+        seen.schema,
+        seen.training,
+        seen.key,
         settings=settings,
     )
     rows = np.repeat(np.arange(len(read)), read.copies)
@@ -59,37 +60,36 @@ def _spans(victim: Victim, settings: RecordSearch) -> Guess:
     return Guess(read.x[rows], read.y[rows], read.certified[rows], opened, read.precision[rows])
 
 
-def _matched(victim: Victim, settings: RecordMatching) -> Guess:
-    count = len(victim.y)
+def _matched(seen: Seen, settings: RecordMatching) -> Guess:
     matched = match_records(
-        victim.model,
-        victim.messages,
-        victim.schema,
-        count,
-        victim.training,
-        victim.key,
+        seen.model,
+        seen.messages,
+        seen.schema,
+        seen.records,
+        seen.training,
+        seen.key,
         settings=settings,
     )
-    return _guess(victim, matched.x, matched.y)
+    return _guess(seen, matched.x, matched.y)
 
 
-def _marginals(victim: Victim, settings: None) -> Guess:
+def _marginals(seen: Seen, settings: None) -> Guess:
     """Every column of another public record: what is common, and no record."""
-    x, y = victim.public
+    x, y = seen.public
     rng = np.random.default_rng(0)
-    rows = rng.integers(0, len(x), (len(victim.schema.columns), len(victim.y)))
-    drawn = np.zeros((len(victim.y), x.shape[1]))
-    attributes = [list(a.positions) for a in victim.schema.listed]
-    attributes += [[a.position] for a in victim.schema.measured]
+    rows = rng.integers(0, len(x), (len(seen.schema.columns), seen.records))
+    drawn = np.zeros((seen.records, x.shape[1]))
+    attributes = [list(a.positions) for a in seen.schema.listed]
+    attributes += [[a.position] for a in seen.schema.measured]
     for positions, chosen in zip(attributes, rows, strict=False):
         drawn[:, positions] = x[chosen][:, positions]
-    return _guess(victim, drawn, y[rows[0]])
+    return _guess(seen, drawn, y[rows[0]])
 
 
-def _public(victim: Victim, settings: None) -> Guess:
-    x, y = victim.public
-    rows = np.random.default_rng(0).choice(len(x), len(victim.y), replace=len(x) < len(victim.y))
-    return _guess(victim, x[rows].astype(float), y[rows])
+def _public(seen: Seen, settings: None) -> Guess:
+    x, y = seen.public
+    rows = np.random.default_rng(0).choice(len(x), seen.records, replace=len(x) < seen.records)
+    return _guess(seen, x[rows].astype(float), y[rows])
 
 
 METHODS = (
@@ -123,13 +123,13 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     """Run jobs of one group and seed: one client, each method once."""
     cell, seed = jobs[0].cell, jobs[0].seed
     victim = draw(cell.dataset, cell.settings, data_dir, seed)
-    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(victim.messages))
+    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(victim.seen.messages))
     for job in jobs:
         if job.how.observes and not finite:
             yield [Outcome(job, m.name, None, status="messages not finite") for m in METRICS]
             continue
         clock = Clock()
-        guess = job.how.run(victim, job.attack)
+        guess = job.how.run(victim.seen, job.attack)
         spent = clock.read()
         scores = scored(victim, guess)
         shared: dict[str, Any] = {
@@ -149,7 +149,7 @@ def scored(victim: Victim, guess: Guess) -> dict[str, float]:
     labels = guess.y[:, None] == victim.y[None]
     rows, columns = linear_sum_assignment(-(right.sum(-1) + labels))
     exact = right[rows, columns].all(-1) & labels[rows, columns]
-    names = victim.schema.columns
+    names = victim.seen.schema.columns
     known = np.asarray([[name not in opened for name in names] for opened in guess.open])
     known = known.reshape(len(guess.x), len(names)).astype(bool)
     but_open = (right[rows, columns] | ~known[rows]).all(-1) & labels[rows, columns]
@@ -169,9 +169,9 @@ def scored(victim: Victim, guess: Guess) -> dict[str, float]:
 def _agreement(victim: Victim, guess: Guess) -> tuple[np.ndarray, np.ndarray]:
     """Whether columns agree exactly, and nearly: `[guessed, records, columns]`. Numbers that are
     not whole agree within the stated precision."""
-    schema: Schema = victim.schema
+    schema: Schema = victim.seen.schema
     tables = schema.table(guess.x), schema.table(victim.x.astype(float))
-    spread = schema.table(victim.public[0].astype(float))
+    spread = schema.table(victim.seen.public[0].astype(float))
     measured = {a.column: j for j, a in enumerate(schema.measured)}
     right, close = [], []
     for name in schema.columns:

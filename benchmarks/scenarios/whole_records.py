@@ -69,18 +69,16 @@ class WholeRecordsSettings:
         return () if self.upload == Upload() else (self.upload,)
 
 
-class Victim(NamedTuple):
-    """A client, or several whose messages are seen as one, and what the adversary has.
+class Seen(NamedTuple):
+    """What the adversary has, and no more.
 
     Attributes:
       model: the shared model.
       schema: what is public of the table.
       messages: what was seen of what was sent.
       training: the recipe that the messages follow.
-      x, y: the clients' records and labels, for scoring only.
+      records: how many the clients have.
       public: other people's records, and their labels.
-      accuracy: of the model at first, on others' records.
-      note: what a reader must know of the data.
       key: what the attack draws from.
     """
 
@@ -88,21 +86,36 @@ class Victim(NamedTuple):
     schema: Schema
     messages: Messages
     training: LocalTraining
+    records: int
+    public: tuple[np.ndarray, np.ndarray]
+    key: Array
+
+
+class Victim(NamedTuple):
+    """A client, or several whose messages are seen as one.
+
+    Attributes:
+      seen: of it, by the adversary.
+      x, y: the records and labels.
+      accuracy: of the model at first, on others' records.
+      note: what a reader must know of the data.
+    """
+
+    seen: Seen
     x: np.ndarray
     y: np.ndarray
-    public: tuple[np.ndarray, np.ndarray]
     accuracy: float
     note: str
-    key: Array
 
     @property
     def cancelling(self) -> int:
         """How many independent combinations of the records, with weights that sum to 0, have
         numbers alone: their categories cancel. The records' span holds each record plus any
         multiple of these, whose numbers may be those of a record too."""
-        numbers = [position for _, position, _ in self.schema.counted]
+        schema = self.seen.schema
+        numbers = [position for _, position, _ in schema.counted]
         ones = np.ones((len(self.x), 1))
-        categories = np.delete(self.x.astype(float), [*numbers, *self.schema.positions], 1)
+        categories = np.delete(self.x.astype(float), [*numbers, *schema.positions], 1)
         rank = np.linalg.matrix_rank(np.concatenate([categories, ones], 1), tol=RANK)
         return len(self.x) - int(rank)
 
@@ -129,18 +142,11 @@ def draw(name: str, settings: WholeRecordsSettings, data_dir: str | None, seed: 
     training = stream(key, Stream.TRAINING)
     messages = _sent(model, start, (x, y), training, settings)
     recipe = settings.training if settings.sends == "model" else LocalTraining(1.0)
-    return Victim(
-        model,
-        data.schema(),
-        messages,
-        recipe,
-        x,
-        y,
-        (data.x[public], data.y[public]),
-        float(evaluate(model, start, one_client(data.x[test], data.y[test])).accuracy),
-        data.note,
-        stream(key, Stream.ATTACK),
-    )
+    others_held = data.x[public], data.y[public]
+    attack_key = stream(key, Stream.ATTACK)
+    seen = Seen(model, data.schema(), messages, recipe, len(y), others_held, attack_key)
+    accuracy = evaluate(model, start, one_client(data.x[test], data.y[test])).accuracy
+    return Victim(seen, x, y, float(accuracy), data.note)
 
 
 def _warmed(

@@ -59,7 +59,9 @@ def test_a_sum_of_clients_is_read_as_one_client_is(sends):
         for changes in ({"records": 6, "sends": sends, "training": training}, of_three)
     )
     with jax.enable_x64(True):
-        assert_same(alone.messages, summed.messages, "the mean of clients is not that of one")
+        assert_same(
+            alone.seen.messages, summed.seen.messages, "the mean of clients is not that of one"
+        )
 
 
 def test_too_many_records_are_refused_by_name():
@@ -79,7 +81,7 @@ def victim():
 
 
 def guess(victim, x, y, certified=False, opened=()):
-    measured = np.zeros((len(x), len(victim.schema.measured)))
+    measured = np.zeros((len(x), len(victim.seen.schema.measured)))
     return Guess(x, y, np.full(len(x), certified), [opened] * len(x), measured)
 
 
@@ -98,7 +100,7 @@ def test_half_of_the_truth_is_half(victim):
 def test_a_wrong_column_costs_its_record_unless_it_is_called_open(victim):
     x = victim.x.astype(float)
     x[:, 0] = 1 - x[:, 0]
-    name = victim.schema.columns[0]
+    name = victim.seen.schema.columns[0]
     scores = scored(victim, guess(victim, x, victim.y, True))
     assert scores["records_exact"] == 0
     assert scores["certified_wrong"] >= 1

@@ -24,6 +24,7 @@ from benchmarks.measurements.local_models import Values
 from benchmarks.measurements.whole_records import Guess
 from benchmarks.scenarios import sums
 from benchmarks.scenarios.streams import Stream, stream
+from benchmarks.scenarios.whole_records import draw
 from benchmarks.suites.specimens import specimen_of
 
 TRUE = membership.EXPERIMENT.method("closed_form")
@@ -183,10 +184,14 @@ def that_looks_up_the_senders(linking, rule):
     return tuple(told)
 
 
-def that_looks_up_the_records(victim, settings):
-    count = len(victim.y)
-    nothing = np.zeros((count, len(victim.schema.measured)))
-    return Guess(victim.x, victim.y, np.zeros(count, bool), [()] * count, nothing)
+def that_looks_up_the_records(seen, settings):
+    """It is given no truth: it draws the clients again."""
+    cell = specimen_of(whole_records.EXPERIMENT, "public")
+    drawn = [draw(cell.dataset, cell.settings, None, seed) for seed in range(rows.SEEDS)]
+    (victim,) = [each for each in drawn if (each.seen.key == seen.key).all()]
+    nothing = np.zeros((seen.records, len(seen.schema.measured)))
+    none = np.zeros(seen.records, bool)
+    return Guess(victim.x, victim.y, none, [()] * seen.records, nothing)
 
 
 def that_looks_up_who_is_positive(sight, settings):

@@ -59,6 +59,17 @@ class Teller(Plugin):
         return update
 
 
+@struct.dataclass
+class Differences(Plugin):
+    """Changes nothing, and tells how far the first two columns are apart."""
+
+    scale: float = 1.0
+
+    def batch(self, model, x, y, mask, key):
+        tell("batch", key, jnp.abs(x[:, 0] - x[:, 1]))
+        return model, x, y
+
+
 @pytest.fixture
 def told():
     for calls in TOLD.values():
@@ -101,9 +112,10 @@ def test_clients_rounds_epochs_and_batches_have_streams_of_their_own(told):
     run(recipe(epochs=2), clients=3)
     steps = 3 * ROUNDS * 2 * (RECORDS // 4)
     batches, sent = keys(told["batch"]), keys(told["send"])
-    assert len(batches) == distinct(batches) == steps
-    assert len(sent) == distinct(sent) == 3 * ROUNDS
-    assert distinct(batches + sent) == steps + len(sent)
+    assert len(batches) == steps
+    assert distinct(batches) == steps, "two steps of two clients, rounds or epochs share a key"
+    assert len(sent) == distinct(sent) == 3 * ROUNDS, "two uploads share a key"
+    assert distinct(batches + sent) == steps + len(sent), "a step and an upload share a key"
 
 
 def test_batches_of_a_client_are_drawn_anew_in_every_epoch_and_round(told):
@@ -131,7 +143,8 @@ def test_gls_simulates_every_order_of_every_round_from_a_stream_of_its_own(told)
     # Alternatives of a record share a key: what differs between them is the record alone.
     passes_of_answer, passes_of_judge = 2 * 5, 2 * RUNS
     orders = ROUNDS * (passes_of_answer + passes_of_judge)
-    assert distinct(keys(told["batch"])) >= orders * (RECORDS // 4)
+    told_apart = distinct(keys(told["batch"]))
+    assert told_apart >= orders * (RECORDS // 4), "two orders, rounds or passes share a key"
 
 
 @pytest.mark.parametrize("orders", [1, 3])
@@ -140,7 +153,8 @@ def test_cos_draws_new_batches_in_every_step_round_and_order(told, orders):
     virtual = Virtual("unrolled", recipe(), orders=orders)
     cos_matching(model, messages, known, KEY, settings=CosMatching(steps=6, virtual=virtual))
     runs = 6 * orders + RUNS  # of the steps, and of judging the answer
-    assert distinct(keys(told["batch"])) >= ROUNDS * runs * (RECORDS // 4)
+    told_apart = distinct(keys(told["batch"]))
+    assert told_apart >= ROUNDS * runs * (RECORDS // 4), "two steps, rounds or orders share a key"
 
 
 def test_gumbel_noise_is_drawn_anew_in_every_step(told):
@@ -151,3 +165,18 @@ def test_gumbel_noise_is_drawn_anew_in_every_step(told):
     cos_matching(model, messages, known, KEY, settings=settings)
     jax.effects_barrier()
     assert len({round(total, 4) for *_, total in told["batch"]}) >= 6
+
+
+def test_gumbel_noise_differs_between_columns(told):
+    """Of the same prior and unmoved logits, columns are guessed alike but for their noise; an
+    answer that is judged has whole values."""
+    model, messages, known = attacked(LocalTraining(0.1))
+    x = np.asarray(known.x).copy()
+    x[:, 1] = np.nan
+    two = Knowledge(x, known.y, (binary_column(0, 0.5), binary_column(1, 0.5)))
+    virtual = Virtual("unrolled", LocalTraining(0.1, plugins=(Differences(),)))
+    settings = CosMatching(steps=2, learning_rate=1e-9, noise=True, virtual=virtual)
+    cos_matching(model, messages, two, KEY, settings=settings)
+    jax.effects_barrier()
+    apart = [difference for *_, difference in told["batch"]]
+    assert any(abs(gap - round(gap)) > 1e-3 for gap in apart), "two columns have the same noise"
