@@ -12,6 +12,16 @@ import numpy as np
 
 from jaxfl import Messages
 
+NEARLY_ALL = 0.99
+"""Share of numbers that half precision holds: of float32 numbers at random it holds 1 in 8,192 or
+fewer, and a server's sums may leave some that it does not."""
+STILL, SMALLEST = 0.1, 0.01
+"""Least share of numbers that stay among others that move, and least change relative to the
+largest, of updates of which a part was sent: whole updates have hardly any that stay, and changes
+of all sizes."""
+SAME_LENGTH = 1e-4
+"""Relative difference of clipped updates' lengths at most: float32 sums of their squares."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -51,7 +61,7 @@ def _unchanged(flat: np.ndarray) -> Finding | None:
 def _half(models: Sequence[np.ndarray]) -> Finding | None:
     for kind in (jnp.bfloat16, np.float16):
         wide = [a for a in models if a.dtype.itemsize > 2]
-        if wide and all((a.astype(kind).astype(a.dtype) == a).mean() > 0.99 for a in wide):
+        if wide and all((a.astype(kind).astype(a.dtype) == a).mean() > NEARLY_ALL for a in wide):
             name = np.dtype(kind).name
             return Finding("half precision", f"all numbers are numbers of {name}", 1.0)
     return None
@@ -62,7 +72,7 @@ def _sparse(updates: Sequence[np.ndarray], flat: np.ndarray) -> Finding | None:
     still = [_scattered(one) for u in updates if u.ndim == 3 for one in u]
     sizes = np.abs(flat)
     gaps = [s[s > 0].min() / s.max() for s in sizes if s.max() > 0]
-    if not gaps or not still or np.mean(still) < 0.1 or np.median(gaps) < 0.01:
+    if not gaps or not still or np.mean(still) < STILL or np.median(gaps) < SMALLEST:
         return None
     moved = f"{float((flat != 0).mean()):.0%} of the numbers changed"
     least = f"none by less than {np.median(gaps):.2g} of the largest change"
@@ -100,7 +110,7 @@ def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Findin
 
 def _clipped(flat: np.ndarray) -> Finding | None:
     norms = np.linalg.norm(flat, axis=1)
-    same = np.abs(norms / max(norms.max(), 1e-300) - 1) < 1e-4
+    same = np.abs(norms / max(norms.max(), 1e-300) - 1) < SAME_LENGTH
     if len(norms) < 3 or same.sum() < max(3, len(norms) / 2):
         return None
     evidence = f"updates have the length {norms.max():.4g} in {same.sum()} of {len(norms)} rounds"

@@ -27,6 +27,13 @@ from jaxfl.domains import Count, Key, NotNegative, Positive, checked
 
 Array = jax.Array
 Objective = Literal["paper", "code"]
+PROGRESS = 1e-5
+"""By which the sum of three losses of order 1 has to fall, or a step is idle."""
+MEAN, SQUARE, LEAST_DEVIATION = 0.9, 0.999, 1e-8
+"""Decay of Adam's moments and the least divisor (Kingma and Ba 2015); MTAdam's norms decay as the
+first (Malkiel and Wolf 2021)."""
+NO_SLOPE = 1e-10
+"""A loss of a smaller gradient is not scaled to the first one's: nothing pulls there."""
 LEAST_P = 0.01
 """The least probability inside the paper's logarithm, whose slope is then 1 / LEAST_P at most. At 0
 it would have no finite slope, and MTAdam's second moments would never let p move again.
@@ -244,7 +251,7 @@ def _descend(rounds: _Rounds, free: tuple[Array, Array], settings: Prolin) -> Pr
     def step(state: _State) -> _State:
         now, slopes = _losses(state.free, rounds, settings.objective)
         total = now.sum()
-        better = total < state.least - 1e-5
+        better = total < state.least - PROGRESS
         # A loss that is not finite yet (features far from both laws) pulls nowhere.
         slopes = jax.tree.map(lambda g: jnp.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0), slopes)
         (x, x_moments), (p, p_moments) = (
@@ -284,11 +291,11 @@ def _mtadam(
     norms, first, second = moments
     wide = (-1, *[1] * u.ndim)
     size = jnp.sqrt((slopes**2).sum(tuple(range(1, slopes.ndim))))
-    norms = jnp.where(step == 1, size, 0.9 * norms + 0.1 * size)
-    large = norms > 1e-10
+    norms = jnp.where(step == 1, size, MEAN * norms + (1 - MEAN) * size)
+    large = norms > NO_SLOPE
     anchor = norms[jnp.argmax(large)]
     slopes *= jnp.where(large, anchor / jnp.where(large, norms, 1), 1).reshape(wide)
-    first = 0.9 * first + 0.1 * slopes
-    second = 0.999 * second + 0.001 * slopes**2
-    deviation = jnp.sqrt(second / (1 - 0.999**step)).max(0) + 1e-8
-    return u - rate * first.sum(0) / (1 - 0.9**step) / deviation, (norms, first, second)
+    first = MEAN * first + (1 - MEAN) * slopes
+    second = SQUARE * second + (1 - SQUARE) * slopes**2
+    deviation = jnp.sqrt(second / (1 - SQUARE**step)).max(0) + LEAST_DEVIATION
+    return u - rate * first.sum(0) / (1 - MEAN**step) / deviation, (norms, first, second)

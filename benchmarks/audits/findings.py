@@ -34,8 +34,8 @@ class Level:
       estimate: share of records named right.
       guesses: mean of each of three guesses without messages.
       margin: by how much it is better than the best of them, client by client.
-      doubt: "misfit" if one of its answers does not explain the messages; "unchecked" if these
-        could not contradict one; else "".
+      doubt: "misfit" if one of its answers does not explain the messages, or there is none;
+        "unchecked" if these could not contradict one; else "".
       model: accuracy of the trained model on held-out records.
     """
 
@@ -101,7 +101,9 @@ def level_of(epsilon: float, rows: Rows) -> Level:
         accuracy_interval(values, scored),
         {name: _mean([row[name] for row in chosen if row[name] is not None]) for name in GUESSES},
         margin_of(values, best, scored),
-        next((d for d in ("misfit", "unchecked") if any(r["status"] == d for r in chosen)), ""),
+        next((d for d in DOUBTS if any(row["status"] == d for row in chosen)), "")
+        if chosen
+        else "misfit",
         _mean([row["test_accuracy"] for row in chosen]),
     )
 
