@@ -249,3 +249,17 @@ def test_only_what_beats_every_guess_is_learnt() -> None:
     assert one_client.levels[0].margin == pytest.approx(Interval(0.2, 0.1255, 0.2448), abs=1e-3)
     failed = findings.finding_of("sex", (), 0.6, [row(0.9) | {"value": None}])
     assert not failed.levels[0].learnt
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"status": "unchecked"}, "they contradict no answer"),
+        ({"status": "misfit"}, "not of clients that train as was said"),
+        ({"status": "diverged", "value": None}, "not of clients that train as was said"),
+        ({}, "no better than by guessing"),
+    ],
+)
+def test_an_answer_in_doubt_is_no_clean_bill(others: dict[str, Any], said: str) -> None:
+    finding = findings.finding_of("sex", (), 0.6, [row(0.6) | others])
+    assert said in findings.leaked([finding], findings.of_clients(8))
