@@ -60,6 +60,8 @@ class Method:
         None; how it is called is the experiment's to say.
       explains: whether its answer says how well it explains the messages (`attacks.Fit`).
       oracle: whether it chooses by the score, which no adversary can.
+      ceiling: whether it has what no adversary has, such as the client's records: what others are
+        held against.
       simulates: whether it simulates the client's training.
       x64: whether it computes in 64 bits.
     """
@@ -75,6 +77,7 @@ class Method:
     learns: Callable[..., Any] | None = None
     explains: bool = False
     oracle: bool = False
+    ceiling: bool = False
     simulates: bool = False
     x64: bool = False
 

@@ -205,9 +205,9 @@ def messages_that_are_not_finite_give_no_score(turns: Turns, method: Method) -> 
 
 def messages_of_nobody_tell_no_more_than_a_guess(turns: Turns, method: Method) -> None:
     """Of records that nobody holds, dealt to senders anew in every round: a score above every
-    guess has the truth from elsewhere. An oracle has, and says so; a proportion of few records
-    tells nothing."""
-    if not method.observes or method.oracle:
+    guess has the truth from elsewhere. An oracle and a ceiling have, and say so; a guess has none
+    either."""
+    if method.oracle or method.ceiling:
         return
     scored = turns.of_nobody[method.name].scored
     for metric, selection in {(o.metric, o.selection): None for o in scored}:

@@ -245,7 +245,13 @@ METHODS = (
         selects=True,
     ),
     *(
-        Method(name, f"Algorithm 3, by ranks, on {about}", _by_model(model), x64=True)
+        Method(
+            name,
+            f"Algorithm 3, by ranks, on {about}",
+            _by_model(model),
+            x64=True,
+            ceiling=name == "optimum",
+        )
         for name, about, model in (
             ("global", "the shared model", lambda client: client.global_model),
             ("last", "the last returned model", lambda client: client.last),

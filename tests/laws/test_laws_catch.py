@@ -219,8 +219,13 @@ def that_looks_up_who_is_positive(sight, settings):
         ),
     ],
 )
-def test_a_method_that_knows_the_truth_is_caught_by_messages_of_nobody(experiment, run, beside):
-    method = dataclasses.replace(experiment.method(beside), name="cheat", run=run, observes=True)
+@pytest.mark.parametrize("observes", [True, False])
+def test_a_method_that_knows_the_truth_is_caught_by_messages_of_nobody(
+    experiment, run, beside, observes
+):
+    method = dataclasses.replace(
+        experiment.method(beside), name="cheat", run=run, observes=observes
+    )
     with_cheat = experiment.with_methods(method)
     cell = dataclasses.replace(specimen_of(experiment, beside), experiment=with_cheat)
     laws = rows.laws_of(cell, "cheat", (beside, "cheat"))

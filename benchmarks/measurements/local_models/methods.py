@@ -239,7 +239,13 @@ METHODS = (
         "what a server gets that sends the client its own model back in every round",
         _of_each(lambda work, c, _: isolated(work.federation, c, work.settings.rounds)),
     ),
-    Method("optimum", "the optimal local model, the ceiling", local_optima, observes=False),
+    Method(
+        "optimum",
+        "the optimal local model, the ceiling",
+        local_optima,
+        observes=False,
+        ceiling=True,
+    ),
     Method(
         "majority",
         "the most frequent value, for every record",
