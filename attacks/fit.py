@@ -111,8 +111,8 @@ def status_of(failed: Array, fit: Fit) -> Array:
         Status.MISFIT: fit.misfit > 1,
         Status.UNCHECKED: unchecked,
     }
-    states = jnp.asarray([int(state) for state in cases], jnp.int32)
-    return jnp.select(list(cases.values()), list(states), jnp.int32(Status.OK))
+    states = [jnp.int32(state) for state in cases]
+    return jnp.select(list(cases.values()), states, jnp.int32(Status.OK))
 
 
 def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:

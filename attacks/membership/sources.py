@@ -193,8 +193,8 @@ class Sources:
         finite.
       weights: decoded weights times the client's number of records `[records, clients]`, near 1 for
         its own.
-      status: `attacks.Status` of each client `[clients]`: failed, or a misfit, whose records or
-        recipe are others.
+      status: `attacks.Status` of each client `[clients]`: failed; a misfit, whose records or
+        recipe are others; or unchecked, whose messages could contradict no answer.
       fit: how well the records explain each client's messages, fields `[clients]`.
     """
 

@@ -189,7 +189,7 @@ def _sent(
     sent: list[Any] = []
     for t in range(settings.rounds):
         own = jax.random.fold_in(key, t)
-        # Recorded rows of one client hold.
+        # Not split for one client, whose draws are those of its published rows.
         keys = own[None] if settings.clients == 1 else jax.random.split(own, settings.clients)
         pairs = zip(parts, keys, strict=True)
         gradients = [sent_gradient(model, params, part, each, settings) for part, each in pairs]

@@ -13,8 +13,8 @@ linked, and a client has 12 representatives after 40 evaluations. Generators hav
 channels too, five clients (of digits; faces have half the pixels too), and 60 rounds. Table IV's
 classifier is not named in the paper: scores by another one, ours, can be compared in order only. In
 Figures 7 and 8 clients take one step a round. At paper size the generators' clients train at rate
-0.01 where the paper prints 0.002, at which so few steps teach the shared model little. Clients
-count by their records where Eq. 1 has their mean. Beside the paper's losses stands an adversarial
+0.01; 0.002, which the paper prints, was not tried. Clients count by their records where Eq. 1 has
+their mean. Beside the paper's losses stands an adversarial
 identity, ours.
 """
 
