@@ -1,8 +1,9 @@
 """Which anonymous updates come from the same client? (Song 2020, section VII-B; linkability)
 
-A method here is `run(linking, settings) -> descriptors` of the clients' side and of the server's
-own, `[rounds, participants, d]` each; a trained one gives them after every epoch, `[epochs, ...]`,
-and its loss `[epochs]`.
+A method here is `run(linking, settings) -> descriptors` of the clients' updates and of the server's
+own federation's, `[rounds, participants, d]` each; a trained one gives them after every epoch,
+`[epochs, ...]`, and its loss `[epochs]`. It is given what the server has
+(`benchmarks.scenarios.anonymous.Seen`) and what methods share, and not who sent the clients'.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from benchmarks.harness.clock import Clock
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome, by_method
-from benchmarks.scenarios.anonymous import Anonymous, AnonymousSettings, Side, draw
+from benchmarks.scenarios.anonymous import Anonymous, AnonymousSettings, Seen, Updates, draw
 from benchmarks.scenarios.pictures import Represent
 from benchmarks.scenarios.streams import Stream, stream
 from jaxfl import Model
@@ -80,66 +81,69 @@ class Rule:
 
 
 class Linking:
-    """Both federations, and what methods share, made once."""
+    """What the server has, and what methods share, made once.
 
-    def __init__(self, settings: LinkSettings, drawn: Anonymous) -> None:
-        self.settings, self.drawn = settings, drawn
+    Attributes:
+      seen: of both federations.
+      settings: of the attacks.
+      granted: how many records of each class the sender of each update has, of both federations
+        `[rounds, participants, classes]`; None unless the server is granted these.
+    """
+
+    def __init__(
+        self, seen: Seen, settings: LinkSettings, granted: tuple[Array, Array] | None = None
+    ) -> None:
+        self.seen, self.settings, self.granted = seen, settings, granted
 
     @property
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[Updates, Updates]:
         """The clients', and the server's own."""
-        return self.drawn.clients, self.drawn.shadow
+        return self.seen.clients, self.seen.shadow
 
     @property
     def trunk(self) -> Any:
         """The shared model at the round that the siamese network begins with."""
         at = self.settings.trunk_round - self.settings.first
-        return jax.tree.map(lambda a: a[at], self.drawn.clients.received)
+        return jax.tree.map(lambda a: a[at], self.seen.clients.received)
 
     @property
     def known(self) -> tuple[Array, Array]:
         """Some of the server's own records."""
-        rows = np.concatenate(self.drawn.shadow.parts)
-        rows = np.random.default_rng(self.settings.first).permutation(rows)[
-            : self.settings.references
-        ]
-        return jnp.asarray(self.drawn.data.x[rows]), jnp.asarray(self.drawn.data.y[rows])
+        order = np.random.default_rng(self.settings.first).permutation(len(self.seen.y))
+        rows = order[: self.settings.references]
+        return jnp.asarray(self.seen.x[rows]), jnp.asarray(self.seen.y[rows])
 
     def gradients(self) -> Array:
         """Gradients of `known` records `[records, parameters]`, at models of all observed rounds by
         turns."""
-        model, received = self.drawn.model, self.drawn.clients.received
-        x, y = self.known
-        return _record_gradients(model, received, x, y, jnp.arange(len(x)) % self.settings.window)
+        rounds = jnp.arange(len(self.known[1])) % self.settings.window
+        return _record_gradients(self.seen.model, self.seen.clients.received, *self.known, rounds)
 
-    def counts(self, side: Side) -> Array:
+    def counts(self, place: int) -> Array:
         """How many representatives of each class `[rounds, participants, classes]` the server asks
-        for."""
-        drawn, images = self.drawn, self.settings.representing.images
-        classes, shape = drawn.model.classes or 0, side.senders.shape
+        for, of the clients' side (0) or its own (1)."""
+        model, images = self.seen.model, self.settings.representing.images
+        received, sent = self.sides[place]
+        if self.granted is not None:
+            shared = functools.partial(round_counts, images=images)
+            return jax.vmap(jax.vmap(shared))(self.granted[place].astype(jnp.float32))
         if self.settings.labels == "uniform":
+            classes, shape = model.classes or 0, jax.tree.leaves(sent)[0].shape[:2]
             return jnp.broadcast_to(uniform_counts(images, classes), (*shape, classes))
-        if self.settings.labels == "known":
-            labels = [jnp.asarray(drawn.data.y[part]) for part in side.parts]
-            held = jnp.stack([jnp.bincount(y, length=classes) for y in labels])
-            every = jax.vmap(lambda n: round_counts(n.astype(jnp.float32), images))(held)
-            return every[side.senders]
-        x, y = self.known
-        bias = link.last_bias(drawn.model, side.pseudo_gradient)
-        return infer_all_counts(drawn.model, side.received, bias, x, y, images, drawn.virtual)
+        bias = link.last_bias(model, sent)
+        return infer_all_counts(model, received, bias, *self.known, images, self.seen.virtual)
 
     @functools.cached_property
     def representatives(self) -> tuple[Representatives, Representatives]:
         """Of the clients' side and of the server's own, fields `[rounds, participants, ...]`. All
         begin with the same noise, which would tell the updates of one client apart otherwise."""
-        drawn, made = self.drawn, []
-        settings = dataclasses.replace(self.settings.representing, virtual=drawn.virtual)
-        function = Represent(drawn.model, drawn.data.x.shape[1:], settings)
-        for side in self.sides:
-            counts = self.counts(side)
-            keys = jnp.broadcast_to(stream(drawn.key, Stream.REPRESENTATIVES), counts.shape[:2])
-            inputs = side.received, side.pseudo_gradient, counts, keys
-            made.append(run_members(function, inputs).results)
+        seen, made = self.seen, []
+        settings = dataclasses.replace(self.settings.representing, virtual=seen.virtual)
+        function = Represent(seen.model, seen.shape, settings)
+        for place, side in enumerate(self.sides):
+            counts = self.counts(place)
+            keys = jnp.broadcast_to(stream(seen.key, Stream.REPRESENTATIVES), counts.shape[:2])
+            made.append(run_members(function, (*side, counts, keys)).results)
         return made[0], made[1]
 
     def train(
@@ -153,8 +157,8 @@ class Linking:
         trained = networks.train_siamese(
             embedding,
             flat[1],
-            self.drawn.shadow.senders.ravel(),
-            stream(self.drawn.key, Stream.SIAMESE),
+            self.seen.senders.ravel(),
+            stream(self.seen.key, Stream.SIAMESE),
             start=start,
             described=flat,
             settings=dataclasses.replace(
@@ -162,20 +166,20 @@ class Linking:
             ),
         )
         mine, other = (
-            d.reshape(len(d), *side.senders.shape, -1)
-            for d, side in zip(trained.descriptors, self.sides, strict=True)
+            d.reshape(len(d), *sample.shape[:2], -1)
+            for d, sample in zip(trained.descriptors, samples, strict=True)
         )
         return mine, other, trained.loss
 
 
 def _siamese_representatives(linking: Linking, rule: Rule) -> Descriptors:
-    embedding = networks.image_embedding(linking.drawn.model)
+    embedding = networks.image_embedding(linking.seen.model)
     mine, other = linking.representatives
     return linking.train((mine.x, other.x), embedding, linking.trunk, rule)
 
 
 def _siamese_updates(linking: Linking, rule: Rule) -> Descriptors:
-    model = linking.drawn.model
+    model = linking.seen.model
     heads = [link.pooled_head(model, side.pseudo_gradient) for side in linking.sides]
     mine, other = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in heads)
     return linking.train((mine, other), networks.vector_embedding(mine.shape[-1]), None, rule)
@@ -188,9 +192,10 @@ def _whitened(linking: Linking, rule: Rule) -> Descriptors:
     return mine, other
 
 
-def _of_each(describe: Callable[[Linking, Side], Array]) -> Callable[[Linking, Rule], Descriptors]:
+def _of_each(describe: Callable[[Model, Any], Array]) -> Callable[[Linking, Rule], Descriptors]:
     def run(linking: Linking, rule: Rule) -> Descriptors:
-        mine, other = (describe(linking, side) for side in linking.sides)
+        model = linking.seen.model
+        mine, other = (describe(model, side.pseudo_gradient) for side in linking.sides)
         return mine, other
 
     return run
@@ -198,7 +203,7 @@ def _of_each(describe: Callable[[Linking, Side], Array]) -> Callable[[Linking, R
 
 def _pooled(linking: Linking, rule: Rule) -> Descriptors:
     """Descriptors of both sides' representatives by the shared model as it is."""
-    embedding, trunk = networks.image_embedding(linking.drawn.model), linking.trunk
+    embedding, trunk = networks.image_embedding(linking.seen.model), linking.trunk
 
     def one(images: Array) -> Array:
         flat = images.reshape(-1, *images.shape[2:])
@@ -208,9 +213,9 @@ def _pooled(linking: Linking, rule: Rule) -> Descriptors:
     return mine, other
 
 
-def _histogram(linking: Linking, side: Side) -> Array:
-    counts = linking.counts(side)
-    return jnp.where(counts < 0, jnp.nan, counts)
+def _histogram(linking: Linking, rule: Rule) -> Descriptors:
+    mine, other = (linking.counts(place) for place in (0, 1))
+    return jnp.where(mine < 0, jnp.nan, mine), jnp.where(other < 0, jnp.nan, other)
 
 
 METHODS = (
@@ -244,25 +249,25 @@ METHODS = (
     Method(
         "update",
         "cosines of whole updates",
-        _of_each(lambda linking, side: link.updates_as_vectors(side.pseudo_gradient)),
+        _of_each(lambda model, sent: link.updates_as_vectors(sent)),
         Rule(centred=True),
     ),
     Method(
         "head",
         "cosines of the last layer's part, pooled",
-        _of_each(lambda linking, side: link.pooled_head(linking.drawn.model, side.pseudo_gradient)),
+        _of_each(link.pooled_head),
         Rule(centred=True),
     ),
     Method(
         "bias",
         "cosines of the last bias' part",
-        _of_each(lambda linking, side: link.last_bias(linking.drawn.model, side.pseudo_gradient)),
+        _of_each(link.last_bias),
         Rule(centred=True),
     ),
     Method(
         "histogram",
         "labels inferred from the bias",
-        _of_each(_histogram),
+        _histogram,
         Rule(centred=True),
     ),
     Method(
@@ -291,7 +296,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     began = time.perf_counter()
     drawn = draw(cell.dataset, cell.settings, data_dir, seed)
     simulated = time.perf_counter() - began
-    linking = Linking(cell.settings, drawn)
+    linking = Linking(drawn.seen, cell.settings, _granted(cell.settings, drawn))
     for method, rule, wanted in by_method(jobs):
         clock = Clock()
         descriptors = method.run(linking, rule)
@@ -324,6 +329,13 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         yield outcomes
 
 
+def _granted(settings: LinkSettings, drawn: Anonymous) -> tuple[Array, Array] | None:
+    """The labels of all clients, where the server is taken to know them."""
+    if settings.labels != "known":
+        return None
+    return drawn.clients.labels(drawn.data), drawn.shadow.labels(drawn.data)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: Array) -> Array:
     """Gradients of single records `[records, parameters]`, each at the model of its round."""
@@ -342,7 +354,7 @@ def _scores(
     query, gallery = (mine[interval:], senders[interval:]), (mine[:-interval], senders[:-interval])
     scores = {"precision": link.link_precision(*query, *gallery)}
     if interval == 1:
-        keys = jax.random.split(stream(drawn.key, Stream.PAIRS))
+        keys = jax.random.split(stream(drawn.seen.key, Stream.PAIRS))
         flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()
         shadow, shadow_names = other.reshape(-1, other.shape[-1]), drawn.shadow.senders.ravel()
         learned = link.pair_similarities(shadow, shadow_names, keys[0], settings.pairs)

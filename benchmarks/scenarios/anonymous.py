@@ -60,22 +60,63 @@ class AnonymousSettings:
     shadow_every: int = 2
 
 
+class Updates(NamedTuple):
+    """What a federation sends.
+
+    Attributes:
+      received: the shared models of the observed rounds, leaves `[rounds, ...]`.
+      pseudo_gradient: shuffled or not, leaves `[rounds, participants, ...]`.
+    """
+
+    received: Any
+    pseudo_gradient: Any
+
+
 class Side(NamedTuple):
     """One of the two federations: the clients', or the server's own.
 
     Attributes:
       params: the shared model at the end.
-      received: the shared models of the observed rounds, leaves `[rounds, ...]`.
-      pseudo_gradient: shuffled or not, leaves `[rounds, participants, ...]`.
+      updates: in the observed rounds.
       senders: who sent each `[rounds, participants]`.
       parts: row numbers of each client.
     """
 
     params: Any
-    received: Any
-    pseudo_gradient: Any
+    updates: Updates
     senders: Array
     parts: list[np.ndarray]
+
+    def labels(self, data: Dataset) -> Array:
+        """How many records of each class the sender of each update has
+        `[rounds, participants, classes]`."""
+        held = [np.bincount(data.y[part], minlength=data.classes or 0) for part in self.parts]
+        return jnp.asarray(held)[self.senders]
+
+
+class Seen(NamedTuple):
+    """What the server has, and no more.
+
+    Attributes:
+      model: the shared model.
+      shape: of a record.
+      virtual: how it predicts updates: as if all clients had as many records as the smallest.
+      clients: updates without names.
+      shadow: updates of its own federation.
+      senders: who sent each of the latter `[rounds, participants]`.
+      x, y: records and labels of its own federation.
+      key: what is random in attacks.
+    """
+
+    model: Model
+    shape: tuple[int, ...]
+    virtual: Virtual
+    clients: Updates
+    shadow: Updates
+    senders: Array
+    x: np.ndarray
+    y: np.ndarray
+    key: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,26 +125,16 @@ class Anonymous:
 
     Attributes:
       data: pixels in [-1, 1].
-      model: the shared model.
-      training: every client's recipe.
       clients, shadow: the two sides.
-      key: what is random in attacks.
+      seen: of both, by the server.
       test_accuracy: of the shared model, on records of nobody; None if there are none.
     """
 
     data: Dataset
-    model: Model
-    training: LocalTraining
     clients: Side
     shadow: Side
-    key: Array
+    seen: Seen
     test_accuracy: float | None
-
-    @property
-    def virtual(self) -> Virtual:
-        """How the server predicts updates: as if all clients had as many records as
-        the smallest."""
-        return Virtual(training=self.training, records=min(map(len, self.clients.parts)))
 
 
 def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int) -> Anonymous:
@@ -132,7 +163,20 @@ def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int
     if len(test):
         held = one_client(data.x[test], data.y[test])
         accuracy = float(evaluate(model, clients.params, held).accuracy)
-    return Anonymous(data, model, settings.training, clients, shadow, key, accuracy)
+    virtual = Virtual(training=settings.training, records=min(map(len, clients.parts)))
+    rows = np.concatenate(shadow.parts)
+    seen = Seen(
+        model,
+        data.x.shape[1:],
+        virtual,
+        clients.updates,
+        shadow.updates,
+        shadow.senders,
+        data.x[rows],
+        data.y[rows],
+        key,
+    )
+    return Anonymous(data, clients, shadow, seen, accuracy)
 
 
 def _divide(
@@ -202,8 +246,9 @@ def _side(
     run = simulate(model, model.init(init_key), clients, train_key, federated)
     if anonymous is not None:
         seen, senders = run.anonymous(anonymous)
-        return Side(run.params, run.received, seen.pseudo_gradient, senders, parts)
+        return Side(run.params, Updates(run.received, seen.pseudo_gradient), senders, parts)
     every = settings.shadow_every
     received, sent = jax.tree.map(lambda a: a[::every], (run.received, run.pseudo_gradient))
     shape = jax.tree.leaves(sent)[0].shape[:2]
-    return Side(run.params, received, sent, jnp.broadcast_to(run.clients, shape), parts)
+    senders = jnp.broadcast_to(run.clients, shape)
+    return Side(run.params, Updates(received, sent), senders, parts)
