@@ -230,36 +230,44 @@ def federate(
     return Federation(data, parts, model, recipes, start, run.params, messages, key, seconds)
 
 
-def optimum(
-    federation: Federation,
-    c: int,
+def optimum(federation: Federation, c: int, steps: int, fit: float | None = None) -> Any:
+    """What a client would make of its records alone, without defences, from the common start: its
+    optimal local model. See `trained_alone` for the rest."""
+    data, training = federation.client(c), federation.training[c]
+    key = jax.random.fold_in(federation.key, c)
+    return trained_alone(federation.model, federation.start, data, training, key, steps, fit)
+
+
+def trained_alone(
+    model: Model,
+    start: Any,
+    data: ClientData,
+    training: LocalTraining,
+    key: Array,
     steps: int,
-    x: Array | None = None,
     fit: float | None = None,
 ) -> Any:
-    """What a client would make of its records alone, without defences, from the common start: its
-    optimal local model.
+    """A model that is trained on one client's records alone.
 
     Args:
-      federation: the federation.
-      c: the client.
-      steps: so many steps of its recipe, in whole epochs.
-      x: records to train on in place of its own.
+      model: the model.
+      start: its parameters at first.
+      data: the records.
+      training: the client's recipe, whose defences are left out.
+      key: draws batches.
+      steps: so many steps of the recipe, in whole epochs.
       fit: train by Adam in place of the recipe's SGD, on the recipe's batches, until the model fits
         the records so well (see `fit_of`), for at most so many steps. Adam's moments begin anew
         after every look at the fit.
     """
-    data, training = federation.client(c), federation.training[c]
-    data = data if x is None else dataclasses.replace(data, x=jnp.asarray(x))
     each = dataclasses.replace(training, epochs=1).steps(len(data.mask))
-    key, model = jax.random.fold_in(federation.key, c), federation.model
     if fit is None:
         alone = dataclasses.replace(training.without(), epochs=-(-steps // each))
-        return local_update(model, federation.start, data, key, alone)
+        return local_update(model, start, data, key, alone)
     epochs = -(-BETWEEN_LOOKS // each)
     adam = LocalTraining(ADAM_RATE, epochs, training.batch_size, optax.adam)
-    better = operator.le if federation.data.classes is None else operator.ge
-    params = federation.start
+    better = operator.le if model.classes is None else operator.ge
+    params = start
     for look in range(-(-steps // (epochs * each))):
         params = local_update(model, params, data, jax.random.fold_in(key, look), adam)
         if better(fit_of(model, params, data), fit):

@@ -29,12 +29,12 @@ from benchmarks.measurements.local_models.scores import (
     fit,
     likeness,
     majority_of,
+    matched_likeness,
     mean,
     source_scores,
     strips,
 )
 from benchmarks.measurements.local_models.work import (
-    SHOWN,
     First,
     Images,
     LocalModels,
@@ -50,6 +50,9 @@ from benchmarks.scenarios.federations import (
 )
 from benchmarks.scenarios.nulls import null_of
 
+SHOWN, GREY = 8, 0.5
+"""Images in a row of the report; the colour of an image without any."""
+
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     """Run jobs of one group and seed: one federation, from which all methods work."""
@@ -59,7 +62,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     for method, attack, wanted in by_method(jobs):
         asked = {name for job in wanted for name in job.cell.settings.measures}
         if method.name == "records":  # made from what `gls` reconstructs, which is timed apart
-            work.attributes(attack)
+            work.decoded(attack)
         clock = Clock()
         answer = work.answer(method, attack)
         scores, pictures = _scores(method, attack, work, asked)
@@ -135,7 +138,8 @@ def _scores(
     if isinstance(answer, LocalModels):
         return _of_models(method, answer.params, work, asked)
     if isinstance(answer, Images):
-        return {"ssim": Score(answer.likeness, chance=answer.grey)}, answer.pictures
+        score, pictures = _of_images(work, answer.images)
+        return {"ssim": score}, pictures
     if isinstance(answer, Sources):
         return dict(source_scores(answer.answers, *work.targets, federation)), {}
 
@@ -184,11 +188,29 @@ def _of_models(
         scores["attribute_accuracy"] = _of_attributes(work, read(params), others)
     if "source" in asked and method.name not in TELL_NO_SOURCE:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-        named = np.asarray(least_loss(federation.model, stacked, *work.asked))
+        named = np.asarray(least_loss(federation.model, stacked, *work.seen.asked))
         scores |= dict(source_scores([named], *work.targets, federation))
     if "samples" in asked:
         scores["ssim"], pictures = _inverted(method, params, work)
     return scores, pictures
+
+
+def _of_images(work: Work, answers: list[jax.Array]) -> tuple[Score, dict[str, np.ndarray]]:
+    """Likeness of images of every attacked client, each image matched with one of its records;
+    chance is that of plain grey."""
+    data, parts = work.federation.data, work.federation.parts
+    held = [jnp.asarray(data.x[parts[c]]) for c in range(work.count)]
+    matched = [matched_likeness(*pair) for pair in zip(answers, held, strict=True)]
+    greys = [
+        matched_likeness(jnp.full_like(images, GREY), records)[0]
+        for images, records in zip(answers, held, strict=True)
+    ]
+    caption = (
+        "images out of the first update of client 0, and below each the record it is matched with"
+    )
+    below = np.asarray(held[0])[matched[0][1][:SHOWN]]
+    pictures = {caption: strips(np.asarray(answers[0])[:SHOWN], below)}
+    return Score(mean([score for score, _ in matched]), chance=mean(greys)), pictures
 
 
 def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dict[str, np.ndarray]]:
@@ -199,7 +221,7 @@ def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dic
         inversion = dataclasses.replace(inversion, learning_rate=inversion.learning_rate / 10)
     scores, greys, pictures = [], [], {}
     for c in range(work.count):
-        key = work.key(c) if work.settings.batch_norm else None
+        key = work.seen.key_of(c) if work.settings.batch_norm else None
         shape = federation.data.x.shape[1:]
         images = invert_model(federation.model, params[c], shape, key, settings=inversion).images
         scores.append(likeness(federation, c, images))

@@ -1,7 +1,8 @@
 """Methods that make local models out of messages, or answer one question without: the table.
 
-A method is `run(work, settings) -> answer`: a `LocalModels` stands for the clients' own models and
-is measured in every way; `Values`, `Sources` and `Images` answer one question without a model.
+A method is `run(seen, settings) -> answer`: a `LocalModels` stands for the clients' own models and
+is measured in every way; `Values`, `Sources` and `Images` answer one question without a model. It
+is given what the adversary has (`Seen`); a ceiling is given the federation itself (`Work`).
 """
 
 import dataclasses
@@ -9,13 +10,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from attacks import (
     GLS,
     CosMatching,
     GradientInversion,
+    Knowledge,
     LocalModel,
     Mapping,
     PseudoRecords,
@@ -35,38 +37,30 @@ from attacks import (
 )
 from attacks.fit import FitWarning
 from benchmarks.harness.experiment import Method, Metric
-from benchmarks.measurements.local_models.scores import (
-    matched_likeness,
-    mean,
-    strips,
-)
 from benchmarks.measurements.local_models.work import (
-    SHOWN,
     First,
     FirstMessages,
     Images,
     LocalModels,
     LocalModelSettings,
     MapsOfClients,
+    Seen,
     Sources,
     Values,
-    Work,
-    gls_attributes,
     local_optima,
     read_each,
 )
-from benchmarks.scenarios.federations import (
-    isolated,
-    optimum,
-)
-from jaxfl import LocalTraining, Messages
+from benchmarks.scenarios.federations import trained_alone
+from jaxfl import LocalTraining, Messages, one_client
+
+Array = jax.Array
 
 
-def _of_each(one: Callable[[Work, int, Any], Any]) -> Callable[[Work, Any], LocalModels]:
+def _of_each(one: Callable[[Seen, int, Any], Any]) -> Callable[[Seen, Any], LocalModels]:
     """A method that makes one model of each client; of a fitted one its misfit is kept."""
 
-    def run(work: Work, settings: Any) -> LocalModels:
-        made = [one(work, c, settings) for c in range(work.count)]
+    def run(seen: Seen, settings: Any) -> LocalModels:
+        made = [one(seen, c, settings) for c in range(seen.count)]
         if not isinstance(made[0], LocalModel):
             return LocalModels(made)
         missed = [float(m.unexplained) for m in made]
@@ -75,108 +69,93 @@ def _of_each(one: Callable[[Work, int, Any], Any]) -> Callable[[Work, Any], Loca
     return run
 
 
-def _of_messages(infer: Callable[[Messages], Any]) -> Callable[[Work, Any], LocalModels]:
-    return _of_each(lambda work, c, settings: infer(work.federation.messages[c]))
+def _of_messages(infer: Callable[[Messages], Any]) -> Callable[[Seen, Any], LocalModels]:
+    return _of_each(lambda seen, c, settings: infer(seen.messages[c]))
 
 
-def _network(work: Work, c: int, settings: Mapping) -> LocalModel:
-    return mapping_network(work.federation.messages[c], work.key(c), settings=settings)
+def _network(seen: Seen, c: int, settings: Mapping) -> LocalModel:
+    return mapping_network(seen.messages[c], seen.key_of(c), settings=settings)
 
 
-def _published_network(work: Work, c: int, settings: MapsOfClients) -> LocalModel:
-    return _network(work, c, settings.of(c))
+def _published_network(seen: Seen, c: int, settings: MapsOfClients) -> LocalModel:
+    return _network(seen, c, settings.of(c))
 
 
-def _pseudo_records(work: Work, c: int, settings: PseudoRecords) -> LocalModel:
-    federation = work.federation
-    training, local = federation.training[c], len(federation.parts[c])
-    settings = dataclasses.replace(settings, training=training, local_records=local)
-    model, messages, shape = federation.model, federation.messages[c], federation.data.x.shape[1:]
-    return pseudo_records(model, messages, work.key(c), shape, settings=settings)
+def _pseudo_records(seen: Seen, c: int, settings: PseudoRecords) -> LocalModel:
+    settings = dataclasses.replace(settings, training=seen.training[c], local_records=seen.sizes[c])
+    key = seen.key_of(c)
+    return pseudo_records(seen.model, seen.messages[c], key, seen.shape, settings=settings)
 
 
-def _records(work: Work, c: int, settings: First) -> Any:
-    federation = work.federation
-    column = federation.data.column(federation.data.sensitive or 0)
-    x, guess = federation.data.x[federation.parts[c]].copy(), work.attributes(settings)[c]
-    x[:, list(column.positions)] = np.where(guess[:, None] < 0, np.nan, column.values[guess])
-    other = dataclasses.replace(federation, key=work.key(c))  # batch orders are not known
-    return optimum(other, c, work.settings.optimum_steps, x, work.settings.optimum_fit)
+def _records(seen: Seen, c: int, settings: First) -> Any:
+    known, guess = seen.known[c], seen.decoded(settings).values[c]
+    column, x = known.columns[0], np.array(known.x)
+    named = np.asarray(column.candidates)[guess]
+    x[:, np.asarray(column.positions)] = np.where(guess[:, None] < 0, np.nan, named)
+    data = one_client(x, np.asarray(known.y), id=c)
+    key = jax.random.fold_in(seen.key_of(c), c)  # the client's own batches are not known
+    steps, fit = seen.settings.optimum_steps, seen.settings.optimum_fit
+    return trained_alone(seen.model, seen.start, data, seen.training[c], key, steps, fit)
 
 
-def _majority(work: Work, settings: None) -> Values:
-    def one(c: int) -> np.ndarray:
-        known, truth = work.federation.knowledge(c)
-        return np.full(len(truth), int(np.argmax(np.asarray(known.columns[0].prior))))
+def _majority(seen: Seen, settings: None) -> Values:
+    def one(known: Knowledge) -> np.ndarray:
+        return np.full(len(known.x), int(np.argmax(np.asarray(known.columns[0].prior))))
 
-    return Values([one(c) for c in range(work.count)])
+    return Values([one(known) for known in seen.known])
 
 
-def _cos(work: Work, settings: First) -> Values:
+def _cos(seen: Seen, settings: First) -> Values:
     def one(c: int) -> Reconstruction:
-        known, _ = work.federation.knowledge(c)
-        virtual = Virtual(training=work.federation.training[c])
-        matching = dataclasses.replace(settings.attack, virtual=virtual)
-        model, seen = work.federation.model, work.seen(c, settings.messages)
-        return cos_matching(model, seen, known, work.key(c), settings=matching)
+        virtual, messages = Virtual(training=seen.training[c]), seen.first(c, settings.messages)
+        matching, key = dataclasses.replace(settings.attack, virtual=virtual), seen.key_of(c)
+        return cos_matching(seen.model, messages, seen.known[c], key, settings=matching)
 
-    return read_each(work, one)
+    return read_each(seen, one)
 
 
-def _vote(work: Work, settings: None) -> Sources:
-    vote = majority_of_rounds(work.federation.model, work.returned, *work.asked)
+def _vote(seen: Seen, settings: None) -> Sources:
+    vote = majority_of_rounds(seen.model, seen.returned, *seen.asked)
     return Sources([np.asarray(vote.sources)])
 
 
-def _best_round(work: Work, settings: None) -> Sources:
-    vote = majority_of_rounds(work.federation.model, work.returned, *work.asked)
+def _best_round(seen: Seen, settings: None) -> Sources:
+    vote = majority_of_rounds(seen.model, seen.returned, *seen.asked)
     return Sources(list(np.asarray(vote.rounds)))
 
 
-def _drop(work: Work, settings: None) -> Sources:
-    return Sources([np.asarray(largest_drop(work.federation.model, work.returned, *work.asked))])
+def _drop(seen: Seen, settings: None) -> Sources:
+    return Sources([np.asarray(largest_drop(seen.model, seen.returned, *seen.asked))])
 
 
-def _drop_lda(work: Work, settings: None) -> Sources:
-    named = largest_drop(work.federation.model, work.returned, *work.asked)
-    return Sources([by_discriminants(named, work.asked[0])])
+def _drop_lda(seen: Seen, settings: None) -> Sources:
+    named = largest_drop(seen.model, seen.returned, *seen.asked)
+    return Sources([by_discriminants(named, seen.asked[0])])
 
 
-def _decode_sources(work: Work, settings: FirstMessages) -> Sources:
-    federation = work.federation
-    sizes = [len(p) for p in federation.parts[: work.count]]
-    seen = [work.seen(c, settings.messages) for c in range(work.count)]
-    training = federation.training[int(np.argmax(sizes))]
-    x, y = work.asked
-    key = work.key(work.count)  # of no client's own attack
+def _decode_sources(seen: Seen, settings: FirstMessages) -> Sources:
+    messages = [seen.first(c, settings.messages) for c in range(seen.count)]
+    training = seen.training[int(np.argmax(seen.sizes))]
+    x, y = seen.asked
+    key = seen.key_of(seen.count)  # of no client's own attack
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the row tells it
-        decoded = decode_sources(federation.model, seen, sizes, x, y, key, training=training)
+        decoded = decode_sources(seen.model, messages, seen.sizes, x, y, key, training=training)
     return Sources([np.asarray(decoded.sources)], decoded.fit)
 
 
-def _invert_gradient(work: Work, settings: GradientInversion) -> Images:
-    """Images out of one update, each matched with one of the client's records; and grey ones."""
-    federation, scores, greys = work.federation, [], []
-    shape, pictures = federation.data.x.shape[1:], {}
-    for c in range(work.count):
-        records = jnp.asarray(federation.data.x[federation.parts[c]])
-        batch = min(int(work.settings.training.batch_size or len(records)), len(records))
-        seen = work.seen(c, 1)
-        images = invert_gradient(
-            federation.model, seen, shape, batch, work.key(c), settings=settings
-        ).images
-        score, places = matched_likeness(images, records)
-        scores.append(score)
-        greys.append(matched_likeness(jnp.full_like(images, 0.5), records)[0])
-        if c == 0:
-            caption = (
-                "images out of the first update of client 0, "
-                "and below each the record it is matched with"
-            )
-            matched = np.asarray(records)[places[:SHOWN]]
-            pictures = {caption: strips(np.asarray(images)[:SHOWN], matched)}
-    return Images(mean(scores), mean(greys), pictures)
+def _invert_gradient(seen: Seen, settings: GradientInversion) -> Images:
+    """Images out of each client's first update."""
+
+    def one(c: int) -> Array:
+        batch, first = (
+            min(seen.training[c].batch_size or seen.sizes[c], seen.sizes[c]),
+            seen.first(c, 1),
+        )
+        key = seen.key_of(c)
+        return invert_gradient(seen.model, first, seen.shape, batch, key, settings=settings).images
+
+    return Images([one(c) for c in range(seen.count)])
 
 
 def _refuses(measure: str, decodes: bool = False) -> Callable[[LocalModelSettings], str | None]:
@@ -198,7 +177,7 @@ METHODS = (
     Method(
         "global",
         "the shared model after the last round",
-        _of_each(lambda work, c, _: work.federation.final),
+        _of_each(lambda seen, c, _: seen.final),
         observes=False,
     ),
     Method("last", "the client's last returned model", _of_messages(last_returned)),
@@ -237,7 +216,7 @@ METHODS = (
     Method(
         "isolated",
         "what a server gets that sends the client its own model back in every round",
-        _of_each(lambda work, c, _: isolated(work.federation, c, work.settings.rounds)),
+        _of_each(lambda seen, c, _: seen.isolate(c)),
     ),
     Method(
         "optimum",
@@ -264,7 +243,7 @@ METHODS = (
     Method(
         "gls",
         "decoding whitened by the noise of batches",
-        gls_attributes,
+        lambda seen, settings: seen.decoded(settings),
         DECODING,
         filled=FILLED_DECODING,
         refuses=_refuses("attribute", decodes=True),

@@ -1,5 +1,5 @@
-"""What methods are given, and what they answer: one federation, and answers made when first asked
-for."""
+"""What methods are given, and what they answer: `Seen`, which is what the adversary has of one
+federation; and `Work`, which has the federation itself, and answers made when first asked for."""
 
 import dataclasses
 import functools
@@ -11,32 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks import (
-    Inversion,
-    Mapping,
-    Reconstruction,
-    gls,
-)
+from attacks import Inversion, Knowledge, Mapping, Reconstruction, gls
 from attacks.fit import Fit, FitWarning
 from benchmarks.harness.clock import Clock, Spent
 from benchmarks.harness.experiment import Method
-from benchmarks.measurements.local_models.scores import (
-    explained,
-    mean,
-    targets,
-)
+from benchmarks.measurements.local_models.scores import explained, mean, targets
 from benchmarks.scenarios.federations import (
     Federation,
     FederationSettings,
+    isolated,
     optimum,
 )
 from benchmarks.scenarios.imputation import imputed_in
 from benchmarks.scenarios.streams import attack_on
-from jaxfl import Messages
+from jaxfl import LocalTraining, Messages, Model
 
 Array = jax.Array
-SHOWN = 8
-"""Images in a row of the report."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,17 +145,77 @@ class Sources(NamedTuple):
 
 
 class Images(NamedTuple):
-    """How alike reconstructed images are to records.
+    """Reconstructed images.
 
     Attributes:
-      likeness: to the clients' records, mean over clients.
-      grey: of plain grey images.
-      pictures: by caption.
+      images: in [0, 1], per attacked client `[images, height, width, channels]`.
     """
 
-    likeness: float
-    grey: float
-    pictures: dict[str, np.ndarray]
+    images: list[Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seen:
+    """What the adversary has of the attacked clients, and no more.
+
+    Attributes:
+      settings: of the federation, and of what is measured.
+      model: the shared model.
+      start: its parameters before the first round.
+      final: the same after the last one.
+      shape: of a record.
+      messages: of each attacked client, in the observed rounds.
+      known: of each one's records, if the table has columns.
+      training: each one's recipe.
+      sizes: how many records each one has.
+      asked: records whose source is asked for, and their labels.
+      isolate: from a client's place to the model that it returns last if the server sends it its
+        own model back in every round, as an active adversary may.
+      key: what is random in attacks.
+    """
+
+    settings: LocalModelSettings
+    model: Model
+    start: Any
+    final: Any
+    shape: tuple[int, ...]
+    messages: list[Messages]
+    known: list[Knowledge]
+    training: list[LocalTraining]
+    sizes: list[int]
+    asked: tuple[Array, Array]
+    isolate: Callable[[int], Any]
+    key: Array
+
+    @property
+    def count(self) -> int:
+        """How many clients are attacked."""
+        return len(self.messages)
+
+    def first(self, c: int, count: int) -> Messages:
+        """The first messages of a client."""
+        return jax.tree.map(lambda a: a[:count], self.messages[c])
+
+    def key_of(self, c: int) -> Array:
+        """Randomness of attacks on a client."""
+        return attack_on(self.key, c)
+
+    @property
+    def returned(self) -> Any:
+        """Models the clients returned, leaves `[rounds, clients, ...]`."""
+        return jax.tree.map(
+            lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in self.messages)
+        )
+
+    @functools.cached_property
+    def _decoded(self) -> "dict[First, Values]":
+        return {}
+
+    def decoded(self, settings: First) -> Values:
+        """The sensitive column that `gls` reconstructs of every attacked client, made once."""
+        if settings not in self._decoded:
+            self._decoded[settings] = gls_attributes(self, settings)
+        return self._decoded[settings]
 
 
 class Work:
@@ -180,12 +230,42 @@ class Work:
         self._made: dict[Any, Any] = {}
 
     def answer(self, method: Method, attack: Any) -> Any:
-        """A method's answer."""
-        return self._timed((method.name, attack), lambda: method.run(self, attack))
+        """A method's answer; a ceiling is given the federation itself."""
+        given = self if method.ceiling else self.seen
+        return self._timed((method.name, attack), lambda: method.run(given, attack))
 
-    def attributes(self, settings: First) -> list[np.ndarray]:
-        """Values of the sensitive column that `gls` reconstructs, per attacked client."""
-        return self._timed(("gls", settings), lambda: gls_attributes(self, settings)).values
+    def decoded(self, settings: First) -> None:
+        """Have `Seen.decoded` made, timed as the answer of `gls`."""
+        self._timed(("gls", settings), lambda: self.seen.decoded(settings))
+
+    @functools.cached_property
+    def seen(self) -> Seen:
+        """What the adversary has."""
+        federation, data = self.federation, self.federation.data
+        rows, _ = self.targets
+        known = [federation.knowledge(c)[0] for c in range(self.count)] if data.columns else []
+        rounds = self.settings.rounds
+        return Seen(
+            self.settings,
+            federation.model,
+            federation.start,
+            federation.final,
+            data.x.shape[1:],
+            federation.messages,
+            known,
+            federation.training[: self.count],
+            [len(rows) for rows in federation.parts[: self.count]],
+            (jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows])),
+            lambda c: isolated(federation, c, rounds),
+            federation.key,
+        )
+
+    @functools.cached_property
+    def of_others(self) -> Seen:
+        """The same, where each attacked client's messages are the next one's: of these an attack
+        that knows the client's records learns nothing of them."""
+        messages = self.federation.messages
+        return dataclasses.replace(self.seen, messages=[*messages[1:], messages[0]])
 
     @functools.cached_property
     def optima(self) -> list[Any]:
@@ -209,18 +289,6 @@ class Work:
             self.spent[place] = clock.read()
         return self._made[place]
 
-    def seen(self, c: int, count: int) -> Messages:
-        """The first messages of a client."""
-        return jax.tree.map(lambda a: a[:count], self.federation.messages[c])
-
-    @functools.cached_property
-    def of_others(self) -> "Work":
-        """The same federation, where each attacked client's messages are the next one's: of these
-        an attack that knows the client's records learns nothing of them."""
-        messages = self.federation.messages
-        shifted = [*messages[1:], messages[0]]
-        return Work(dataclasses.replace(self.federation, messages=shifted), self.settings)
-
     @functools.cached_property
     def imputed(self) -> float | None:
         """How much of the sensitive columns is guessed without messages, mean over clients; None
@@ -228,33 +296,16 @@ class Work:
         guesses = [imputed_in(self.federation, c) for c in range(self.count)]
         return None if None in guesses else mean([g for g in guesses if g is not None])
 
-    def key(self, c: int) -> Array:
-        """Randomness of attacks on a client."""
-        return attack_on(self.federation.key, c)
-
     @functools.cached_property
     def targets(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows whose source is asked for, and the client each was drawn from."""
         return targets(self.federation, self.settings.targets)
 
-    @property
-    def returned(self) -> Any:
-        """Models the clients returned, leaves `[rounds, clients, ...]`."""
-        messages = self.federation.messages
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in messages))
-
-    @property
-    def asked(self) -> tuple[Array, Array]:
-        """Records whose source is asked for, and their labels."""
-        rows, _ = self.targets
-        return jnp.asarray(self.federation.data.x[rows]), jnp.asarray(self.federation.data.y[rows])
-
 
 def local_optima(work: Work, settings: None) -> LocalModels:
     """What the clients would make of their records alone."""
     steps, fit = work.settings.optimum_steps, work.settings.optimum_fit
-    made = [optimum(work.federation, c, steps, fit=fit) for c in range(work.count)]
-    return LocalModels(made)
+    return LocalModels([optimum(work.federation, c, steps, fit) for c in range(work.count)])
 
 
 def drift(settings: FederationSettings, asked: int) -> int:
@@ -263,24 +314,22 @@ def drift(settings: FederationSettings, asked: int) -> int:
     return asked if settings.defense == "none" else 0
 
 
-def gls_attributes(work: Work, settings: First) -> Values:
+def gls_attributes(seen: Seen, settings: First) -> Values:
     """The sensitive column that `gls` reconstructs of every attacked client."""
 
     def one(c: int) -> Reconstruction:
-        known, _ = work.federation.knowledge(c)
-        pieces = drift(work.settings, settings.attack.drift)
-        training = work.federation.training[c]
-        attack = dataclasses.replace(settings.attack, training=training, drift=pieces)
-        model, seen = work.federation.model, work.seen(c, settings.messages)
-        return gls(model, seen, known, work.key(c), settings=attack)
+        pieces = drift(seen.settings, settings.attack.drift)
+        attack = dataclasses.replace(settings.attack, training=seen.training[c], drift=pieces)
+        messages = seen.first(c, settings.messages)
+        return gls(seen.model, messages, seen.known[c], seen.key_of(c), settings=attack)
 
-    return read_each(work, one)
+    return read_each(seen, one)
 
 
-def read_each(work: Work, attack: Callable[[int], Reconstruction]) -> Values:
+def read_each(seen: Seen, attack: Callable[[int], Reconstruction]) -> Values:
     """What an attack reads of every attacked client."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the row tells it
-        answers = [attack(c) for c in range(work.count)]
+        answers = [attack(c) for c in range(seen.count)]
     fits = jax.tree.map(lambda *a: jnp.stack(a), *(answer.fit for answer in answers))
     return Values([np.asarray(answer.values[0]) for answer in answers], fits)

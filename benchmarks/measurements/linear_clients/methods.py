@@ -1,0 +1,180 @@
+"""Methods that name a binary attribute of a linear client's records: the table.
+
+A method is `run(seen, settings) -> Answer`: values of the attribute, and where it looks at a model,
+that model and what is proven of the answer. It is given what the adversary has (`Seen`); a ceiling
+is given the `Client`.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    CosMatching,
+    L2Matching,
+    Reconstruction,
+    Virtual,
+    cos_matching,
+    infer_binary_attribute,
+    infer_by_logistic,
+    infer_in_box,
+    l2_lbfgs,
+)
+from attacks.fit import FitWarning
+from benchmarks.harness.experiment import Method, Metric
+from benchmarks.measurements.linear_clients.client import Answer, Seen
+from jaxfl import Messages
+
+
+def _majority(seen: Seen, settings: None) -> Answer:
+    prior = np.asarray(seen.known.columns[0].prior)
+    return Answer(np.full(len(seen.known.x), int(prior[1] > 0.5)))
+
+
+def _judged(seen: Seen, params: np.ndarray, rule: Literal["rank", "threshold"] = "rank") -> Answer:
+    """The paper's rule on a model (Driouich 2022, Algorithm 3; "threshold": Driouich 2023)."""
+    proven = infer_binary_attribute(*seen.public, seen.moments, params=params, rule=rule)
+    return Answer(proven.values, params, proven)
+
+
+def _by_model(
+    model: Callable[[Seen], np.ndarray], rule: Literal["rank", "threshold"] = "rank"
+) -> Callable[[Seen, None], Answer]:
+    return lambda seen, settings: _judged(seen, model(seen), rule)
+
+
+def _by_moments(infer: Callable[..., Any]) -> Callable[[Seen, None], Answer]:
+    def run(seen: Seen, settings: None) -> Answer:
+        answer = infer(*seen.public, seen.moments)
+        return Answer(getattr(answer, "values", answer))
+
+    return run
+
+
+def _from_gradients(seen: Seen, attack: Callable[[Messages, Any, Any], Reconstruction]) -> Answer:
+    """Among the grid's sets of rounds, the answer of least objective; in 32 bits."""
+    held = np.asarray(seen.messages.rounds).tolist()
+    messages = Messages(
+        _single(seen.messages.received),
+        _single(seen.messages.returned),
+        jnp.asarray(seen.messages.rounds, jnp.int32),
+    )
+    known, answers = _single(seen.known), []
+    for part in seen.settings.grid:
+        last, step = map(int, part.split(":"))
+        wanted = range(0, min(last, seen.settings.rounds - 1) + 1, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)  # another client's messages are
+            answers.append(
+                attack(messages.select([t for t in wanted if t in held]), known, seen.key)
+            )
+    best = min(answers, key=lambda answer: float(answer.objective))
+    return Answer(np.asarray(best.values[0]))
+
+
+def _cos(seen: Seen, settings: CosMatching) -> Answer:
+    virtual, model = Virtual(training=seen.training), seen.model
+    matching = dataclasses.replace(settings, virtual=virtual)
+    return _from_gradients(
+        seen, lambda sent, known, key: cos_matching(model, sent, known, key, settings=matching)
+    )
+
+
+def _l2(seen: Seen, settings: L2Matching) -> Answer:
+    virtual, model = Virtual(training=seen.training), seen.model
+    matching = dataclasses.replace(settings, virtual=virtual)
+    return _from_gradients(
+        seen, lambda sent, known, key: l2_lbfgs(model, sent, known, key, settings=matching)
+    )
+
+
+def _single(tree: Any) -> Any:
+    """In 32 bits."""
+
+    def cast(a: Any) -> jax.Array:
+        floating = jnp.issubdtype(a.dtype, jnp.floating)
+        return jnp.asarray(a, jnp.float32 if floating else jnp.int32)
+
+    return jax.tree.map(cast, tree)
+
+
+METHODS = (
+    Method(
+        "majority", "the most frequent value, for every record", _majority, observes=False, x64=True
+    ),
+    Method(
+        "l2_lbfgs",
+        "gradient matching in L2 by L-BFGS (DLG)",
+        _l2,
+        L2Matching(300),
+        filled=("virtual",),
+        selects=True,
+    ),
+    Method(
+        "cos",
+        "cosine gradient matching (Lyu 2021, Algorithm 1)",
+        _cos,
+        CosMatching(steps=300),
+        filled=("virtual",),
+        selects=True,
+    ),
+    *(
+        Method(
+            name,
+            f"Algorithm 3, by ranks, on {about}",
+            _by_model(model),
+            x64=True,
+        )
+        for name, about, model in (
+            ("global", "the shared model", lambda seen: seen.global_model),
+            ("last", "the last returned model", lambda seen: seen.last),
+            (
+                "decoded",
+                "the optimum out of messages, and of public columns where these do not identify it",
+                lambda seen: seen.decoded,
+            ),
+            (
+                "decoded_alone",
+                "what messages alone say of the optimum",
+                lambda seen: seen.alone.params,
+            ),
+        )
+    ),
+    Method(
+        "optimum",
+        "Algorithm 3, by ranks, on the true local optimum",
+        lambda client, settings: _judged(client.seen, client.optimum),
+        x64=True,
+        ceiling=True,
+    ),
+    Method(
+        "threshold",
+        "Driouich 2023's rule on the decoded optimum",
+        _by_model(lambda seen: seen.decoded, "threshold"),
+        x64=True,
+    ),
+    Method("moments_box", "what moments tell, in a box", _by_moments(infer_in_box), x64=True),
+    Method(
+        "moments_logistic",
+        "what moments tell, by a logistic",
+        _by_moments(infer_by_logistic),
+        x64=True,
+    ),
+)
+METRICS = (
+    Metric("attribute_accuracy", "records whose attribute was named", True, 0.5),
+    Metric("bound", "accuracy that is provably reached", True),
+    Metric("ratio", "MSE / theta_s^2 (Figure 3)"),
+    Metric(
+        "optimum_error",
+        "of a model's predictions, relative to the optimum's; its square goes with the loss",
+    ),
+    Metric(
+        "heterogeneity", "mean relative distance of the true optimum from other clients' (Figure 2)"
+    ),
+)
