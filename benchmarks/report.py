@@ -2,19 +2,23 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 import tyro
 
 from benchmarks.harness import report
 from benchmarks.harness.command_line import exit_code, run_command
 from benchmarks.harness.store import opened
-from benchmarks.suites import METRICS
+from benchmarks.suites import SUITES, metrics_of
+from benchmarks.suites.outside import with_outside
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Write results.csv and report.html anew from the results in a folder."""
 
+    suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Suites of your own whose results are there, as module:NAME."""
     out: str = "results"
     """The folder."""
 
@@ -26,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answered(arguments: Arguments) -> int:
+    metrics = metrics_of(with_outside(arguments.suites, SUITES))
     with opened(arguments.out) as store:
-        page = report.write(store.rows(), store.folder, METRICS, store.images())
+        page = report.write(store.rows(), store.folder, metrics, store.images())
         print(store.write_csv(), page)
     return 0
 

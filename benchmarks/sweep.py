@@ -27,6 +27,7 @@ from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinis
 from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
 from benchmarks.suites import SUITES, metrics_of
+from benchmarks.suites.outside import with_outside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Arguments:
 
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ("quick",)
     """Suites or single tables: quick (embedded data), lyu2021, lyu2021/table3, ... (--list names
-    them)."""
+    them); your own as module:NAME or module:NAME/table."""
     list: bool = False
     """List suites, tables and methods, then stop."""
     size: Literal["small", "paper"] = "small"
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
 
 def _answered(arguments: Arguments, suites: Mapping[str, Suite]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 130)
+    suites = with_outside(arguments.suites, suites)
     if arguments.list:
         _print_suites(console, suites)
         return 0
@@ -229,7 +231,7 @@ def _sweep(
 
 
 def _print_suites(console: Console, suites: Mapping[str, Suite]) -> None:
-    for suite in suites.values():
+    for suite in {suite.name: suite for suite in suites.values()}.values():
         for table in suite.tables:
             names = ", ".join(table.methods)
             text = f"{suite.name}/{table.name}: {table.title}\n    methods: {names}"

@@ -94,7 +94,7 @@ def check_observed(observations: Observations, seen: Any) -> Array:
     in which all that is known is finite."""
     seen = check_seen(seen, len(observations.features))
     if not _check.is_traced(seen):
-        rounds = int(np.max(seen))
+        rounds = int(np.asarray(seen).max())
         check_known_of_features("observations", observations, rounds)
         for field, value in (("features", observations.features), ("cross", observations.cross)):
             if not _check.is_traced(value):

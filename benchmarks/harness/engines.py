@@ -56,12 +56,12 @@ def run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fal
       members: a pytree whose leaves have the leading axis `[members]`.
       x64: allow 64-bit arithmetic inside; results come back in 32 bits.
     """
-    watched = watched_call(run_group, (function, members), {"x64": x64})
-    return run_group(function, members, x64=x64) if watched is None else watched()
+    watched = watched_call(run_members, (function, members), {"x64": x64})
+    return _run_members(function, members, x64=x64) if watched is None else watched()
 
 
-def run_group(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
-    """`run_members`, watched by nobody."""
+def _run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = False) -> Compiled:
+    """Watched by nobody."""
     count = len(jax.tree.leaves(members)[0])
     default = jax.config.jax_default_device  # type: ignore[attr-defined]  # which jax.default_device sets, for this thread
     devices = tuple(jax.local_devices() if default is None else [default])[:count]

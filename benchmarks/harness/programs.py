@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness.clock import Clock
-from benchmarks.harness.engines import Compiled, run_group
+from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.operations import Operations, equations, operations
 from jaxfl import local_update, simulate
 from jaxfl.products import full_precision
@@ -119,10 +119,10 @@ def watched(calls: list[Call], *, repeats: int = 1) -> Iterator[None]:
     """
 
     def call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]) -> Any:
-        if function is run_group:
+        if function is run_members:
             program, members = _of_members(*arguments, **named)
         else:
-            program, members = _of_call(function, arguments, named), 1
+            program, members = program_of(function, arguments, named)[0], 1
         run = functools.partial(function, *arguments, **named)
         first, times = _spent(run), [np.nan]
         if not any(each.program == program for each in calls):
@@ -135,7 +135,7 @@ def watched(calls: list[Call], *, repeats: int = 1) -> Iterator[None]:
 
 
 def _is_program(function: Callable[..., Any]) -> bool:
-    training = run_group, simulate, local_update
+    training = run_members, simulate, local_update
     module = function.__module__
     return function in training or (module.startswith("attacks.") and module != "attacks.metrics")
 
@@ -171,7 +171,10 @@ def _of_members(
     return Program(name, of_arrays, shapes, x64, function), len(leaves[0])
 
 
-def _of_call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]) -> Program:
+def program_of(
+    function: Callable[..., Any], arguments: Any, named: dict[str, Any]
+) -> tuple[Program, list[Any]]:
+    """One call of an attack as a function of those of its arrays that may be traced; and these."""
     x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     leaves, structure = jax.tree.flatten((arguments, named))
     places = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
@@ -187,7 +190,8 @@ def _of_call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]
     shapes = tuple(_shape(leaves[i], leaves[i].shape, x64) for i in places)
     static = str(structure), str([leaf for leaf in leaves if not _is_traced(leaf)])
     why = getattr(function, "on_host", "")
-    return Program(function.__name__, of_arrays, shapes, x64, static, why)
+    program = Program(function.__name__, of_arrays, shapes, x64, static, why)
+    return program, [leaves[i] for i in places]
 
 
 def _is_traced(leaf: Any) -> bool:

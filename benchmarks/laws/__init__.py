@@ -10,7 +10,7 @@
 
 from benchmarks.harness.experiment import Experiment
 from benchmarks.harness.jobs import Cell
-from benchmarks.laws import attributes, rows
+from benchmarks.laws import attributes, calls, rows
 from benchmarks.laws.law import BrokenLawError, Law
 from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.suites.specimens import companions, specimen_of
@@ -34,7 +34,9 @@ def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> di
     record = experiment.method(method)
     tried = cell or specimen_of(experiment, method)
     beside = companions(tried) if cell is None else ()
-    laws = rows.laws_of(tried, method, beside if method in beside else (*beside[:1], method))
+    methods = beside if method in beside else (*beside[:1], method)
+    laws = rows.laws_of(tried, method, methods)
     if experiment.name == EXPERIMENT.name and (cell is None or attributes.takes(record)):
-        laws = attributes.laws_of(record) | laws
-    return laws
+        return attributes.laws_of(record) | laws
+    turns = rows.turns_of(tried, methods)
+    return calls.laws_of(record, lambda: turns.first[method].calls.all()) | laws

@@ -21,6 +21,7 @@ from benchmarks.harness.experiment import Method
 from benchmarks.harness.jobs import Cell, Job, Outcome, group
 from benchmarks.harness.programs import Call, HostError, Program, watched
 from benchmarks.harness.runner import run_safely
+from benchmarks.laws.calls import Calls, called
 from benchmarks.laws.law import Law, require
 from benchmarks.laws.programs import compilations, lower
 from benchmarks.laws.recordings import BROKEN, OF_NOBODY, recorded_by
@@ -44,11 +45,13 @@ class Turn:
       outcomes: its own.
       programs: that it ran.
       compiled: names of what was compiled.
+      calls: of attacks.
     """
 
     outcomes: list[Outcome]
     programs: set[Program]
     compiled: list[str]
+    calls: Calls
 
     @property
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
@@ -130,15 +133,18 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 def _turns(run: Iterable[Sequence[Outcome]]) -> dict[str, Turn]:
     turns: dict[str, Turn] = {}
-    calls: list[Call] = []
-    with watched(calls, repeats=0), compilations() as compiled:
+    ran: list[Call] = []
+    calls = Calls()
+    with called(calls), watched(ran, repeats=0), compilations() as compiled:
         for outcomes in run:
             for outcome in outcomes:
-                turn = turns.setdefault(outcome.job.method, Turn([], set(), []))
+                turn = turns.setdefault(outcome.job.method, Turn([], set(), [], Calls()))
                 turn.outcomes.append(outcome)
-                turn.programs |= {call.program for call in calls}
+                turn.programs |= {call.program for call in ran}
                 turn.compiled += compiled
+                turn.calls.add(calls)
             calls.clear()
+            ran.clear()
             compiled.clear()
     return turns
 
@@ -175,7 +181,9 @@ def accelerators_run_its_programs(turns: Turns, method: Method) -> None:
     """Its programs are lowered for CUDA and for TPU, without either, and no product of float32
     numbers is left to a device's own precision; what runs on the host is said, and why."""
     programs = turns.first[method.name].programs
-    unseen = "it calls no attack of `attacks`, nor `run_group` or `simulate`: nothing is looked at"
+    unseen = (
+        "it calls no attack of `attacks`, nor `run_members` or `simulate`: nothing is looked at"
+    )
     require(programs or method.oracle or not method.observes, unseen)
     for program in programs:
         lowers(program)
@@ -244,13 +252,14 @@ LAWS = (
 
 
 @functools.lru_cache(maxsize=4)
-def _turns_of(cell: Cell, methods: tuple[str, ...]) -> Turns:
+def turns_of(cell: Cell, methods: tuple[str, ...]) -> Turns:
+    """Methods of a cell, run in turn once for all laws."""
     return Turns(cell, methods)
 
 
 def laws_of(cell: Cell, method: str, methods: tuple[str, ...]) -> dict[str, Law]:
     """Laws of a method's rows, by name; `methods` of the cell, it among them, run in turn."""
-    record, turns = cell.experiment.method(method), _turns_of(cell, methods)
+    record, turns = cell.experiment.method(method), turns_of(cell, methods)
     return {
         law.__name__: Law(law.__name__, method, functools.partial(law, turns, record))
         for law in LAWS

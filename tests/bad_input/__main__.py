@@ -3,9 +3,8 @@
 import collections
 import sys
 
+from benchmarks.laws.bad_input import HARMLESS, NAMED, cases, outcome
 from tests.bad_input.examples import GROUPS
-from tests.bad_input.generator import cases
-from tests.bad_input.outcomes import HARMLESS, NAMED, outcome
 
 counts = collections.Counter()
 for group in GROUPS:

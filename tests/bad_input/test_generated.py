@@ -13,15 +13,13 @@ from jaxtyping import Num
 import attacks
 import jaxfl
 from attacks import metrics
+from benchmarks.laws.bad_input import DATA, HARMLESS, NAMED, NO_ANSWER, SILENT, cases, outcome
 from jaxfl import accounting, datasets, recordings
 from jaxfl.datasets import partitions
 from jaxfl.domains import checked, returned_by
 from tests.bad_input.examples import GROUPS
-from tests.bad_input.generator import cases
-from tests.bad_input.outcomes import HARMLESS, NAMED, NO_ANSWER, SILENT, outcome
 
 SEEN = set()
-DATA = ("NaN", "infinity", "a leaf of NaN", "an entry -1")  # what diverged, and what failed
 PUBLIC = (attacks, jaxfl, datasets, recordings)
 PLAIN = (metrics, partitions, accounting)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from attacks.attributes.knowledge import Reconstruction, answered, check_knowledge
-from benchmarks import sweep
+from benchmarks import report, sweep
 from benchmarks.harness import code
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.harness.jobs import Cell, Job, Outcome, Place, Suite, Table
@@ -46,7 +46,8 @@ def places(size, data_dir):
 
 
 TABLE = Table("toy", "An attack from outside", OWN, places, ("majority", "pull"))
-SUITES = {"own": Suite("own", (TABLE,))}
+SUITE = Suite("own", (TABLE,))
+SUITES = {"own": SUITE}
 
 
 def test_it_is_swept_listed_and_reported(tmp_path, capsys):
@@ -59,6 +60,36 @@ def test_it_is_swept_listed_and_reported(tmp_path, capsys):
     capsys.readouterr()
     assert sweep.main(["--list"], SUITES) == 0
     assert "attributes/pull: the sign of a column's update" in capsys.readouterr().out
+
+
+def test_the_command_line_takes_it_by_its_module(tmp_path, capsys):
+    place = f"{__name__}:SUITE"
+    assert sweep.main([f"{place}/toy", "--seeds", "1", "--out", str(tmp_path)]) == 0
+    with (tmp_path / "results.csv").open() as file:
+        assert {"pull", "majority"} == {row["method"] for row in csv.DictReader(file)}
+    assert report.main([place, "--out", str(tmp_path)]) == 0
+    assert sweep.main(["--list", place]) == 0
+    listed = capsys.readouterr().out
+    assert listed.count("own/toy: An attack from outside") == 1
+    assert "quick/attributes" in listed
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no.such.module:SUITE", "is not there to import (ModuleNotFoundError"),
+        (f"{__name__}:NOTHING", "is not there to import (AttributeError"),
+        (f"{__name__}:TOY", "is a Method, and no benchmarks.harness.jobs.Suite"),
+        (":SUITE", "is not there to import (ValueError"),
+        ("benchmarks.suites.quick:SUITE", "is named 'quick' as one of this package is"),
+        (f"{__name__}:SUITE/charm", "'charm'"),
+    ],
+)
+def test_what_is_no_suite_is_refused(name, words, capsys):
+    assert sweep.main([name]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize("law", cases(OWN, "pull"))

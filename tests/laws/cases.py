@@ -2,16 +2,18 @@
 
 import pytest
 
-from benchmarks.laws import laws_of, rows
+from benchmarks.laws import calls, laws_of, rows
+from benchmarks.measurements import attributes
 
 
 def cases(experiment, *methods):
-    """A case for each law of some methods, or of all. Rows of methods whose answers have laws of
-    their own take longer than those, and tell less."""
+    """A case for each law of some methods, or of all. Of attacks on attributes those of rows take
+    long; of others those of what they call."""
     made = []
     for method in methods or [each.name for each in experiment.methods]:
         laws = laws_of(experiment, method)
-        slow = {law.__name__ for law in rows.LAWS} if len(laws) > len(rows.LAWS) else set()
+        named = experiment.name == attributes.EXPERIMENT.name
+        slow = {law.__name__ for law in (rows.LAWS if named else calls.LAWS)}
         for law in laws.values():
             marks = [pytest.mark.slow] if law.name in slow else []
             made.append(pytest.param(law, id=str(law), marks=marks))

@@ -3,8 +3,9 @@
 import ast
 import contextlib
 import dataclasses
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import jax
@@ -14,9 +15,12 @@ from flax import linen as nn
 
 from jaxfl import domains
 
-BAD_COUNTS = (0, -1, 1.5, "3", True, float("nan"), np.ones(2, int))
-BAD_NUMBERS = ("0.1", float("nan"), True, np.ones(2), [0.1])
-BAD_BY_WORDS = {
+Spoilt = tuple[str, str, Any]
+"""Where within an argument, what is done to it, and the argument so spoilt."""
+
+BAD_COUNTS: tuple[Any, ...] = (0, -1, 1.5, "3", True, float("nan"), np.ones(2, int))
+BAD_NUMBERS: tuple[Any, ...] = ("0.1", float("nan"), True, np.ones(2), [0.1])
+BAD_BY_WORDS: dict[str, tuple[Any, ...]] = {
     "an integer of at least 1": BAD_COUNTS,
     "an integer of at least 0": BAD_COUNTS[1:],
     "one finite number": (*BAD_NUMBERS, float("inf")),
@@ -33,11 +37,11 @@ BAD_BY_WORDS = {
     "one number": ("0.1", [0.1]),
     "a function": (3, "sgd"),
 }
-BAD_BITS = (-1, 17, 1.5, "8", float("nan"))
-JUNK = (3.5, "junk", {})
+BAD_BITS: tuple[Any, ...] = (-1, 17, 1.5, "8", float("nan"))
+JUNK: tuple[Any, ...] = (3.5, "junk", {})
 
 
-def bad_values(value, hint):
+def bad_values(value: Any, hint: Any) -> Iterator[Spoilt]:
     """Where within an argument, what is done to it, and the argument so spoilt."""
     options = domains._options(hint)
     for place, done, bad in _bad_values(value, hint, options):
@@ -45,7 +49,7 @@ def bad_values(value, hint):
             yield place, done, bad
 
 
-def _bad_values(value, hint, options):
+def _bad_values(value: Any, hint: Any, options: Sequence[Any]) -> Iterator[Spoilt]:
     if type(None) not in options and Any not in options:
         yield "", "None", None
     hint = next((o for o in options if _fits(value, o)), options[0])
@@ -65,21 +69,22 @@ def _bad_values(value, hint, options):
     yield from _within(value, hint)
 
 
-def _fits(value, option):
+def _fits(value: Any, option: Any) -> bool:
     return option is not type(None) and option is not Any and domains._domain(option).holds(value)
 
 
-def _of_domain(value, domain):
+def _of_domain(value: Any, domain: domains.Domain) -> Iterator[Spoilt]:
     if domain.must.startswith("a tree"):
         yield from _of_tree(value)
     elif "from 0 (off)" in domain.must:
         yield from (("", repr(bad), bad) for bad in BAD_BITS)
     else:
-        bad = JUNK if domain.must.startswith("one client") else BAD_BY_WORDS[domain.must]
+        of_clients = domain.must.startswith("one client")
+        bad = JUNK if of_clients else BAD_BY_WORDS[domain.must]
         yield from (("", repr(each), each) for each in bad)
 
 
-def _of_array(value):
+def _of_array(value: Any) -> Iterator[Spoilt]:
     array = np.asarray(value)
     yield "", "text", "junk"
     if not array.size:
@@ -105,7 +110,7 @@ def _of_array(value):
             yield "", f"an entry {bad}", spoilt
 
 
-def _of_tree(tree):
+def _of_tree(tree: Any) -> Iterator[Spoilt]:
     leaves, structure = jax.tree.flatten(tree)
     yield "", "no leaves", {}
     yield "", "integers", jax.tree.map(lambda a: jnp.asarray(a, int), tree)
@@ -114,20 +119,20 @@ def _of_tree(tree):
         ("a leaf without its last row", _shorter),
         ("a leaf of NaN", _not_a_number),
     ):
-        yield "", name, structure.unflatten([*leaves[:-1], change(leaves[-1])])
+        yield "", name, jax.tree.unflatten(structure, [*leaves[:-1], change(leaves[-1])])
     if isinstance(tree, dict):
         yield "", "a leaf less", dict(list(tree.items())[:-1])
 
 
-def _shorter(leaf):
+def _shorter(leaf: Any) -> Any:
     return leaf[..., :-1]
 
 
-def _not_a_number(leaf):
+def _not_a_number(leaf: Any) -> Any:
     return np.full_like(np.asarray(leaf), np.nan)  # of float64 too, where its types are off
 
 
-def _of_record(value):
+def _of_record(value: Any) -> Iterator[Spoilt]:
     for field, its_hint in domains.hints_of(value.__class__).items():
         held = getattr(value, field)
         values = bad_values(held, its_hint) if its_hint is not Any else _of_any(held)
@@ -136,7 +141,7 @@ def _of_record(value):
                 yield f".{field}{place}", name, dataclasses.replace(value, **{field: bad})
 
 
-def _within(value, hint):
+def _within(value: Any, hint: Any) -> Iterator[Spoilt]:
     if dataclasses.is_dataclass(value) and not isinstance(value, nn.Module):
         yield from _of_record(value)
     elif get_origin(hint) in (tuple, Sequence) and isinstance(value, (tuple, list)):
@@ -152,25 +157,30 @@ def _within(value, hint):
                 yield f"[{key!r}]{place}", name, {**value, key: bad}
 
 
-def _of_any(held):
+def _of_any(held: Any) -> Iterator[Spoilt]:
     """Fields of any type that hold models, as messages do."""
     leaves = jax.tree.leaves(held)
     if leaves and all(isinstance(leaf, jax.Array) for leaf in leaves):
         yield from _of_tree(held)
 
 
-def cases(function, arguments, seen=None):
+def cases(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    seen: set[tuple[str, str, str]] | None = None,
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Calls with one argument spoilt: what is to be named, what was done, the arguments.
 
     Args:
-      function: a public function.
+      function: one that is `jaxfl.domains.checked`.
       arguments: of a valid call.
       seen: fields of records that need not be spoilt again, but for the first of each record, to
         which those of the call are added; None for every field.
     """
-    hints = domains.hints_of(function.__wrapped__)
+    hints = domains.hints_of(inspect.unwrap(function))
     for name, value in arguments.items():
-        records, before = set(), frozenset(seen or ())
+        records: set[str] = set()
+        before = frozenset(seen or ())
         for place, done, bad in bad_values(value, hints.get(name, Any)):
             field = type(_at(value, place.rpartition(".")[0])).__name__, place.rpartition(".")[2]
             if seen is not None and "." in place:
@@ -178,10 +188,10 @@ def cases(function, arguments, seen=None):
                     continue
                 records.add(field[0])
                 seen.add((*field, done))
-            yield f"{name}{place}", done, arguments | {name: bad}
+            yield f"{name}{place}", done, {**arguments, name: bad}
 
 
-def _at(value, place):
+def _at(value: Any, place: str) -> Any:
     """What a place within a value holds, as ".training.plugins[0]"."""
     for attribute, entry in re.findall(r"\.(\w+)|\[([^]]*)\]", place):
         value = getattr(value, attribute) if attribute else value[ast.literal_eval(entry)]

@@ -3,15 +3,21 @@
 import dataclasses
 import re
 import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from tests.bad_input.harmless import reason
+from benchmarks.laws.bad_input.harmless import reason
 
 NAMED, HARMLESS, NO_ANSWER, SILENT = "named", "harmless", "says that it has no answer", "silent"
+DATA = ("NaN", "infinity", "a leaf of NaN", "an entry -1")
+"""What is done to an argument that diverged, or of an attack that failed: it may give no answer."""
 
 
-def outcome(function, place, done, arguments):
+def outcome(
+    function: Callable[..., Any], place: str, done: str, arguments: Mapping[str, Any]
+) -> str:
     """One of the four above, or what else was raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -28,7 +34,7 @@ def outcome(function, place, done, arguments):
     return NO_ANSWER if has_none(answer) else SILENT
 
 
-def has_none(answer):
+def has_none(answer: Any) -> bool:
     """Whether an answer is but a status, -1 or NaN: messages that hold NaN are data."""
     if dataclasses.is_dataclass(answer):
         answer = {f.name: getattr(answer, f.name) for f in dataclasses.fields(answer)}

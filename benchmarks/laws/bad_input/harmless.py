@@ -1,6 +1,8 @@
 """What the generator spoils and yet is good: where, how, and why."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 NAMES = "a number of a round, a client or a detector is its name"
 FEWER = "there may be as few"
@@ -41,7 +43,7 @@ ALL = (
 )
 
 
-def reason(function, place, done):
+def reason(function: Callable[..., Any], place: str, done: str) -> str | None:
     """Why it is good to spoil an argument so, or None."""
     at = f"{function.__name__} {place}"
     return next((why for where, how, why in ALL if re.search(where, at) and how in done), None)

@@ -1,0 +1,285 @@
+"""Laws of the attacks that a method calls, on the arguments that it calls them with.
+
+What is watched are functions that are `jaxfl.domains.checked`: those of `attacks`, and those of
+whoever adds one.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Fit
+from benchmarks.harness.engines import run_members
+from benchmarks.harness.experiment import Method
+from benchmarks.harness.programs import HostError, Program, program_of
+from benchmarks.laws import bad_input
+from benchmarks.laws.bad_input.harmless import reason
+from benchmarks.laws.law import Law, require
+from jaxfl.products import full_precision
+from jaxfl.watching import Watcher, watching
+
+Array = jax.Array
+Result = TypeVar("Result")
+APART = 0.05
+"""By which answers may differ that are equal but for rounding: searches magnify it."""
+FAR = 10.0
+"""A misfit beyond which all are alike: it begins at 1."""
+_spoilt: set[tuple[str, str, str]] = set()
+"""Fields of records that were spoilt in this process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A call of an attack.
+
+    Attributes:
+      function: the attack.
+      arguments: by name.
+      x64: whether 64-bit types are on.
+    """
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    x64: bool
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it says that it looks at values."""
+        return bool(getattr(self.function, "on_host", ""))
+
+    @functools.cached_property
+    def program(self) -> tuple[Program, list[Any]]:
+        """From those arrays that may be traced to those of its answer; and the former."""
+        with jax.enable_x64(self.x64):
+            return program_of(_in_reach(self.function), (), self.arguments)
+
+    def answer(self, *, jitted: bool = False, x64: bool = False) -> list[np.ndarray]:
+        """Arrays of its answer: called from a notebook, or inside an outer `jit`; with 64-bit types
+        on, or as they are."""
+        program, arrays = self.program
+        run = jax.jit(program.function) if jitted else program.function
+        with jax.enable_x64(self.x64 or x64):
+            return _arrays(_quietly(run, *arrays))
+
+    def together(self) -> list[np.ndarray]:
+        """The same of two equal calls at once `[2, ...]`."""
+        program, arrays = self.program
+        with jax.enable_x64(self.x64):
+            twice = [jnp.stack([a, a]) for a in arrays]
+            return _arrays(_quietly(jax.jit(jax.vmap(program.function)), *twice))
+
+
+def _in_reach(attack: Callable[..., Any]) -> Callable[..., Any]:
+    """The attack, whose misfit is told up to `FAR`: beyond that it may be any number."""
+
+    @functools.wraps(attack)
+    def run(*arguments: Any, **named: Any) -> Any:
+        answer = attack(*arguments, **named)
+        return jax.tree.map(_near, answer, is_leaf=lambda part: isinstance(part, Fit))
+
+    return run
+
+
+def _near(part: Any) -> Any:
+    if not isinstance(part, Fit):
+        return part
+    return dataclasses.replace(part, misfit=jnp.minimum(part.misfit, FAR))
+
+
+def _quietly(run: Callable[..., Result], *arguments: Any) -> Result:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run(*arguments)
+
+
+def _arrays(leaves: list[Array]) -> list[np.ndarray]:
+    keys = jax.dtypes.prng_key
+    return [np.asarray(leaf) for leaf in leaves if not jnp.issubdtype(leaf.dtype, keys)]
+
+
+def apart(answer: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """By how much answers differ, in the array where they do most: the share of numbers that are
+    not equal, and of those with a fraction, relative to the largest."""
+    if [a.shape for a in answer] != [b.shape for b in other]:
+        return np.inf
+    return max((_apart(a, b) for a, b in zip(answer, other, strict=True)), default=0.0)
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> float:
+    if not one.size:
+        return 0.0
+    if one.dtype.kind != "f":
+        return float((one != other).mean())
+    known = np.isfinite(one)
+    if (known != np.isfinite(other)).any():
+        return np.inf
+    one, other = one[known].astype(float), other[known].astype(float)
+    scale = np.abs(one).max(initial=0.0)
+    return float(np.abs(one - other).max(initial=0.0) / scale) if scale else 0.0
+
+
+@dataclasses.dataclass
+class Calls:
+    """What was called. It grows.
+
+    Attributes:
+      trials: the first call of each attack, by its name.
+      groups: first members of groups, by what these ran, and whether with 64-bit types.
+    """
+
+    trials: dict[str, Trial] = dataclasses.field(default_factory=dict)
+    groups: dict[tuple[Callable[..., Any], bool], Any] = dataclasses.field(default_factory=dict)
+
+    def add(self, others: "Calls") -> None:
+        """Those of others too."""
+        self.trials = others.trials | self.trials
+        self.groups = others.groups | self.groups
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.trials, self.groups = {}, {}
+
+    def all(self) -> list[Trial]:
+        """Those of groups among them."""
+        while self.groups:
+            (function, x64), member = self.groups.popitem()
+            with jax.enable_x64(x64), full_precision():
+                for trial in _within(function, member, x64):
+                    self.trials.setdefault(trial.function.__qualname__, trial)
+        return list(self.trials.values())
+
+
+@contextlib.contextmanager
+def called(calls: Calls) -> Iterator[None]:
+    """Attacks that are called inside are put into `calls`."""
+
+    def call(function: Callable[..., Any], arguments: Any, named: dict[str, Any]) -> Any:
+        if function is run_members:
+            member = jax.tree.map(lambda a: a[0], arguments[1])
+            calls.groups.setdefault((arguments[0], named.get("x64", False)), member)
+        else:
+            bound = inspect.signature(function).bind(*arguments, **named).arguments
+            x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+            calls.trials.setdefault(function.__qualname__, Trial(function, dict(bound), x64))
+        return function(*arguments, **named)
+
+    with watching(Watcher(_is_attack, call)):
+        yield
+
+
+def _within(function: Callable[..., Any], member: Any, x64: bool) -> list[Trial]:
+    """Attacks that a group's function calls. Arguments are results of a program, which computes
+    nothing else."""
+    attacks: list[tuple[Callable[..., Any], Any, list[Any]]] = []
+
+    def call(attack: Callable[..., Any], arguments: Any, named: dict[str, Any]) -> Any:
+        bound = dict(inspect.signature(attack).bind(*arguments, **named).arguments)
+        leaves, structure = jax.tree.flatten(bound)
+        attacks.append((attack, structure, leaves))
+        return attack(*arguments, **named)
+
+    def arrays_of(member: Any) -> list[list[Array]]:
+        with watching(Watcher(_is_attack, call, traced=True)):
+            function(member)
+        return [[a for a in leaves if isinstance(a, jax.Array)] for _, _, leaves in attacks]
+
+    arrays = _quietly(jax.jit(arrays_of), member)
+    trials = []
+    for (attack, structure, leaves), known in zip(attacks, arrays, strict=True):
+        rest = iter(known)
+        filled = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        trials.append(Trial(attack, jax.tree.unflatten(structure, filled), x64))
+    return trials
+
+
+def _is_attack(function: Callable[..., Any]) -> bool:
+    module = function.__module__
+    ours = module == "attacks.metrics" or module.partition(".")[0] in ("jaxfl", "benchmarks")
+    return function is run_members or not ours
+
+
+Trials = Callable[[], list[Trial]]
+
+
+def an_outer_jit_changes_nothing(trials: Trials) -> None:
+    """But for rounding; what looks at values says so (`jaxfl.watching.on_host`)."""
+    for trial in _of_programs(trials):
+        gap = apart(trial.answer(), trial.answer(jitted=True))
+        name = trial.function.__name__
+        require(gap < APART, f"an outer jit changes what {name} answers by {gap:.0%}")
+
+
+def vmap_is_a_loop(trials: Trials) -> None:
+    """Two equal calls at once answer what one does."""
+    for trial in _of_programs(trials):
+        one, both = trial.answer(), trial.together()
+        for place in (0, 1):
+            gap = apart(one, [a[place] for a in both])
+            name = trial.function.__name__
+            require(gap < APART, f"vmap changes what {name} answers by {gap:.0%}")
+
+
+def _of_programs(trials: Trials) -> Iterator[Trial]:
+    for trial in trials():
+        if trial.on_host:
+            continue
+        try:
+            trial.program[0].traced  # noqa: B018 - it is tried
+        except HostError as error:
+            require(False, f"{error}, and no `on_host` says why")
+        yield trial
+
+
+def same_arguments_same_answer(trials: Trials) -> None:
+    """To the last bit."""
+    for trial in trials():
+        gap = apart(trial.answer(), trial.answer())
+        require(gap == 0, f"{trial.function.__name__} answers the same call in two ways")
+
+
+def gives_the_same_answer_with_64_bit_types_on(trials: Trials) -> None:
+    """But for rounding."""
+    for trial in trials():
+        gap = apart(trial.answer(), trial.answer(x64=True))
+        name = trial.function.__name__
+        require(gap < APART, f"64-bit types change what {name} answers by {gap:.0%}")
+
+
+def bad_input_is_named(trials: Trials) -> None:
+    """By argument: every argument, and every field of a record, is spoilt in every way that its
+    annotation makes bad. What diverged, and what failed, may give no answer."""
+    for trial in trials():
+        with jax.enable_x64(trial.x64):
+            for place, done, spoilt in bad_input.cases(trial.function, trial.arguments, _spoilt):
+                if reason(trial.function, place, done):
+                    continue
+                what = bad_input.outcome(trial.function, place, done, spoilt)
+                is_data = what == bad_input.NO_ANSWER and done in bad_input.DATA
+                told = what == bad_input.NAMED or is_data
+                require(told, f"{trial.function.__name__} {place} [{done}]: {what}")
+
+
+LAWS = (
+    an_outer_jit_changes_nothing,
+    vmap_is_a_loop,
+    same_arguments_same_answer,
+    gives_the_same_answer_with_64_bit_types_on,
+    bad_input_is_named,
+)
+
+
+def laws_of(method: Method, trials: Trials) -> dict[str, Law]:
+    """Laws of what a method calls, by name; of a guess, and of an oracle, there are none."""
+    if method.oracle or not method.observes:
+        return {}
+    return {
+        law.__name__: Law(law.__name__, method.name, functools.partial(law, trials)) for law in LAWS
+    }

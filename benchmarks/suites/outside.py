@@ -1,0 +1,48 @@
+"""Suites from outside this package, named on a command line as `module:NAME`."""
+
+import importlib
+from collections.abc import Iterable, Mapping
+
+from benchmarks.harness.command_line import UsageError
+from benchmarks.harness.jobs import Suite
+
+
+def is_outside(name: str) -> bool:
+    """Whether a suite, or a table of it, is named by its module."""
+    return ":" in name
+
+
+def with_outside(names: Iterable[str], suites: Mapping[str, Suite]) -> dict[str, Suite]:
+    """All suites that may be asked for, those from outside also by the name that they are asked
+    for with.
+
+    Args:
+      names: of suites or tables, such as "quick", "my_attacks:SUITE" and "my_attacks:SUITE/toy".
+      suites: of this package.
+
+    Raises:
+      UsageError: if there is no such module, nothing of this name in it, no `Suite`, or if a suite
+        of this package has its name.
+    """
+    outside = {place: _suite_at(place) for place in _places(names)}
+    for place, suite in outside.items():
+        if suite.name in suites:
+            raise UsageError(f"suite {place!r} is named {suite.name!r} as one of this package is")
+    return {**suites, **outside, **{suite.name: suite for suite in outside.values()}}
+
+
+def _places(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name.partition("/")[0] for name in names if is_outside(name)))
+
+
+def _suite_at(place: str) -> Suite:
+    module, _, attribute = place.partition(":")
+    try:
+        suite = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"suite {place!r} is not there to import ({reason})") from None
+    if not isinstance(suite, Suite):
+        kind = type(suite).__name__
+        raise UsageError(f"suite {place!r} is a {kind}, and no benchmarks.harness.jobs.Suite")
+    return suite
