@@ -98,7 +98,7 @@ def _place_results(x: Array, kernel: Array, stride: int) -> Array:
             for at, side in zip((i, j), sides, strict=True)
         ]
         return jax.lax.pad(
-            products[:, i, j], jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)]
+            products[:, i, j], jnp.zeros((), products.dtype), [(0, 0, 0), *edges, (0, 0, 0)]
         )
 
     return functools.reduce(jnp.add, [place(i, j) for i in range(height) for j in range(width)])

@@ -245,11 +245,9 @@ class _Trainer:
         with jax.default_matmul_precision("highest"):
             mean = self._slope(params, direction, chosen, mask_key)
             loss = self._target_loss(target_key)
-            target = (
-                None
-                if loss is None
-                else jax.jvp(loss, (params,), (ravel_pytree(params)[1](direction),))[1]
-            )
+            flat, unravel = ravel_pytree(params)
+            along = unravel(direction.astype(flat.dtype))
+            target = None if loss is None else jax.jvp(loss, (params,), (along,))[1]
         return jnp.stack(first_order_updates(mean, target, self.prop, self.records))
 
     def _rows(self, key: Array) -> Array:

@@ -115,7 +115,8 @@ def slope(model: Model, params: Any, direction: Array, x: Array, y: Array, key: 
     """
     batches = -(-len(x) // BATCH)
     batch = len(x) // batches
-    tangent = ravel_pytree(params)[1](direction)
+    flat, unravel = ravel_pytree(params)
+    tangent = unravel(direction.astype(flat.dtype))
 
     def one(arguments: tuple[Array, Array, Array]) -> Array:
         x, y, key = arguments

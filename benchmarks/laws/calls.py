@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from attacks import Fit
 from benchmarks.harness.engines import run_members
@@ -30,8 +31,8 @@ Array = jax.Array
 Result = TypeVar("Result")
 APART = 0.05
 """By which answers may differ that are equal but for rounding: searches magnify it."""
-FAR = 10.0
-"""A misfit beyond which all are alike: it begins at 1."""
+NOTHING = 1e-4
+"""Numbers below are as good as 0."""
 _spoilt: set[tuple[str, str, str]] = set()
 """Fields of records that were spoilt in this process."""
 
@@ -59,7 +60,7 @@ class Trial:
     def program(self) -> tuple[Program, list[Any]]:
         """From those arrays that may be traced to those of its answer; and the former."""
         with jax.enable_x64(self.x64):
-            return program_of(_in_reach(self.function), (), self.arguments)
+            return program_of(_telling(self.function), (), self.arguments)
 
     def answer(self, *, jitted: bool = False, x64: bool = False) -> list[np.ndarray]:
         """Arrays of its answer: called from a notebook, or inside an outer `jit`; with 64-bit types
@@ -77,21 +78,24 @@ class Trial:
             return _arrays(_quietly(jax.jit(jax.vmap(program.function)), *twice))
 
 
-def _in_reach(attack: Callable[..., Any]) -> Callable[..., Any]:
-    """The attack, whose misfit is told up to `FAR`: beyond that it may be any number."""
+def _telling(attack: Callable[..., Any]) -> Callable[..., Any]:
+    """The attack; of a misfit it is told whether there is one, beyond which rounding decides. A
+    model is told as one vector: what has no slope, as a bias has before batch normalisation, is
+    moved by rounding alone."""
 
     @functools.wraps(attack)
     def run(*arguments: Any, **named: Any) -> Any:
         answer = attack(*arguments, **named)
-        return jax.tree.map(_near, answer, is_leaf=lambda part: isinstance(part, Fit))
+        return jax.tree.map(_told, answer, is_leaf=lambda part: isinstance(part, (Fit, dict)))
 
     return run
 
 
-def _near(part: Any) -> Any:
-    if not isinstance(part, Fit):
-        return part
-    return dataclasses.replace(part, misfit=jnp.minimum(part.misfit, FAR))
+def _told(part: Any) -> Any:
+    if isinstance(part, Fit):
+        told = jnp.where(jnp.isnan(part.misfit), jnp.nan, part.misfit > 1)
+        return dataclasses.replace(part, misfit=told)
+    return ravel_pytree(part)[0] if isinstance(part, dict) else part
 
 
 def _quietly(run: Callable[..., Result], *arguments: Any) -> Result:
@@ -106,8 +110,8 @@ def _arrays(leaves: list[Array]) -> list[np.ndarray]:
 
 
 def apart(answer: list[np.ndarray], other: list[np.ndarray]) -> float:
-    """By how much answers differ, in the array where they do most: the share of numbers that are
-    not equal, and of those with a fraction, relative to the largest."""
+    """By how much answers differ, in the array where they do most: relative to the largest number;
+    of whole numbers, which may be names, it is the share of those that are not equal, if less."""
     if [a.shape for a in answer] != [b.shape for b in other]:
         return np.inf
     return max((_apart(a, b) for a, b in zip(answer, other, strict=True)), default=0.0)
@@ -116,14 +120,13 @@ def apart(answer: list[np.ndarray], other: list[np.ndarray]) -> float:
 def _apart(one: np.ndarray, other: np.ndarray) -> float:
     if not one.size:
         return 0.0
-    if one.dtype.kind != "f":
-        return float((one != other).mean())
     known = np.isfinite(one)
     if (known != np.isfinite(other)).any():
         return np.inf
+    unequal = 1.0 if one.dtype.kind == "f" else float((one != other).mean())
     one, other = one[known].astype(float), other[known].astype(float)
-    scale = np.abs(one).max(initial=0.0)
-    return float(np.abs(one - other).max(initial=0.0) / scale) if scale else 0.0
+    scale = max(np.abs(one).max(initial=0.0), NOTHING)
+    return min(float(np.abs(one - other).max(initial=0.0) / scale), unequal)
 
 
 @dataclasses.dataclass
@@ -191,7 +194,10 @@ def _within(function: Callable[..., Any], member: Any, x64: bool) -> list[Trial]
             function(member)
         return [[a for a in leaves if isinstance(a, jax.Array)] for _, _, leaves in attacks]
 
-    arrays = _quietly(jax.jit(arrays_of), member)
+    try:
+        arrays = _quietly(jax.jit(arrays_of), member)
+    except jax.errors.UnexpectedTracerError:  # within a loop: what it is called with has no program
+        return []
     trials = []
     for (attack, structure, leaves), known in zip(attacks, arrays, strict=True):
         rest = iter(known)
@@ -229,7 +235,7 @@ def vmap_is_a_loop(trials: Trials) -> None:
 
 def _of_programs(trials: Trials) -> Iterator[Trial]:
     for trial in trials():
-        if trial.on_host:
+        if trial.on_host or not trial.program[1]:
             continue
         try:
             trial.program[0].traced  # noqa: B018 - it is tried
