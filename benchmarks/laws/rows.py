@@ -231,6 +231,16 @@ def messages_of_nobody_tell_no_more_than_a_guess(turns: Turns, method: Method) -
         require(value <= guess + DEVIATIONS * spread, f"{known}: the truth leaks into it")
 
 
+def messages_of_nobody_are_not_explained(turns: Turns, method: Method) -> None:
+    """Of a method that tells a misfit: the client's own are, or cannot be judged, and nobody's are
+    not."""
+    own = [o for o in turns.first[method.name].scored if o.misfit is not None]
+    require(all(o.status != "misfit" for o in own), "the client's own messages are a misfit")
+    told = [o for o in turns.of_nobody[method.name].scored if o.misfit is not None]
+    explained = [o.job.seed for o in told if o.status == "ok"]
+    require(not explained, f"messages of nobody are called explained, with seeds {explained}")
+
+
 def _records(outcome: Outcome) -> float:
     records = outcome.detail.get("scored_records")
     return records if isinstance(records, (int, float)) and records else FEW
@@ -248,6 +258,7 @@ LAWS = (
     accelerators_run_its_programs,
     messages_that_are_not_finite_give_no_score,
     messages_of_nobody_tell_no_more_than_a_guess,
+    messages_of_nobody_are_not_explained,
 )
 
 

@@ -1,17 +1,20 @@
 """Laws can be broken: methods that are made to break one are told of that one, and of no other."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Num
 
 from attacks import Status
 from attacks.attributes.knowledge import answered
+from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Method
-from benchmarks.laws import BrokenLawError, attributes, laws_of, rows
+from benchmarks.laws import BrokenLawError, attributes, calls, laws_of, rows
 from benchmarks.measurements import (
     linkability,
     local_models,
@@ -26,6 +29,7 @@ from benchmarks.scenarios import anonymous, federations, sums
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.whole_records import draw
 from benchmarks.suites.specimens import specimen_of
+from jaxfl.domains import checked
 
 TRUE = membership.EXPERIMENT.method("closed_form")
 
@@ -214,6 +218,70 @@ def that_looks_up_who_is_positive(sight, settings):
     mine = jnp.asarray([(sight.key == key).all() for key in keys]).argmax()
     positive = jnp.stack(positives).astype(float)[mine]
     return jnp.broadcast_to(positive, (len(sight.seen), len(positive)))
+
+
+NUMBERS = jnp.arange(3.0)
+
+
+@checked
+def that_looks_at_values(x: Num[jax.Array, "records"]):
+    return x * float(x.sum())
+
+
+@checked
+def that_knows_whether_it_is_traced(x: Num[jax.Array, "records"]):
+    return x + isinstance(x, jax.core.Tracer)
+
+
+@jax.custom_batching.custom_vmap
+def kept(x):
+    return x
+
+
+@kept.def_vmap
+def moved(axis_size, batched, x):
+    return x + 1, True
+
+
+@checked
+def that_counts_its_calls(x: Num[jax.Array, "records"]):
+    return x + next(CALLS)
+
+
+@functools.wraps(that_looks_at_values)
+def that_takes_anything(x):
+    return jnp.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("attack", "law", "words"),
+    [
+        (that_looks_at_values, "an_outer_jit_changes_nothing", "no `on_host` says why"),
+        (that_knows_whether_it_is_traced, "an_outer_jit_changes_nothing", "an outer jit changes"),
+        (checked(functools.wraps(that_looks_at_values)(kept)), "vmap_is_a_loop", "vmap changes"),
+        (that_counts_its_calls, "same_arguments_same_answer", "in two ways"),
+        (that_takes_anything, "bad_input_is_named", "silent"),
+    ],
+)
+def test_a_call_breaks_a_law(attack, law, words):
+    laws = calls.laws_of(TRUE, lambda: [calls.Trial(attack, {"x": NUMBERS}, x64=False)])
+    with pytest.raises(BrokenLawError, match=words):
+        laws[law]()
+
+
+def test_calls_within_a_group_are_seen():
+    """With values, though the group's program has none of them."""
+    seen, member = calls.Calls(), {"x": jnp.stack([NUMBERS, NUMBERS + 1])}
+    with calls.called(seen):
+        run_members(lambda inputs: that_takes_a_row(2 * inputs["x"]), member)
+    (trial,) = seen.all()
+    assert trial.function is that_takes_a_row
+    assert np.array_equal(trial.arguments["x"], 2 * NUMBERS)
+
+
+@checked
+def that_takes_a_row(x: Num[jax.Array, "records"]):
+    return x + 1
 
 
 @pytest.mark.slow

@@ -179,16 +179,23 @@ def cases(
     """
     hints = domains.hints_of(inspect.unwrap(function))
     for name, value in arguments.items():
-        records: set[str] = set()
-        before = frozenset(seen or ())
-        for place, done, bad in bad_values(value, hints.get(name, Any)):
-            field = type(_at(value, place.rpartition(".")[0])).__name__, place.rpartition(".")[2]
-            if seen is not None and "." in place:
-                if (*field, done) in before and field[0] in records:
-                    continue
-                records.add(field[0])
-                seen.add((*field, done))
+        for place, done, bad in _unseen(value, hints.get(name, Any), seen):
             yield f"{name}{place}", done, {**arguments, name: bad}
+
+
+def _unseen(value: Any, hint: Any, seen: set[tuple[str, str, str]] | None) -> Iterator[Spoilt]:
+    """Bad values of an argument, but for fields that were spoilt before."""
+    records: set[str] = set()
+    before = frozenset(seen or ())
+    for place, done, bad in bad_values(value, hint):
+        record = type(_at(value, place.rpartition(".")[0])).__name__
+        field = record, place.rpartition(".")[2], done
+        if seen is not None and "." in place:
+            if field in before and record in records:
+                continue
+            records.add(record)
+            seen.add(field)
+        yield place, done, bad
 
 
 def _at(value: Any, place: str) -> Any:
