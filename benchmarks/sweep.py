@@ -105,6 +105,7 @@ def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[G
     Raises:
       UsageError: on an unknown suite, table, method, key or seed, or if nothing is left.
     """
+    suites = with_outside(arguments.suites, suites)
     if not arguments.out:
         raise UsageError("--out '' names no folder")
     seeds = seeds_of(arguments.seeds)

@@ -26,7 +26,7 @@ def with_outside(names: Iterable[str], suites: Mapping[str, Suite]) -> dict[str,
     """
     outside = {place: _suite_at(place) for place in _places(names)}
     for place, suite in outside.items():
-        if suite.name in suites:
+        if suites.get(suite.name, suite) is not suite:
             raise UsageError(f"suite {place!r} is named {suite.name!r} as one of this package is")
     return {**suites, **outside, **{suite.name: suite for suite in outside.values()}}
 
