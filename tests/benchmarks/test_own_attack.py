@@ -48,6 +48,7 @@ def places(size, data_dir):
 TABLE = Table("toy", "An attack from outside", OWN, places, ("majority", "pull"))
 SUITE = Suite("own", (TABLE,))
 SUITES = {"own": SUITE}
+ANOTHER = Suite("quick", (TABLE,))
 
 
 def test_it_is_swept_listed_and_reported(tmp_path, capsys):
@@ -81,7 +82,7 @@ def test_the_command_line_takes_it_by_its_module(tmp_path, capsys):
         (f"{__name__}:NOTHING", "is not there to import (AttributeError"),
         (f"{__name__}:TOY", "is a Method, and no benchmarks.harness.jobs.Suite"),
         (":SUITE", "is not there to import (ValueError"),
-        ("benchmarks.suites.quick:SUITE", "is named 'quick' as one of this package is"),
+        (f"{__name__}:ANOTHER", "is named 'quick' as one of this package is"),
         (f"{__name__}:SUITE/charm", "'charm'"),
     ],
 )
