@@ -135,9 +135,14 @@ def watched(calls: list[Call], *, repeats: int = 1) -> Iterator[None]:
 
 
 def _is_program(function: Callable[..., Any]) -> bool:
-    training = run_members, simulate, local_update
+    return function in (run_members, simulate, local_update) or is_attack(function)
+
+
+def is_attack(function: Callable[..., Any]) -> bool:
+    """Whether a `jaxfl.domains.checked` function is an attack: of `attacks`, or of whoever adds
+    one."""
     module = function.__module__
-    return function in training or (module.startswith("attacks.") and module != "attacks.metrics")
+    return module != "attacks.metrics" and module.partition(".")[0] not in ("jaxfl", "benchmarks")
 
 
 class _Spent(NamedTuple):

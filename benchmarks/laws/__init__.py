@@ -25,6 +25,7 @@ def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> di
       experiment: with the method.
       method: its name.
       cell: a small one that takes the method; by default the specimen of experiments of this name.
+        Of other questions than attributes the attacks that it calls are bound too.
         What an attack on attributes answers is looked at on clients of the laws' own; if it refuses
         these all, and a cell is given, its rows alone are bound.
 

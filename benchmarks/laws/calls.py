@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from attacks import Fit
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Method
-from benchmarks.harness.programs import HostError, Program, program_of
+from benchmarks.harness.programs import HostError, Program, is_attack, program_of
 from benchmarks.laws import bad_input
 from benchmarks.laws.bad_input.harmless import reason
 from benchmarks.laws.law import Law, require
@@ -156,8 +156,12 @@ class Calls:
             (function, x64), member = self.groups.popitem()
             with jax.enable_x64(x64), full_precision():
                 for trial in _within(function, member, x64):
-                    self.trials.setdefault(trial.function.__qualname__, trial)
+                    self.trials.setdefault(_name(trial.function), trial)
         return list(self.trials.values())
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 @contextlib.contextmanager
@@ -171,10 +175,13 @@ def called(calls: Calls) -> Iterator[None]:
         else:
             bound = inspect.signature(function).bind(*arguments, **named).arguments
             x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-            calls.trials.setdefault(function.__qualname__, Trial(function, dict(bound), x64))
+            calls.trials.setdefault(_name(function), Trial(function, dict(bound), x64))
         return function(*arguments, **named)
 
-    with watching(Watcher(_is_attack, call)):
+    def wanted(function: Callable[..., Any]) -> bool:
+        return function is run_members or is_attack(function)
+
+    with watching(Watcher(wanted, call)):
         yield
 
 
@@ -190,7 +197,7 @@ def _within(function: Callable[..., Any], member: Any, x64: bool) -> list[Trial]
         return attack(*arguments, **named)
 
     def arrays_of(member: Any) -> list[list[Array]]:
-        with watching(Watcher(_is_attack, call, traced=True)):
+        with watching(Watcher(is_attack, call, traced=True)):
             function(member)
         return [[a for a in leaves if isinstance(a, jax.Array)] for _, _, leaves in attacks]
 
@@ -204,12 +211,6 @@ def _within(function: Callable[..., Any], member: Any, x64: bool) -> list[Trial]
         filled = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
         trials.append(Trial(attack, jax.tree.unflatten(structure, filled), x64))
     return trials
-
-
-def _is_attack(function: Callable[..., Any]) -> bool:
-    module = function.__module__
-    ours = module == "attacks.metrics" or module.partition(".")[0] in ("jaxfl", "benchmarks")
-    return function is run_members or not ours
 
 
 Trials = Callable[[], list[Trial]]

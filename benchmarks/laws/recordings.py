@@ -67,7 +67,7 @@ def _gradient_of_nobody(
 ) -> Any:
     whole = jnp.ones(len(records[1]), bool)
     x, y = map(jnp.asarray, records)
-    x, y = nobody(x, y, whole, jax.random.key(0))
+    x, y = nobody(x, y, whole, jax.random.fold_in(key, 1))
     return sent_gradient(model, params, (np.asarray(x), np.asarray(y)), key, settings)
 
 

@@ -181,9 +181,7 @@ def accelerators_run_its_programs(turns: Turns, method: Method) -> None:
     """Its programs are lowered for CUDA and for TPU, without either, and no product of float32
     numbers is left to a device's own precision; what runs on the host is said, and why."""
     programs = turns.first[method.name].programs
-    unseen = (
-        "it calls no attack of `attacks`, nor `run_members` or `simulate`: nothing is looked at"
-    )
+    unseen = "it calls no `checked` attack, nor `run_members` or `simulate`: nothing is looked at"
     require(programs or method.oracle or not method.observes, unseen)
     for program in programs:
         lowers(program)

@@ -21,14 +21,15 @@ def with_outside(names: Iterable[str], suites: Mapping[str, Suite]) -> dict[str,
       suites: of this package.
 
     Raises:
-      UsageError: if there is no such module, nothing of this name in it, no `Suite`, or if a suite
-        of this package has its name.
+      UsageError: if there is no such module, nothing of this name in it, no `Suite`, or if another
+        suite has its name. What else its module raises is raised.
     """
-    outside = {place: _suite_at(place) for place in _places(names)}
-    for place, suite in outside.items():
-        if suites.get(suite.name, suite) is not suite:
-            raise UsageError(f"suite {place!r} is named {suite.name!r} as one of this package is")
-    return {**suites, **outside, **{suite.name: suite for suite in outside.values()}}
+    known = dict(suites)
+    for place in _places(names):
+        suite = known[place] = _suite_at(place)
+        if known.setdefault(suite.name, suite) is not suite:
+            raise UsageError(f"suite {place!r} is named {suite.name!r} as another one is")
+    return known
 
 
 def _places(names: Iterable[str]) -> list[str]:
@@ -36,12 +37,16 @@ def _places(names: Iterable[str]) -> list[str]:
 
 
 def _suite_at(place: str) -> Suite:
-    module, _, attribute = place.partition(":")
+    name, _, attribute = place.partition(":")
+    if not name or not attribute:
+        raise UsageError(f"suite {place!r} must read module:NAME")
     try:
-        suite = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"suite {place!r} is not there to import ({reason})") from None
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"suite {place!r}: {name!r} cannot be imported ({error})") from error
+    suite = getattr(module, attribute, None)
+    if suite is None:
+        raise UsageError(f"suite {place!r} is not there: {name!r} has no {attribute!r}")
     if not isinstance(suite, Suite):
         kind = type(suite).__name__
         raise UsageError(f"suite {place!r} is a {kind}, and no benchmarks.harness.jobs.Suite")

@@ -78,11 +78,12 @@ def test_the_command_line_takes_it_by_its_module(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no.such.module:SUITE", "is not there to import (ModuleNotFoundError"),
-        (f"{__name__}:NOTHING", "is not there to import (AttributeError"),
+        ("no.such.module:SUITE", "'no.such.module' cannot be imported (No module named 'no')"),
+        (f"{__name__}:NOTHING", f"{__name__!r} has no 'NOTHING'"),
         (f"{__name__}:TOY", "is a Method, and no benchmarks.harness.jobs.Suite"),
-        (":SUITE", "is not there to import (ValueError"),
-        (f"{__name__}:ANOTHER", "is named 'quick' as one of this package is"),
+        (":SUITE", "must read module:NAME"),
+        ("module:", "must read module:NAME"),
+        (f"{__name__}:ANOTHER", "is named 'quick' as another one is"),
         (f"{__name__}:SUITE/charm", "'charm'"),
     ],
 )

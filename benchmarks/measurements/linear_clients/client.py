@@ -83,7 +83,7 @@ class Seen:
 
     @property
     def public(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Records without the attribute, their targets, and where the attribute is."""
+        """Records with NaN for the attribute, their targets, and where the attribute is."""
         x, y = (np.asarray(a).astype(float) for a in (self.known.x, self.known.y))
         return x, y, self.attribute
 

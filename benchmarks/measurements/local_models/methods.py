@@ -239,6 +239,7 @@ METHODS = (
         First(5, CosMatching(steps=300)),
         filled=("attack.virtual",),
         refuses=_refuses("attribute"),
+        explains=True,
     ),
     Method(
         "gls",
@@ -247,6 +248,7 @@ METHODS = (
         DECODING,
         filled=FILLED_DECODING,
         refuses=_refuses("attribute", decodes=True),
+        explains=True,
         simulates=True,
     ),
     Method("vote", "the client of least loss in most rounds", _vote, refuses=_refuses("source")),

@@ -110,7 +110,9 @@ def targets(federation: Federation, limit: int) -> tuple[np.ndarray, np.ndarray]
         rng.permutation(rows)[: limit or None]
         for rows in federation.parts[: len(federation.messages)]
     ]
-    return np.concatenate(chosen), np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
+    holders = np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
+    order = rng.permutation(len(holders))  # in the order of clients it would tell them
+    return np.concatenate(chosen)[order], holders[order]
 
 
 def source_scores(

@@ -156,7 +156,7 @@ class Images(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seen:
-    """What the adversary has of the attacked clients, and no more.
+    """What the adversaries of all questions have of the attacked clients, and no more.
 
     Attributes:
       settings: of the federation, and of what is measured.
@@ -168,7 +168,8 @@ class Seen:
       known: of each one's records, if the table has columns.
       training: each one's recipe.
       sizes: how many records each one has.
-      asked: records whose source is asked for, and their labels.
+      asked: whole records whose source is asked for, in random order, and their labels; of another
+        question than `known`.
       isolate: from a client's place to the model that it returns last if the server sends it its
         own model back in every round, as an active adversary may.
       key: what is random in attacks.
