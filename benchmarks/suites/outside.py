@@ -7,11 +7,6 @@ from benchmarks.harness.command_line import UsageError
 from benchmarks.harness.jobs import Suite
 
 
-def is_outside(name: str) -> bool:
-    """Whether a suite, or a table of it, is named by its module."""
-    return ":" in name
-
-
 def with_outside(names: Iterable[str], suites: Mapping[str, Suite]) -> dict[str, Suite]:
     """All suites that may be asked for, those from outside also by the name that they are asked
     for with.
@@ -33,7 +28,7 @@ def with_outside(names: Iterable[str], suites: Mapping[str, Suite]) -> dict[str,
 
 
 def _places(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(name.partition("/")[0] for name in names if is_outside(name)))
+    return list(dict.fromkeys(name.partition("/")[0] for name in names if ":" in name))
 
 
 def _suite_at(place: str) -> Suite:

@@ -148,11 +148,8 @@ def _invert_gradient(seen: Seen, settings: GradientInversion) -> Images:
     """Images out of each client's first update."""
 
     def one(c: int) -> Array:
-        batch, first = (
-            min(seen.training[c].batch_size or seen.sizes[c], seen.sizes[c]),
-            seen.first(c, 1),
-        )
-        key = seen.key_of(c)
+        batch = min(seen.training[c].batch_size or seen.sizes[c], seen.sizes[c])
+        first, key = seen.first(c, 1), seen.key_of(c)
         return invert_gradient(seen.model, first, seen.shape, batch, key, settings=settings).images
 
     return Images([one(c) for c in range(seen.count)])
