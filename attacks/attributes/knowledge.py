@@ -196,7 +196,8 @@ def with_fit(messages: Messages, answer: Reconstruction, fit: Fit) -> Reconstruc
 
 @checked
 def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
-    """The answer with the least objective: a choice the adversary can make. Safe under `jit`.
+    """The answer with the least objective, of those that have one: a choice the adversary can make.
+    Safe under `jit`.
 
     Traces of different lengths are padded with NaN.
     """
@@ -212,7 +213,7 @@ def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
         return dataclasses.replace(a, trace=trace, gradient_norm=norm)
 
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(pad, answers))
-    return jax.tree.map(lambda a: a[stacked.objective.argmin()], stacked)
+    return jax.tree.map(lambda a: a[jnp.nanargmin(stacked.objective)], stacked)
 
 
 @checked

@@ -158,7 +158,7 @@ def _match(
         return minimum.value, minimum.variables
 
     distances, ends = jax.lax.map(once, jax.random.split(key, settings.restarts))
-    weights, numbers, labels = jax.tree.map(lambda a: a[distances.argmin()], ends)
+    weights, numbers, labels = jax.tree.map(lambda a: a[jnp.nanargmin(distances)], ends)
     places = jnp.stack([weight.argmax(1) for weight in weights], 1)
     numbers = jnp.clip(numbers, span[:, 0], span[:, 1])
-    return distances.min(), places, numbers, labels.argmax(1)
+    return jnp.nanmin(distances), places, numbers, labels.argmax(1)

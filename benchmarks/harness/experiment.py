@@ -64,6 +64,8 @@ class Method:
         held against.
       simulates: whether it simulates the client's training.
       x64: whether it computes in 64 bits.
+      traits: what its experiment alone asks of it, in the experiment's own frozen record; None for
+        what most of its methods have.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Method:
     ceiling: bool = False
     simulates: bool = False
     x64: bool = False
+    traits: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +103,8 @@ class Experiment:
       batched: whether `run` takes all seeds as one batch, on all devices. If not, each seed is a
         group of its own.
       alone: whether nothing may run beside it: it measures time.
+      traits: the type of its methods' traits, a frozen record whose fields all have defaults; None
+        if there are none.
     """
 
     name: str
@@ -112,6 +117,7 @@ class Experiment:
     structure: Callable[[Any], Any] = dataclasses.field(default=refuses_nothing, compare=False)
     batched: bool = dataclasses.field(default=True, compare=False)
     alone: bool = dataclasses.field(default=False, compare=False)
+    traits: type | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for kind, named in (("method", self.methods), ("metric", self.metrics)):
@@ -119,6 +125,13 @@ class Experiment:
             twice = {name for name in names if names.count(name) > 1}
             if twice:
                 raise ValueError(f"experiment {self.name}: {kind} {min(twice)!r} is there twice")
+        for method in self.methods:
+            if method.traits is not None and type(method.traits) is not self.traits:
+                wanted = self.traits.__name__ if self.traits else "None"
+                raise ValueError(
+                    f"experiment {self.name}: method {method.name!r} has "
+                    f"traits={method.traits!r}; they must be {wanted}"
+                )
 
     def method(self, name: str) -> Method:
         """A method by name. Raises `ValueError` if there is none."""
@@ -127,6 +140,10 @@ class Experiment:
     def metric(self, name: str) -> Metric:
         """A metric by name. Raises `ValueError` if there is none."""
         return _by_name(self.metrics, name, f"metric={name!r} is unknown to {self.name}")
+
+    def traits_of(self, method: Method) -> Any:
+        """A method's traits: its own, or those of most methods."""
+        return method.traits if method.traits or self.traits is None else self.traits()
 
     def with_methods(self, *methods: Method) -> "Experiment":
         """This experiment with more methods: how an attack from outside enters a sweep."""

@@ -3,7 +3,7 @@
 
 A method here is `run(inputs, settings) -> Answers` for all victims of a group. It is told half the
 number of records, which is how many the victim has, and nothing of the attribute. The attribute is
-scored on the records judged members.
+scored on the records judged members. `Judging` is what is asked of a method besides.
 """
 
 import dataclasses
@@ -43,6 +43,17 @@ Array = jax.Array
 
 FITTED = 0.9
 """Accuracy on its own records below which a victim has not fitted them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Judging:
+    """Traits of a method.
+
+    Attributes:
+      of_fitted: whether it needs a victim that has fitted its records.
+    """
+
+    of_fitted: bool = False
 
 
 class Answers(NamedTuple):
@@ -172,6 +183,7 @@ METHODS = (
         CosMatching(steps=300),
         filled=("virtual",),
         refuses=_refuses,
+        traits=Judging(of_fitted=True),
     ),
     Method(
         "closed_form",
@@ -261,7 +273,7 @@ def _first(answer: Membership) -> np.ndarray:
 
 
 def _note(data: Dataset, method: Method, train_accuracy: float) -> str:
-    unfitted = method.name == "mixture" and train_accuracy < FITTED
+    unfitted = EXPERIMENT.traits_of(method).of_fitted and train_accuracy < FITTED
     text = "victim has not fitted its records, so that members' gradients vary like others'"
     return "; ".join(filter(None, (data.note, text if unfitted else "")))
 
@@ -308,4 +320,5 @@ EXPERIMENT = Experiment(
         "upload.bits",
     ),
     structure=lambda settings: (settings.protected, settings.private),
+    traits=Judging,
 )

@@ -3,7 +3,7 @@ inference)
 
 A method here is `run(sight, settings) -> scores [prefixes, clients]`, a pure function, asked for
 several numbers of seen rounds at once. `oracle` is the best of our decoders and `detector` reports
-the detectors themselves: these two have no `run`.
+the detectors themselves: these two have no `run`. `Decoding` is what is asked of methods besides.
 """
 
 import dataclasses
@@ -46,9 +46,6 @@ from jaxfl import LocalTraining, Model
 Array = jax.Array
 Scores = dict[str, float]
 """By metric."""
-OURS = ("gibbs", "box")
-THRESHOLDS = {"ols": 0.0, "ridge": 0.0}
-"""Of scores above which a client is said to have the property, where it is not 1/2."""
 MEAN_OVER = (50, 100, 150, 200, 250, 290)
 
 
@@ -71,6 +68,21 @@ class PropertySettings(SumsSettings):
         if self.seen != "mean":
             return (int(self.seen),)
         return tuple(round(t * self.rounds / 300) for t in MEAN_OVER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """Traits of a method.
+
+    Attributes:
+      threshold: of scores, above which a client is said to have the property.
+      best_of: methods of which it is the best in hindsight; it does not run itself.
+      reports: whether it reports detectors; it does not run either.
+    """
+
+    threshold: float = 0.5
+    best_of: tuple[str, ...] = ()
+    reports: bool = False
 
 
 @struct.dataclass
@@ -150,7 +162,12 @@ METHODS = (
         "the same likelihood, relaxed to a box",
         lambda sight, settings: box(sight.observations, sight.seen),
     ),
-    Method("oracle", "the best F1 of our decoders", oracle=True),
+    Method(
+        "oracle",
+        "the best F1 of our decoders",
+        oracle=True,
+        traits=Decoding(best_of=("gibbs", "box")),
+    ),
     Method(
         "prolin", "the paper's, by its authors' code, whose curves are published", _prolin, Prolin()
     ),
@@ -159,18 +176,20 @@ METHODS = (
         "ridge",
         "the paper's REG",
         lambda sight, settings: ridge(sight.observations, sight.seen, sight.weights),
+        traits=Decoding(threshold=0.0),
     ),
     Method(
         "ols",
         "least squares, then each client's mean feature",
         lambda sight, settings: least_squares(sight.observations, sight.seen),
+        traits=Decoding(threshold=0.0),
     ),
     Method(
         "baseline",
         "votes of sums in which a client took part",
         lambda sight, settings: gradient_votes(sight.observations, sight.seen),
     ),
-    Method("detector", "the detectors themselves", observes=False),
+    Method("detector", "the detectors themselves", observes=False, traits=Decoding(reports=True)),
 )
 METRICS = (
     Metric("f1", "of who has the property, at a threshold fixed in advance", True),
@@ -239,11 +258,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     seen = tuple(sorted({t for job in jobs for t in job.cell.settings.prefixes}))
     decode = functools.cache(functools.partial(_decode, trained, seen))
     for method, attack, wanted in by_method(jobs):
-        done = None
-        if method.name == "detector":
+        done, traits = None, EXPERIMENT.traits_of(method)
+        if traits.reports:
             scores = [{t: _detector(trained, s, t) for t in seen} for s in range(len(seeds))]
-        elif method.oracle:
-            methods = [cell.experiment.method(name) for name in OURS]
+        elif traits.best_of:
+            methods = [cell.experiment.method(name) for name in traits.best_of]
             ours = [decode(m, dict(cell.attacks).get(m.name, m.settings))[0] for m in methods]
             scores = [
                 {t: max((o[s][t] for o in ours), key=lambda r: r["f1"]) for t in seen}
@@ -279,8 +298,11 @@ def _decode(
     # (jaxlib 0.10).
     with jax.default_device(jax.local_devices()[0]):
         done = run_members(Decode(method, attack, seen), trained.inputs)
-    positives = np.asarray(trained.drawn.positives)
-    return _ranked(method.name, np.asarray(done.results), positives, seen), done
+    positives, threshold = (
+        np.asarray(trained.drawn.positives),
+        EXPERIMENT.traits_of(method).threshold,
+    )
+    return _ranked(np.asarray(done.results), positives, seen, threshold), done
 
 
 def _averaged(scores: Sequence[Scores]) -> Scores:
@@ -290,10 +312,9 @@ def _averaged(scores: Sequence[Scores]) -> Scores:
 
 
 def _ranked(
-    method: str, scores: np.ndarray, positives: np.ndarray, seen: Sequence[int]
+    scores: np.ndarray, positives: np.ndarray, seen: Sequence[int], threshold: float
 ) -> list[dict[int, Scores]]:
     """How well scores `[seeds, prefixes, clients]` rank, by seed and number of seen rounds."""
-    threshold = THRESHOLDS.get(method, 0.5)
     return [
         {t: vars(ranking(row, truth, threshold)) for t, row in zip(seen, rows, strict=True)}
         for rows, truth in zip(scores, positives, strict=True)
@@ -318,4 +339,5 @@ EXPERIMENT = Experiment(
     METRICS,
     run,
     asked=("seen",),
+    traits=Decoding,
 )

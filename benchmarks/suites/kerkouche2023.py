@@ -22,12 +22,7 @@ from typing import Any
 from attacks import DetectorTraining, FirstOrder, Lda, Logistic
 from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import replace
-from benchmarks.measurements.properties import (
-    EXPERIMENT,
-    MEAN_OVER,
-    OURS,
-    PropertySettings,
-)
+from benchmarks.measurements.properties import EXPERIMENT, MEAN_OVER, PropertySettings
 from benchmarks.suites.grids import published_rows
 from jaxfl.datasets.sources import at_hand
 
@@ -194,7 +189,7 @@ SUITE = Suite(
             "detectors",
             "Detectors, by what they learn from (beyond the paper)",
             _detectors,
-            (*OURS, "prolin", "ridge", "detector"),
+            ("gibbs", "box", "prolin", "ridge", "detector"),
         ),
         _table(
             "free_riders", "Clients that send nothing (beyond the paper)", _grid("a", "free_rider")

@@ -215,6 +215,16 @@ def test_a_grid_returns_the_setting_of_least_objective():
     assert len(padded.trace) == 200
 
 
+@pytest.mark.parametrize("failed_first", [True, False])
+def test_an_answer_that_diverged_is_not_the_best(failed_first):
+    model, x, y, messages = make_victim()
+    known = Knowledge(x, y, (binary_column(6, 0.4),))
+    answer = cos_matching(model, messages, known, KEY, settings=FAST)
+    failed = dataclasses.replace(answer, objective=jnp.nan, status=jnp.asarray(Status.FAILED))
+    answers = [failed, answer] if failed_first else [answer, failed]
+    assert best_of(answers).status == Status.OK
+
+
 def test_unrolled_equals_the_clients_own_update():
     training = LocalTraining(0.1, epochs=2, batch_size=8)
     model, x, y, messages = make_victim(training=training, rounds=1)

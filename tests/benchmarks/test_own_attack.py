@@ -117,6 +117,8 @@ def test_what_does_not_exist_is_refused_by_name():
         Table("t", "", OWN, places, ("charm",))
     with pytest.raises(ValueError, match="'pull' is there twice"):
         OWN.with_methods(TOY)
+    with pytest.raises(ValueError, match=r"'push' has traits=3; they must be None"):
+        EXPERIMENT.with_methods(Method("push", "", traits=3))
     with pytest.raises(ValueError, match="metric 'a' is there twice"):
         dataclasses.replace(OWN, metrics=(Metric("a", ""), Metric("a", "")))
     assert isinstance(cell, Cell)

@@ -67,7 +67,7 @@ def test_every_method_answers_for_every_number_of_rounds(images):
         key[:2] for key in found if key[2] == "f1"
     }
     assert found["gibbs", 30, "auc"] >= 0.9
-    assert found["oracle", 30, "f1"] == max(found[m, 30, "f1"] for m in properties.OURS)
+    assert found["oracle", 30, "f1"] == max(found[m, 30, "f1"] for m in ("gibbs", "box"))
     assert all(o.selection == ("oracle" if o.job.method == "oracle" else "none") for o in outcomes)
     assert found["detector", 30, "separation"] > 1
     assert 0 <= found["detector", 30, "overlap"] <= 1

@@ -7,6 +7,7 @@ from typing import Any
 NAMES = "a number of a round, a client or a detector is its name"
 FEWER = "there may be as few"
 NOT_READ = "the function does not read it"
+FAILED = ("NaN", "infinity", "an entry -1")
 ALL = (
     (r"\b(rounds|detector_number|ids?|identities|\w*senders)$", "an entry", NAMES),
     (r"^(by_classes|dirichlet|overlapping_classes) y$", "an entry", "a class may have any number"),
@@ -18,6 +19,7 @@ ALL = (
     (r"^(unit|follow|pair_similarities) descriptors$", "less", FEWER),
     (r"^majority_rate truth$", "less", FEWER),
     (r"^best_of answers.*(scores|status)", "", "an attack's own answer"),
+    *((r"^best_of answers\[\d\]\.", how, "an attack may fail") for how in FAILED),
     (r"^accuracy values$", "another axis", "answers have any leading axes"),
     (r"^whiten (gradients|vectors)$", "less", FEWER),
     (r"^whiten vectors$", "another axis", "vectors have any leading axes"),

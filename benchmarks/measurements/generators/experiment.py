@@ -2,12 +2,14 @@
 inversion)
 
 A method here is `run(play, identity, settings) -> (images, classes asked for)`, for the victim (1)
-or others (0). `victim` and `others` are real images, a yardstick. A passive attack only reads a
+or others (0); `Generating` is what is asked of it besides. `victim` and `others` are real images, a
+yardstick. A passive attack only reads a
 transcript: its shared models are those of no attack.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,22 @@ from benchmarks.scenarios.generated import (
 )
 
 Array = jax.Array
-PASSIVE = ("mgan_passive", "mgan_adversarial_identity")
+
+
+@dataclasses.dataclass(frozen=True)
+class Generating:
+    """Traits of a method.
+
+    Attributes:
+      plays: the federated training that the adversary takes part in, or only looks at.
+      for_others: whether it generates others' images too, which judges should not take for the
+        victim's.
+      real: whose images they are, if they are real.
+    """
+
+    plays: Literal["passive_run", "active_run", "gan_run"] = "passive_run"
+    for_others: bool = False
+    real: Literal["victim", "others"] | None = None
 
 
 def _gan(play: Play, identity: int, settings: None) -> Samples:
@@ -80,18 +97,31 @@ def _judges_the_model(settings: GeneratorSettings) -> str | None:
 
 METHODS = (
     Method("none", "no attack", refuses=_judges_the_model, observes=False),
-    Method("mgan_passive", "mGAN-AI that only looks (Song 2020, section V)", _passive(0.0)),
+    Method(
+        "mgan_passive",
+        "mGAN-AI that only looks (Song 2020, section V)",
+        _passive(0.0),
+        traits=Generating(for_others=True),
+    ),
     Method(
         "mgan_adversarial_identity",
         "the same with an adversarial identity, beyond the paper",
         _passive(1.0),
+        traits=Generating(for_others=True),
     ),
-    Method("mgan_active", "mGAN-AI that isolates the victim", _active, observes=False),
+    Method(
+        "mgan_active",
+        "mGAN-AI that isolates the victim",
+        _active,
+        observes=False,
+        traits=Generating(plays="active_run"),
+    ),
     Method(
         "gan_attack",
         "a client that wants a class of the victim's (Hitaj et al. 2017)",
         _gan,
         observes=False,
+        traits=Generating(plays="gan_run"),
     ),
     Method(
         "model_inversion",
@@ -100,8 +130,20 @@ METHODS = (
         Inversion(steps=1000, learning_rate=0.05, start=0.0, low=-1.0, high=1.0),
         observes=False,
     ),
-    Method("victim", "the victim's real images", _real(others=False), observes=False),
-    Method("others", "others' real images", _real(others=True), observes=False),
+    Method(
+        "victim",
+        "the victim's real images",
+        _real(others=False),
+        observes=False,
+        traits=Generating(real="victim"),
+    ),
+    Method(
+        "others",
+        "others' real images",
+        _real(others=True),
+        observes=False,
+        traits=Generating(real="others"),
+    ),
 )
 METRICS = (
     Metric("victim_like", "generated for the victim and taken for the victim's", True),
@@ -124,7 +166,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         clock, asked = Clock(), job.cell.settings.round
         shown: dict[str, np.ndarray] = {}
         if asked:
-            scores = {"shared_accuracy": _shared_accuracy(play, job.method, asked)}
+            scores = {"shared_accuracy": _shared_accuracy(play, job.how, asked)}
         else:
             scores, shown = _generated(play, job.how, job.attack)
         shared: dict[str, Any] = {
@@ -142,22 +184,22 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         ]
 
 
-def _shared_accuracy(play: Play, method: str, rounds: int) -> float:
+def _shared_accuracy(play: Play, method: Method, rounds: int) -> float:
     """Of the shared model on test records after so many rounds; an attacker's own class counts as
     wrong."""
-    disturbed = {"mgan_active": "active_run", "gan_attack": "gan_run"}
-    run = getattr(play, disturbed.get(method, "passive_run"))
+    run = getattr(play, EXPERIMENT.traits_of(method).plays)
     return float(np.asarray(run.evaluation.accuracy)[rounds - 1])
 
 
 def _generated(
     play: Play, method: Method, attack: Any
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    traits = EXPERIMENT.traits_of(method)
     images, labels = method.run(play, 1, attack)
     probabilities = play.judges.classes(images)
     scores = {"victim_like": play.judges.like(images).mean()}
-    if method.name in ("victim", "others"):
-        like = np.full(len(images), method.name == "victim")
+    if traits.real:
+        like = np.full(len(images), traits.real == "victim")
         rng = np.random.default_rng(0)
         poor = degraded(np.asarray(images), np.asarray(labels), like, rng)
         scores["degraded_like"] = play.judges.like(jnp.asarray(poor)).mean()
@@ -167,7 +209,7 @@ def _generated(
         scores["class_accuracy"] = right.mean()
         scores["classifier_score"] = classifier_score(probabilities)
     shown = {"for the victim": _grid(images)}
-    if method.name in PASSIVE:  # the active attack has no others
+    if traits.for_others:
         others, _ = method.run(play, 0, attack)
         scores["others_like"] = play.judges.like(others).mean()
         shown["for others"] = _grid(others)
@@ -190,4 +232,5 @@ EXPERIMENT = Experiment(
     run,
     asked=("round",),
     batched=False,
+    traits=Generating,
 )

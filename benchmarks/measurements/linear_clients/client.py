@@ -47,11 +47,13 @@ class Answer(NamedTuple):
       values: of the attribute `[records]`; -1 if the attack failed.
       model: the linear model it looked at `[features + 1]`, if any.
       proven: what is proven of the answer, if anything.
+      reason: why public columns were used beside messages; "" if they were not.
     """
 
     values: np.ndarray
     model: np.ndarray | None = None
     proven: InferredAttribute | None = None
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

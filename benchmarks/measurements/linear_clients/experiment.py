@@ -26,41 +26,41 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         clients = [Client(federation, cell.settings, c) for c in range(len(federation.messages))]
     for method, attack, wanted in by_method(jobs):
         clock = Clock()
-        scores = [_scores(method, attack, client, clients) for client in clients]
+        answers = [client.answer(method, attack) for client in clients]
+        pairs = zip(answers, clients, strict=True)
+        scores = [_scores(method, answer, client, clients) for answer, client in pairs]
         spent = clock.read()
         if method.observes:
             nulls = [_null(method, attack, client) for client in clients]
             scores = [each | null for each, null in zip(scores, nulls, strict=True)]
-        reasons = _reasons(clients) if method.name == "decoded" else ""
         shared: dict[str, Any] = {
             "run_s": spent.run_s / len(clients),
             "compile_s": spent.compile_s,
             "dtype": "float64" if method.x64 else "float32",
-            "note": "; ".join(filter(None, (federation.data.note, reasons))),
+            "note": "; ".join(filter(None, (federation.data.note, _reasons(answers)))),
         }
         yield [outcome for job in wanted for outcome in _outcomes(job, scores, clients, shared)]
 
 
-def _reasons(clients: Sequence[Client]) -> str:
-    """Of how many clients messages alone do not tell the optimum, and why of the first."""
-    untold = [client.seen.alone.reason for client in clients if client.seen.alone.reason]
+def _reasons(answers: Sequence[Answer]) -> str:
+    """Of how many clients messages alone did not tell the optimum, and why of the first."""
+    untold = [answer.reason for answer in answers if answer.reason]
     if not untold:
         return ""
-    of = f"{len(untold)} of {len(clients)} clients"
+    of = f"{len(untold)} of {len(answers)} clients"
     return f"public columns used for {of}: from messages alone {untold[0]}"
 
 
 def _scores(
-    method: Method, attack: Any, client: Client, clients: Sequence[Client]
+    method: Method, answer: Answer, client: Client, clients: Sequence[Client]
 ) -> dict[str, float]:
-    answer = client.answer(method, attack)
     scores = {"attribute_accuracy": _right(answer, client)}
     if answer.proven is None or answer.model is None:
         return scores
     scores["bound"] = float(np.maximum(answer.proven.bound, 0.0))
     weight = float(answer.model[client.seen.attribute])
     scores["ratio"] = answer.proven.mse / max(weight**2, 1e-24)
-    if method.name != "optimum":
+    if not method.ceiling:
         # Where columns depend on each other the optimum is a set: predictions are compared.
         gap = client.design @ (answer.model - client.optimum)
         whole = np.linalg.norm(client.design @ client.optimum)

@@ -19,6 +19,7 @@ from attacks import (
     L2Matching,
     Reconstruction,
     Virtual,
+    best_of,
     cos_matching,
     infer_binary_attribute,
     infer_by_logistic,
@@ -48,6 +49,11 @@ def _by_model(
     return lambda seen, settings: _judged(seen, model(seen), rule)
 
 
+def _decoded(rule: Literal["rank", "threshold"]) -> Callable[[Seen, None], Answer]:
+    judged = _by_model(lambda seen: seen.decoded, rule)
+    return lambda seen, settings: judged(seen, None)._replace(reason=seen.alone.reason)
+
+
 def _by_moments(infer: Callable[..., Any]) -> Callable[[Seen, None], Answer]:
     def run(seen: Seen, settings: None) -> Answer:
         answer = infer(*seen.public, seen.moments)
@@ -73,8 +79,7 @@ def _from_gradients(seen: Seen, attack: Callable[[Messages, Any, Any], Reconstru
             answers.append(
                 attack(messages.select([t for t in wanted if t in held]), known, seen.key)
             )
-    best = min(answers, key=lambda answer: float(answer.objective))
-    return Answer(np.asarray(best.values[0]))
+    return Answer(np.asarray(best_of(answers).values[0]))
 
 
 def _cos(seen: Seen, settings: CosMatching) -> Answer:
@@ -127,21 +132,21 @@ METHODS = (
         Method(
             name,
             f"Algorithm 3, by ranks, on {about}",
-            _by_model(model),
+            run,
             x64=True,
         )
-        for name, about, model in (
-            ("global", "the shared model", lambda seen: seen.global_model),
-            ("last", "the last returned model", lambda seen: seen.last),
+        for name, about, run in (
+            ("global", "the shared model", _by_model(lambda seen: seen.global_model)),
+            ("last", "the last returned model", _by_model(lambda seen: seen.last)),
             (
                 "decoded",
                 "the optimum out of messages, and of public columns where these do not identify it",
-                lambda seen: seen.decoded,
+                _decoded("rank"),
             ),
             (
                 "decoded_alone",
                 "what messages alone say of the optimum",
-                lambda seen: seen.alone.params,
+                _by_model(lambda seen: seen.alone.params),
             ),
         )
     ),
@@ -155,7 +160,7 @@ METHODS = (
     Method(
         "threshold",
         "Driouich 2023's rule on the decoded optimum",
-        _by_model(lambda seen: seen.decoded, "threshold"),
+        _decoded("threshold"),
         x64=True,
     ),
     Method("moments_box", "what moments tell, in a box", _by_moments(infer_in_box), x64=True),

@@ -22,7 +22,7 @@ from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
-from benchmarks.measurements.local_models.methods import MEASURE, METHODS, METRICS, TELL_NO_SOURCE
+from benchmarks.measurements.local_models.methods import MEASURE, METHODS, METRICS
 from benchmarks.measurements.local_models.scores import (
     Score,
     accuracy_of,
@@ -35,14 +35,13 @@ from benchmarks.measurements.local_models.scores import (
     strips,
 )
 from benchmarks.measurements.local_models.work import (
-    First,
     Images,
     LocalModels,
     LocalModelSettings,
+    Modelling,
     Sources,
     Values,
     Work,
-    drift,
 )
 from benchmarks.scenarios.federations import (
     epsilon_of,
@@ -61,20 +60,17 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     work = Work(federation, cell.settings)
     for method, attack, wanted in by_method(jobs):
         asked = {name for job in wanted for name in job.cell.settings.measures}
-        if method.name == "records":  # made from what `gls` reconstructs, which is timed apart
+        if EXPERIMENT.traits_of(method).uses_decoded:
             work.decoded(attack)
         clock = Clock()
         answer = work.answer(method, attack)
         scores, pictures = _scores(method, attack, work, asked)
         spent = work.spent.get((method.name, attack)) or clock.read()
-        sixty_four = isinstance(attack, First) and drift(
-            cell.settings, getattr(attack.attack, "drift", 0)
-        )
         shared: dict[str, Any] = {
             "run_s": spent.run_s / work.count,
             "compile_s": spent.compile_s,
             "selection": "oracle" if method.oracle else "none",
-            "dtype": "float64" if sixty_four else "float32",
+            "dtype": answer.dtype if isinstance(answer, Values) else "float32",
             "note": federation.data.note,
             "images": pictures,
         }
@@ -186,7 +182,7 @@ def _of_models(
 
         others = functools.partial(read, [*params[1:], params[0]]) if count > 1 else None
         scores["attribute_accuracy"] = _of_attributes(work, read(params), others)
-    if "source" in asked and method.name not in TELL_NO_SOURCE:
+    if "source" in asked and EXPERIMENT.traits_of(method).names_sources:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         named = np.asarray(least_loss(federation.model, stacked, *work.seen.asked))
         scores |= dict(source_scores([named], *work.targets, federation))
@@ -214,11 +210,11 @@ def _of_images(work: Work, answers: list[jax.Array]) -> tuple[Score, dict[str, n
 
 
 def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dict[str, np.ndarray]]:
-    """Likeness of images out of models; of `global` and `last` at a tenth of the others' step size,
-    as in the paper. Chance is that of plain grey, with which inversion begins."""
+    """Likeness of images out of models. Chance is that of plain grey, with which inversion
+    begins."""
     federation, inversion = work.federation, work.settings.inversion
-    if method.name in ("global", "last"):
-        inversion = dataclasses.replace(inversion, learning_rate=inversion.learning_rate / 10)
+    rate = inversion.learning_rate * EXPERIMENT.traits_of(method).inversion_scale
+    inversion = dataclasses.replace(inversion, learning_rate=rate)
     scores, greys, pictures = [], [], {}
     for c in range(work.count):
         key = work.seen.key_of(c) if work.settings.batch_norm else None
@@ -240,5 +236,12 @@ def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dic
 
 
 EXPERIMENT = Experiment(
-    "local_models", LocalModelSettings, METHODS, METRICS, run, asked=("measures",), batched=False
+    "local_models",
+    LocalModelSettings,
+    METHODS,
+    METRICS,
+    run,
+    asked=("measures",),
+    batched=False,
+    traits=Modelling,
 )

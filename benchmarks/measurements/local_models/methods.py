@@ -44,6 +44,7 @@ from benchmarks.measurements.local_models.work import (
     LocalModels,
     LocalModelSettings,
     MapsOfClients,
+    Modelling,
     Seen,
     Sources,
     Values,
@@ -170,14 +171,22 @@ def _refuses(measure: str, decodes: bool = False) -> Callable[[LocalModelSetting
 
 DECODING = First(10, GLS(LocalTraining(), orders=8, passes=3, layers=1))
 FILLED_DECODING = ("attack.training",)
+A_TENTH = 0.1
+"""Of the step size at which other models are inverted, as in the paper."""
 METHODS = (
     Method(
         "global",
         "the shared model after the last round",
         _of_each(lambda seen, c, _: seen.final),
         observes=False,
+        traits=Modelling(names_sources=False, inversion_scale=A_TENTH),
     ),
-    Method("last", "the client's last returned model", _of_messages(last_returned)),
+    Method(
+        "last",
+        "the client's last returned model",
+        _of_messages(last_returned),
+        traits=Modelling(inversion_scale=A_TENTH),
+    ),
     Method(
         "extrapolated", "beyond it, as far as the client last pulled", _of_messages(extrapolated)
     ),
@@ -209,6 +218,7 @@ METHODS = (
         filled=FILLED_DECODING,
         refuses=_refuses("attribute", decodes=True),
         simulates=True,
+        traits=Modelling(names_sources=False, uses_decoded=True),
     ),
     Method(
         "isolated",
@@ -297,9 +307,6 @@ METRICS = (
     ),
     Metric("ssim", "likeness of reconstructed images; chance is that of plain grey"),
 )
-TELL_NO_SOURCE = ("global", "records")
-"""Methods whose models are not asked for records' sources: one model names none, and who knows all
-public columns of every client's records knows the sources."""
 MEASURE = {
     "zest": "zest",
     "attribute_accuracy": "attribute",

@@ -105,6 +105,22 @@ class MapsOfClients:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Modelling:
+    """Traits of a method.
+
+    Attributes:
+      names_sources: whether records' sources are read out of its models. One model for all names
+        none, and who knows all public columns of every client's records knows the sources.
+      inversion_scale: by which the step size of inversion is multiplied for its models.
+      uses_decoded: whether it starts from what `gls` reconstructs, which is timed apart.
+    """
+
+    names_sources: bool = True
+    inversion_scale: float = 1.0
+    uses_decoded: bool = False
+
+
 class LocalModels(NamedTuple):
     """Models that stand for the attacked clients' own.
 
@@ -126,10 +142,12 @@ class Values(NamedTuple):
     Attributes:
       values: of the sensitive column, per attacked client.
       fit: how well they explain each client's messages, where that is judged.
+      dtype: in which they were computed.
     """
 
     values: list[np.ndarray]
     fit: Fit | None = None
+    dtype: str = "float32"
 
 
 class Sources(NamedTuple):
@@ -309,22 +327,17 @@ def local_optima(work: Work, settings: None) -> LocalModels:
     return LocalModels([optimum(work.federation, c, steps, fit) for c in range(work.count)])
 
 
-def drift(settings: FederationSettings, asked: int) -> int:
-    """For how many pieces of a path `gls` takes changes of records' gradients for noise: it can of
-    clients without defences."""
-    return asked if settings.defense == "none" else 0
-
-
 def gls_attributes(seen: Seen, settings: First) -> Values:
-    """The sensitive column that `gls` reconstructs of every attacked client."""
+    """The sensitive column that `gls` reconstructs of every attacked client. Of clients without
+    defences it can take changes of records' gradients for noise, in 64 bits."""
+    pieces = settings.attack.drift if seen.settings.defense == "none" else 0
 
     def one(c: int) -> Reconstruction:
-        pieces = drift(seen.settings, settings.attack.drift)
         attack = dataclasses.replace(settings.attack, training=seen.training[c], drift=pieces)
         messages = seen.first(c, settings.messages)
         return gls(seen.model, messages, seen.known[c], seen.key_of(c), settings=attack)
 
-    return read_each(seen, one)
+    return read_each(seen, one)._replace(dtype="float64" if pieces else "float32")
 
 
 def read_each(seen: Seen, attack: Callable[[int], Reconstruction]) -> Values:
