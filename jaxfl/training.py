@@ -208,7 +208,11 @@ def client_round(
       plugins: what the client does beside the recipe.
       send_key: draws what is random in what is sent; by default a stream of `key` apart from
         training's.
+
+    Raises:
+      ValueError: as `local_update`.
     """
+    check_records_of_one(model, params, data, "data")
     training, plugins = in_arrays(training), jax.tree.map(as_array, Plugins(plugins))
     send_key = jax.random.fold_in(key, SENDING) if send_key is None else send_key
     return _client_round(model, params, data, key, training, plugins, send_key)

@@ -8,9 +8,12 @@
         law()
 """
 
+from collections.abc import Sequence
+
 from benchmarks.harness.experiment import Experiment
 from benchmarks.harness.jobs import Cell
 from benchmarks.laws import attributes, calls, rows
+from benchmarks.laws.bad_input.harmless import Harmless
 from benchmarks.laws.law import BrokenLawError, Law
 from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.suites.specimens import companions, specimen_of
@@ -18,7 +21,12 @@ from benchmarks.suites.specimens import companions, specimen_of
 __all__ = ["BrokenLawError", "Law", "laws_of"]
 
 
-def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> dict[str, Law]:
+def laws_of(
+    experiment: Experiment,
+    method: str,
+    cell: Cell | None = None,
+    harmless: Sequence[Harmless] = (),
+) -> dict[str, Law]:
     """Laws by name: of rows, and of what an attack on attributes answers.
 
     Args:
@@ -28,6 +36,8 @@ def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> di
         Of other questions than attributes the attacks that it calls are bound too.
         What an attack on attributes answers is looked at on clients of the laws' own; if it refuses
         these all, and a cell is given, its rows alone are bound.
+      harmless: what is spoilt in calls of its attacks and yet is good: where, how, and why
+        (`benchmarks.laws.bad_input.harmless`). Of attacks on attributes nothing is.
 
     Raises:
       ValueError: if there is no such method, or no cell that takes it.
@@ -40,4 +50,4 @@ def laws_of(experiment: Experiment, method: str, cell: Cell | None = None) -> di
     if experiment.name == EXPERIMENT.name and (cell is None or attributes.takes(record)):
         return attributes.laws_of(record) | laws
     turns = rows.turns_of(tried, methods)
-    return calls.laws_of(record, lambda: turns.first[method].calls.all()) | laws
+    return calls.laws_of(record, lambda: turns.first[method].calls.all(), harmless) | laws

@@ -19,7 +19,6 @@ from jaxfl.datasets import partitions
 from jaxfl.domains import checked, returned_by
 from tests.bad_input.examples import GROUPS
 
-SEEN = set()
 PUBLIC = (attacks, jaxfl, datasets, recordings)
 PLAIN = (metrics, partitions, accounting)
 
@@ -28,7 +27,7 @@ PLAIN = (metrics, partitions, accounting)
 def test_bad_input_is_named(group):
     bad = []
     for function, arguments in group().items():
-        for place, done, spoilt in cases(function, arguments, SEEN):
+        for place, done, spoilt in cases(function, arguments):
             what = outcome(function, place, done, spoilt)
             is_data = what == NO_ANSWER and done in DATA
             if what not in (NAMED, HARMLESS) and not is_data:

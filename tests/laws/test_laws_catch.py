@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from attacks.attributes.knowledge import answered
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Method
 from benchmarks.laws import BrokenLawError, attributes, calls, laws_of, rows
+from benchmarks.laws.bad_input import cases
 from benchmarks.measurements import (
     linkability,
     local_models,
@@ -29,7 +31,7 @@ from benchmarks.scenarios import anonymous, federations, sums
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.whole_records import draw
 from benchmarks.suites.specimens import specimen_of
-from jaxfl.domains import checked
+from jaxfl.domains import Domain, checked
 
 TRUE = membership.EXPERIMENT.method("closed_form")
 
@@ -267,6 +269,32 @@ def test_a_call_breaks_a_law(attack, law, words):
     laws = calls.laws_of(TRUE, lambda: [calls.Trial(attack, {"x": NUMBERS}, x64=False)])
     with pytest.raises(BrokenLawError, match=words):
         laws[law]()
+
+
+def test_a_method_that_calls_nothing_checked_is_told():
+    law = calls.laws_of(TRUE, lambda: [])["it_calls_what_is_checked"]
+    with pytest.raises(BrokenLawError, match="calls no function"):
+        law()
+
+
+Even = Annotated[int, Domain("an even integer", lambda value: type(value) is int and value % 2 == 0)]
+
+
+@checked
+def that_wants_an_even_number(x: Num[jax.Array, "records"], steps: Even, name: int):
+    return x * jnp.where(jnp.isfinite(x).all(), 1, jnp.nan)
+
+
+def test_what_is_good_is_declared_from_outside_and_a_domain_too():
+    arguments = {"x": NUMBERS, "steps": 2, "name": 3}
+    trial = calls.Trial(that_wants_an_even_number, arguments, x64=False)
+    spoilt = {done for place, done, _ in cases(trial.function, arguments) if place == "steps"}
+    assert {"1.5", "-1", "'junk'"} <= spoilt
+    good = [("that_wants.* x", how, "any numbers will do") for how in ("another axis", "less")]
+    law = "bad_input_is_named"
+    with pytest.raises(BrokenLawError, match="silent"):
+        calls.laws_of(TRUE, lambda: [trial])[law]()
+    calls.laws_of(TRUE, lambda: [trial], good)[law]()
 
 
 def test_calls_within_a_group_are_seen():

@@ -1,10 +1,8 @@
 """Bad values for every argument and field of the public surface, made from its annotations."""
 
-import ast
 import contextlib
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -39,6 +37,8 @@ BAD_BY_WORDS: dict[str, tuple[Any, ...]] = {
 }
 BAD_BITS: tuple[Any, ...] = (-1, 17, 1.5, "8", float("nan"))
 JUNK: tuple[Any, ...] = (3.5, "junk", {})
+PROBES = (*BAD_COUNTS, *BAD_NUMBERS, *JUNK, float("inf"), -0.5, (), None)
+"""Of which those are bad that a domain of somebody else's does not hold."""
 
 
 def bad_values(value: Any, hint: Any) -> Iterator[Spoilt]:
@@ -62,8 +62,7 @@ def _bad_values(value: Any, hint: Any, options: Sequence[Any]) -> Iterator[Spoil
     elif hint in (jax.Array, np.ndarray) or domains._has_axes(hint):
         yield from _of_array(value)
     elif hint in (bool, int, float) or get_origin(hint) in domains._KINDS:
-        words = domains._domain(hint).must
-        yield from (("", repr(bad), bad) for bad in BAD_BY_WORDS[words])
+        yield from (("", repr(bad), bad) for bad in _bad_of(domains._domain(hint)))
     elif hint is not Any:
         yield from (("", repr(bad), bad) for bad in JUNK if not _fits(bad, hint))
     yield from _within(value, hint)
@@ -80,8 +79,14 @@ def _of_domain(value: Any, domain: domains.Domain) -> Iterator[Spoilt]:
         yield from (("", repr(bad), bad) for bad in BAD_BITS)
     else:
         of_clients = domain.must.startswith("one client")
-        bad = JUNK if of_clients else BAD_BY_WORDS[domain.must]
+        bad = JUNK if of_clients else _bad_of(domain)
         yield from (("", repr(each), each) for each in bad)
+
+
+def _bad_of(domain: domains.Domain) -> Sequence[Any]:
+    if domain.must in BAD_BY_WORDS:
+        return BAD_BY_WORDS[domain.must]
+    return [probe for probe in PROBES if not domain.holds(probe)]
 
 
 def _of_array(value: Any) -> Iterator[Spoilt]:
@@ -165,41 +170,15 @@ def _of_any(held: Any) -> Iterator[Spoilt]:
 
 
 def cases(
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    seen: set[tuple[str, str, str]] | None = None,
+    function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Calls with one argument spoilt: what is to be named, what was done, the arguments.
 
     Args:
       function: one that is `jaxfl.domains.checked`.
       arguments: of a valid call.
-      seen: fields of records that need not be spoilt again, but for the first of each record, to
-        which those of the call are added; None for every field.
     """
     hints = domains.hints_of(inspect.unwrap(function))
     for name, value in arguments.items():
-        for place, done, bad in _unseen(value, hints.get(name, Any), seen):
+        for place, done, bad in bad_values(value, hints.get(name, Any)):
             yield f"{name}{place}", done, {**arguments, name: bad}
-
-
-def _unseen(value: Any, hint: Any, seen: set[tuple[str, str, str]] | None) -> Iterator[Spoilt]:
-    """Bad values of an argument, but for fields that were spoilt before."""
-    records: set[str] = set()
-    before = frozenset(seen or ())
-    for place, done, bad in bad_values(value, hint):
-        record = type(_at(value, place.rpartition(".")[0])).__name__
-        field = record, place.rpartition(".")[2], done
-        if seen is not None and "." in place:
-            if field in before and record in records:
-                continue
-            records.add(record)
-            seen.add(field)
-        yield place, done, bad
-
-
-def _at(value: Any, place: str) -> Any:
-    """What a place within a value holds, as ".training.plugins[0]"."""
-    for attribute, entry in re.findall(r"\.(\w+)|\[([^]]*)\]", place):
-        value = getattr(value, attribute) if attribute else value[ast.literal_eval(entry)]
-    return value

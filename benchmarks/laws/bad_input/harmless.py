@@ -1,14 +1,18 @@
 """What the generator spoils and yet is good: where, how, and why."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+Harmless = tuple[str, str, str]
+"""Of a function's name and a place within its arguments, as "accuracy values", a regular
+expression; words of what is done there; and why that is good."""
 
 NAMES = "a number of a round, a client or a detector is its name"
 FEWER = "there may be as few"
 NOT_READ = "the function does not read it"
 FAILED = ("NaN", "infinity", "an entry -1")
-ALL = (
+ALL: tuple[Harmless, ...] = (
     (r"\b(rounds|detector_number|ids?|identities|\w*senders)$", "an entry", NAMES),
     (r"^(by_classes|dirichlet|overlapping_classes) y$", "an entry", "a class may have any number"),
     (r"^by_discriminants sources$", "an entry", NAMES),
@@ -45,7 +49,10 @@ ALL = (
 )
 
 
-def reason(function: Callable[..., Any], place: str, done: str) -> str | None:
-    """Why it is good to spoil an argument so, or None."""
+def reason(
+    function: Callable[..., Any], place: str, done: str, more: Iterable[Harmless] = ()
+) -> str | None:
+    """Why it is good to spoil an argument so, or None; `more` is what others declare."""
     at = f"{function.__name__} {place}"
-    return next((why for where, how, why in ALL if re.search(where, at) and how in done), None)
+    told = (*ALL, *more)
+    return next((why for where, how, why in told if re.search(where, at) and how in done), None)
