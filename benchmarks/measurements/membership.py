@@ -80,14 +80,12 @@ class Inputs(NamedTuple):
         is there.
       messages: the victims', in the rounds to be used.
       last: the models that the victims returned last.
-      seeds: one of each victim.
     """
 
     model: Model
     everyone: Victim
     messages: Messages
     last: Any
-    seeds: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +139,9 @@ class Decode:
 
 def _mixture(inputs: Inputs, settings: CosMatching) -> Answers:
     varied = run_members(Variances(inputs.model), (inputs.everyone, inputs.last))
-    pairs = zip(np.asarray(varied.results), inputs.seeds, strict=True)
-    judged = [split_variances(v, seed=seed) for v, seed in pairs]
+    seeds = np.asarray(jax.vmap(jax.random.bits)(inputs.everyone.key)) >> 1
+    pairs = zip(np.asarray(varied.results), seeds, strict=True)
+    judged = [split_variances(v, seed=int(seed)) for v, seed in pairs]
     rows = jnp.asarray(np.stack([_first(answer) for answer in judged]))
     everyone = inputs.everyone
     chosen = {
@@ -223,7 +222,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     everyone = dataclasses.replace(chosen, x=x, y=y, truth=jnp.full_like(attribute, -1))
     last = take(trained.messages.returned, (slice(None), -1))
     for method, attack, wanted in by_method(jobs):
-        inputs = Inputs(trained.model, everyone, messages, last, [seed for _, seed in places])
+        inputs = Inputs(trained.model, everyone, messages, last)
         answers: Answers = method.run(inputs, attack)
         outcomes: list[Outcome] = []
         for job in wanted:

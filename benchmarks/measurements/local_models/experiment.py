@@ -184,7 +184,7 @@ def _of_models(
         scores["attribute_accuracy"] = _of_attributes(work, read(params), others)
     if "source" in asked and EXPERIMENT.traits_of(method).names_sources:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-        named = np.asarray(least_loss(federation.model, stacked, *work.seen.asked))
+        named = np.asarray(least_loss(federation.model, stacked, *work.asked))
         scores |= dict(source_scores([named], *work.targets, federation))
     if "samples" in asked:
         scores["ssim"], pictures = _inverted(method, params, work)

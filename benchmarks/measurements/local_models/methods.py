@@ -2,7 +2,8 @@
 
 A method is `run(seen, settings) -> answer`: a `LocalModels` stands for the clients' own models and
 is measured in every way; `Values`, `Sources` and `Images` answer one question without a model. It
-is given what the adversary has (`Seen`); a ceiling is given the federation itself (`Work`).
+is given what the adversary has (`Seen`); a ceiling is given the federation itself (`Work`). One
+that names sources says so in its row (`Modelling(answers="source")`): it is given the records.
 """
 
 import dataclasses
@@ -169,6 +170,11 @@ def _refuses(measure: str, decodes: bool = False) -> Callable[[LocalModelSetting
     return reason
 
 
+def _answers(measure: Any, decodes: bool = False) -> dict[str, Any]:
+    """Of a method that answers one question."""
+    return {"refuses": _refuses(measure, decodes), "traits": Modelling(answers=measure)}
+
+
 DECODING = First(10, GLS(LocalTraining(), orders=8, passes=3, layers=1))
 FILLED_DECODING = ("attack.training",)
 A_TENTH = 0.1
@@ -236,7 +242,7 @@ METHODS = (
         "majority",
         "the most frequent value, for every record",
         _majority,
-        refuses=_refuses("attribute"),
+        **_answers("attribute"),
         observes=False,
     ),
     Method(
@@ -245,7 +251,7 @@ METHODS = (
         _cos,
         First(5, CosMatching(steps=300)),
         filled=("attack.virtual",),
-        refuses=_refuses("attribute"),
+        **_answers("attribute"),
         explains=True,
     ),
     Method(
@@ -254,33 +260,31 @@ METHODS = (
         lambda seen, settings: seen.decoded(settings),
         DECODING,
         filled=FILLED_DECODING,
-        refuses=_refuses("attribute", decodes=True),
+        **_answers("attribute", decodes=True),
         explains=True,
         simulates=True,
     ),
-    Method("vote", "the client of least loss in most rounds", _vote, refuses=_refuses("source")),
+    Method("vote", "the client of least loss in most rounds", _vote, **_answers("source")),
     Method(
         "best_round",
         "the same in the round that scores best, an oracle's choice",
         _best_round,
-        refuses=_refuses("source"),
+        **_answers("source"),
         oracle=True,
     ),
-    Method(
-        "drop", "the client whose training lowers the loss most", _drop, refuses=_refuses("source")
-    ),
+    Method("drop", "the client whose training lowers the loss most", _drop, **_answers("source")),
     Method(
         "drop_lda",
         "linear discriminants learned from its answers",
         _drop_lda,
-        refuses=_refuses("source"),
+        **_answers("source"),
     ),
     Method(
         "decode_sources",
         "every record's weight in every message",
         _decode_sources,
         FirstMessages(20),
-        refuses=_refuses("source", decodes=True),
+        **_answers("source", decodes=True),
         explains=True,
     ),
     Method(
@@ -288,7 +292,7 @@ METHODS = (
         "images out of one update (gradient inversion)",
         _invert_gradient,
         GradientInversion(steps=1000),
-        refuses=_refuses("samples"),
+        **_answers("samples"),
     ),
 )
 METRICS = (

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,11 +114,13 @@ class Modelling:
         none, and who knows all public columns of every client's records knows the sources.
       inversion_scale: by which the step size of inversion is multiplied for its models.
       uses_decoded: whether it starts from what `gls` reconstructs, which is timed apart.
+      answers: the question that it answers, if it is one alone.
     """
 
     names_sources: bool = True
     inversion_scale: float = 1.0
     uses_decoded: bool = False
+    answers: Literal["attribute", "source", "samples"] | None = None
 
 
 class LocalModels(NamedTuple):
@@ -174,7 +176,7 @@ class Images(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seen:
-    """What the adversaries of all questions have of the attacked clients, and no more.
+    """What an adversary has of the attacked clients, and no more.
 
     Attributes:
       settings: of the federation, and of what is measured.
@@ -183,11 +185,12 @@ class Seen:
       final: the same after the last one.
       shape: of a record.
       messages: of each attacked client, in the observed rounds.
-      known: of each one's records, if the table has columns.
+      known: of each one's records, if the table has columns; nothing where their sources are asked
+        for.
       training: each one's recipe.
       sizes: how many records each one has.
-      asked: whole records whose source is asked for, in random order, and their labels; of another
-        question than `known`.
+      asked: whole records whose source is asked for, in random order, and their labels; nothing
+        where their attribute is.
       isolate: from a client's place to the model that it returns last if the server sends it its
         own model back in every round, as an active adversary may.
       key: what is random in attacks.
@@ -202,7 +205,7 @@ class Seen:
     known: list[Knowledge]
     training: list[LocalTraining]
     sizes: list[int]
-    asked: tuple[Array, Array]
+    asked: tuple[Array, ...]
     isolate: Callable[[int], Any]
     key: Array
 
@@ -250,7 +253,9 @@ class Work:
 
     def answer(self, method: Method, attack: Any) -> Any:
         """A method's answer; a ceiling is given the federation itself."""
-        given = self if method.ceiling else self.seen
+        of_sources = method.traits is not None and method.traits.answers == "source"
+        view = self.seen_of_sources if of_sources else self.seen
+        given = self if method.ceiling else view
         return self._timed((method.name, attack), lambda: method.run(given, attack))
 
     def decoded(self, settings: First) -> None:
@@ -258,10 +263,20 @@ class Work:
         self._timed(("gls", settings), lambda: self.seen.decoded(settings))
 
     @functools.cached_property
+    def seen_of_sources(self) -> Seen:
+        """What an adversary has that asks whose records are."""
+        return dataclasses.replace(self.seen, known=[], asked=self.asked)
+
+    @functools.cached_property
+    def asked(self) -> tuple[Array, Array]:
+        """Records whose source is asked for, and their labels."""
+        (rows, _), data = self.targets, self.federation.data
+        return jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows])
+
+    @functools.cached_property
     def seen(self) -> Seen:
-        """What the adversary has."""
+        """What the other adversaries have."""
         federation, data = self.federation, self.federation.data
-        rows, _ = self.targets
         known = [federation.knowledge(c)[0] for c in range(self.count)] if data.columns else []
         rounds = self.settings.rounds
         return Seen(
@@ -274,7 +289,7 @@ class Work:
             known,
             federation.training[: self.count],
             [len(rows) for rows in federation.parts[: self.count]],
-            (jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows])),
+            (),
             lambda c: isolated(federation, c, rounds),
             federation.key,
         )
