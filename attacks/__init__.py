@@ -82,6 +82,7 @@ from attacks.matching import (
     squared_distance,
     virtual_update,
 )
+from attacks.membership.canaries import MeasuredEpsilon, measure_epsilon
 from attacks.membership.decoding import decode_membership, judge_presence
 from attacks.membership.mixture import (
     Membership,
@@ -172,6 +173,7 @@ __all__ = [
     "Logistic",
     "Mapping",
     "MatchedRecords",
+    "MeasuredEpsilon",
     "Membership",
     "MisfitWarning",
     "Moments",
@@ -251,6 +253,7 @@ __all__ = [
     "match_records",
     "matching_accuracy",
     "matching_objective",
+    "measure_epsilon",
     "mgan_passive",
     "mgan_server",
     "name_by_public_model",

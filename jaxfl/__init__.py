@@ -2,6 +2,7 @@
 
 from jaxfl.adapters import from_flax
 from jaxfl.architectures import lenet, linear, logistic, mlp, trunk_cnn
+from jaxfl.canaries import Canaries, canary_directions
 from jaxfl.client_behaviors import Behavior
 from jaxfl.clients import ClientData, one_client, stack_clients
 from jaxfl.defenses import DPSGD, Mixup, Upload
@@ -28,6 +29,7 @@ __all__ = [
     "Aggregates",
     "AnonymousMessages",
     "Behavior",
+    "Canaries",
     "ClientData",
     "Evaluation",
     "Federated",
@@ -49,6 +51,7 @@ __all__ = [
     "Trunk",
     "Upload",
     "binary_cross_entropy",
+    "canary_directions",
     "client_round",
     "clipped_sgd",
     "cross_entropy",

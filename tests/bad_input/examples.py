@@ -101,6 +101,15 @@ def attributes():
     }
 
 
+@functools.cache
+def canaries_planted():
+    """A client with canaries, and its messages."""
+    directions = jaxfl.canary_directions(PARAMS, KEY, 5)
+    training = jaxfl.LocalTraining(0.1, plugins=(jaxfl.Canaries(1.0, 1.0, directions=directions),))
+    run = jaxfl.simulate(MODEL, PARAMS, CLIENTS, KEY, jaxfl.Federated(2, training))
+    return {"model": MODEL, "messages": run.messages(0), "training": training, "key": KEY}
+
+
 def membership():
     returned = jax.tree.map(lambda *a: jnp.stack(a), PARAMS, MODEL.init(jax.random.key(1)))
     by_rounds = jax.tree.map(lambda a: jnp.stack([a, a]), returned)
@@ -108,6 +117,8 @@ def membership():
     records = {"model": MODEL, "x": X, "y": Y}
     variance = RNG.random((RECORDS, 2))
     return {
+        attacks.measure_epsilon: canaries_planted()
+        | {"data": jaxfl.one_client(X, Y), "delta": 1e-5, "confidence": 0.95},
         attacks.judge_presence: {"presence": RNG.random(RECORDS), "status": 0},
         attacks.split_variances: {"variance": variance, "seed": 0},
         attacks.gradient_variance: {
@@ -424,6 +435,7 @@ def simulation():
         jaxfl.local_update: trained | {"training": jaxfl.LocalTraining(0.1, 1, 4)},
         jaxfl.client_round: trained
         | {"training": ONE_STEP, "plugins": (jaxfl.DPSGD(),), "send_key": KEY},
+        jaxfl.canary_directions: {"params": PARAMS, "key": KEY, "count": 5},
         jaxfl.evaluate: {"model": MODEL, "params": PARAMS, "data": one_client},
         jaxfl.mean_loss: {
             "model": MODEL,

@@ -1,0 +1,142 @@
+"""A measured epsilon: that of the mechanism, never more, and nothing where there is no canary."""
+
+import dataclasses
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from attacks import Status, measure_epsilon
+from jaxfl import (
+    DPSGD,
+    Canaries,
+    Federated,
+    LocalTraining,
+    canary_directions,
+    mlp,
+    one_client,
+    simulate,
+    stack_clients,
+)
+from jaxfl.accounting import noise_multiplier
+
+RECORDS, FEATURES, ROUNDS, DELTA = 40, 30, 4, 1e-5
+MODEL = mlp(FEATURES, (32,), 2)
+COUNT = 500
+
+
+def client(seed):
+    """Records, a model and directions of a seed."""
+    keys = jax.random.split(jax.random.key(seed), 5)
+    x = jax.random.normal(keys[0], (RECORDS, FEATURES))
+    params = MODEL.init(keys[1])
+    directions = canary_directions(params, keys[2], COUNT)
+    return (x, (x[:, 0] > 0).astype(int)), params, directions, keys[3], keys[4]
+
+
+def recipe(noise, directions, batch_size=None):
+    rate = (batch_size or RECORDS) / RECORDS
+    canaries = Canaries(1.0, noise, directions=directions, rate=rate)
+    return LocalTraining(0.1, batch_size=batch_size, plugins=(canaries,))
+
+
+def measured(seed, noise, batch_size=None, sent=None):
+    """What messages of a run tell; `sent` is the recipe that is followed, where it is another."""
+    records, params, directions, run_key, key = client(seed)
+    training = recipe(noise, directions, batch_size)
+    followed = training if sent is None else sent(training)
+    federated = Federated(ROUNDS, followed)
+    run = simulate(MODEL, params, stack_clients([records]), run_key, federated)
+    messages = run.messages(0)
+    return measure_epsilon(MODEL, messages, one_client(*records), training, key, delta=DELTA)
+
+
+def exact(noise):
+    """Epsilon of as many Gaussian mechanisms as there are rounds."""
+    return dp_accounting.get_epsilon_gaussian(noise / np.sqrt(ROUNDS), DELTA)
+
+
+@pytest.mark.parametrize("noise", [1.0, 4.0])
+def test_epsilon_of_a_gaussian_mechanism(noise):
+    """The mean score is the mechanism's mu; scores vary as noise does; and the bound is above
+    epsilon no more often than its confidence allows."""
+    answers = [measured(seed, noise) for seed in range(20)]
+    scores = np.stack([a.scores for a in answers])
+    mu = np.sqrt(ROUNDS) / noise
+    assert abs(scores.mean() - mu) < 4 / np.sqrt(scores.size)
+    assert abs(scores.std() - 1) < 0.05
+    above = sum(float(a.lower) > exact(noise) for a in answers)
+    assert above <= stats.binom.isf(0.01, 20, 0.05)
+    assert all(0 <= a.lower <= a.estimate for a in answers)
+
+
+def test_batches_tell_less_than_is_promised():
+    training = LocalTraining(batch_size=8)
+    steps = training.steps(RECORDS) * ROUNDS
+    promised = {"records": RECORDS, "batch_size": 8, "steps": steps, "delta": DELTA}
+    answer = measured(0, noise_multiplier(8.0, **promised), batch_size=8)
+    assert 1.0 < answer.lower < 8.0
+
+
+def test_less_noise_than_promised_is_caught():
+    def half(training):
+        (canaries,) = training.plugins
+        halved = dataclasses.replace(canaries, noise_multiplier=canaries.noise_multiplier / 2)
+        return dataclasses.replace(training, plugins=(halved,))
+
+    assert measured(0, 2.0, sent=half).lower > exact(2.0)
+
+
+def test_without_canaries_nothing_is_told():
+    """Of a client that has none the score is noise, whatever its records are."""
+    none = [
+        measured(seed, 1.0, sent=lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 1.0),)))
+        for seed in range(10)
+    ]
+    assert np.mean([a.lower for a in none]) < 0.1
+    assert exact(1.0) > 5
+
+
+def test_a_step_with_canaries():
+    """It is the private one, and a gradient of norm `clip` for each canary."""
+    (x, y), params, directions, _, key = client(0)
+    plain = LocalTraining(plugins=(DPSGD(0.5, 0.0),)).plugins[0]
+    canaries = Canaries(0.5, 0.0, directions=directions)
+    mask = jnp.arange(RECORDS) < 30
+    both = [p.step_gradient(MODEL, params, x, y, mask, key) for p in (canaries, plain)]
+    added = jax.flatten_util.ravel_pytree(jax.tree.map(jnp.subtract, *both))[0] * 30
+    np.testing.assert_allclose(directions @ added, 0.5, atol=1e-4)
+    assert jnp.linalg.norm(added) == pytest.approx(0.5 * np.sqrt(COUNT), rel=1e-3)
+
+
+@pytest.mark.parametrize("noise", [0.1, 1e-2, 1e-4])
+def test_little_noise(noise):
+    """Beyond what SciPy's noncentral t reaches, too."""
+    answer = measured(0, noise)
+    assert answer.mu == pytest.approx(np.sqrt(ROUNDS) / noise, rel=0.1)
+    assert 0.8 * answer.estimate < answer.lower < answer.estimate
+
+
+def test_messages_that_are_not_finite_give_no_number():
+    answer = measured(0, 1e38)
+    assert answer.status == Status.FAILED
+    assert np.isnan([answer.lower, answer.estimate, answer.mu]).all()
+
+
+def test_what_cannot_be_measured_is_named():
+    records, params, directions, _, key = client(0)
+    run = simulate(MODEL, params, stack_clients([records]), key, Federated(1, LocalTraining()))
+    told = {"model": MODEL, "messages": run.messages(0), "data": one_client(*records), "key": key}
+    with pytest.raises(ValueError, match=r"training.plugins=.* must hold Canaries"):
+        measure_epsilon(**told, training=LocalTraining())
+    for bad, words in ((2 * directions, "orthonormal"), (directions[:, :-1], "orthonormal")):
+        with pytest.raises(ValueError, match=words):
+            measure_epsilon(**told, training=recipe(1.0, bad))
+    small = canary_directions({"w": jnp.ones(50)}, key, 20)
+    with pytest.raises(ValueError, match="directions have 50 numbers, and the model has"):
+        measure_epsilon(**told, training=recipe(1.0, small))
+    with pytest.raises(ValueError, match="count=30 must be at most half of the 50 parameters"):
+        canary_directions({"w": jnp.ones(50)}, key, 30)
