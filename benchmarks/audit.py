@@ -83,7 +83,7 @@ class Arguments:
     """Private trainings to be tried, comma-separated; "none" is tried in any case."""
     questions: str = ",".join(plan.QUESTIONS)
     """What is asked of simulated clients: of a sensitive column, of whether a person is there, of
-    whole records."""
+    whole records; what updates show of the epsilon that is promised."""
     seeds: str = "3"
     """How many clients are attacked, each in a run of its own (see `benchmarks.sweep`)."""
     messages: str | None = None

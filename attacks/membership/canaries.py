@@ -10,6 +10,8 @@ Algorithm 3, whose canaries are random directions too; Dong, Roth, Su, Gaussian 
 """
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +22,12 @@ from jaxtyping import Num
 from scipy import optimize, stats
 
 from attacks.fit import Status
-from jaxfl import DPSGD, LocalTraining, Messages, Model, local_update
+from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, local_update
 from jaxfl._extras import of_extra
 from jaxfl.canaries import Canaries
-from jaxfl.clients import OneClient
+from jaxfl.clients import OneClient, check_records_of_one
 from jaxfl.domains import Fraction, Key, checked
+from jaxfl.models import check_parameters
 from jaxfl.watching import on_host
 
 Array = jax.Array
@@ -102,6 +105,9 @@ def measure_epsilon(
     canaries = training.privacy
     if not isinstance(canaries, Canaries):
         raise ValueError(f"training.plugins={training.plugins} must hold Canaries")
+    check_parameters(model, messages.model_shapes, "messages")
+    first = jax.tree.map(lambda a: a[0], messages.received)
+    check_records_of_one(model, first, data, "data")
     directions = _orthonormal(canaries.directions)
     rest = _without_own(model, messages, data, training, canaries.clip, key)
     if directions.shape[1] != len(rest):
@@ -151,13 +157,20 @@ def _without_own(
     quiet = training.without(DPSGD)
     quiet = dataclasses.replace(quiet, plugins=(*quiet.plugins, DPSGD(clip, 0.0)))
     keys = jax.random.split(key, len(messages))
+    return np.asarray(_sent_beside(model, messages, data, quiet, keys), np.float64).sum(0)
 
-    def of_round(received: object, returned: object, key: Array) -> Array:
+
+@functools.partial(jax.jit, static_argnames="model")
+def _sent_beside(
+    model: Model, messages: Messages, data: ClientData, quiet: LocalTraining, keys: Array
+) -> Array:
+    """What was sent beside what a recipe makes of the records `[rounds, parameters]`."""
+
+    def of_round(received: Any, returned: Any, key: Array) -> Array:
         own = local_update(model, received, data, key, quiet)
         return ravel_pytree(jax.tree.map(jnp.subtract, own, returned))[0]
 
-    rounds = jax.vmap(of_round)(messages.received, messages.returned, keys)
-    return np.asarray(rounds, np.float64).sum(0)
+    return jax.vmap(of_round)(messages.received, messages.returned, keys)
 
 
 def _least_mu(scores: np.ndarray, freedom: int, confidence: float) -> float:

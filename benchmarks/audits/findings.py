@@ -273,7 +273,8 @@ def protection(epsilon: float) -> str:
 
 def notes(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) -> list[str]:
     """What else a reader must know."""
-    named = [_membership(epsilon, mine) for epsilon, mine in _members(rows)]
+    members = [row for row in rows if row["table"] == "membership"]
+    named = [_membership(epsilon, mine) for epsilon, mine in _by_epsilon(members, "accuracy")]
     certain = [_certainty(whole) for whole in wholes]
     useless = [
         f"With protection {protection(level.epsilon)} the model is barely of use: right about "
@@ -283,14 +284,15 @@ def notes(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) -> l
         for level in finding.levels
         if level.model < finding.usual + LEARNT_NOTHING
     ]
-    return list(dict.fromkeys([*named, *certain, *useless]))
+    shown = [_shown(epsilon, mine) for epsilon, mine in _by_epsilon(rows, "epsilon_bound")]
+    return list(dict.fromkeys([*named, *certain, *shown, *useless]))
 
 
-def _members(rows: Rows) -> list[tuple[float, list[float]]]:
-    """Accuracies of membership by epsilon."""
+def _by_epsilon(rows: Rows, metric: str) -> list[tuple[float, list[float]]]:
+    """Values of a metric by the epsilon that is promised, the largest first."""
     by_epsilon: dict[float, list[float]] = {}
     for row in rows:
-        if row["table"] == "membership" and row["metric"] == "accuracy":
+        if row["metric"] == metric:
             values = by_epsilon.setdefault(float(row["settings"]["epsilon"]), [])
             values += [row["value"]] if row["value"] is not None else []
     return sorted(by_epsilon.items(), reverse=True)
@@ -301,6 +303,19 @@ def _membership(epsilon: float, values: Sequence[float]) -> str:
         "Whether a known person is among a client's records was named rightly for "
         f"{of_hundred(_mean(values))} people (protection: {protection(epsilon)}; by chance 50)."
     )
+
+
+def _shown(promised: float, bounds: Sequence[float]) -> str:
+    if not bounds:
+        return f"The noise promises an epsilon of {promised:g} at most; nothing was measured."
+    broken = " The promise is broken: look for a fault in the noise."
+    least = f"{min(bounds):.2g} or more" if min(bounds) > 0 else "nothing of it"
+    told = (
+        f"The noise promises an epsilon of {promised:g} at most. Updates show {least}, measured "
+        f"with canaries, which are made-up records (the least of {len(bounds)} clients' bounds, "
+        "95 % confidence each)."
+    )
+    return told + (broken if min(bounds) > promised else "")
 
 
 def _certainty(whole: Whole) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks import GLS, CosMatching
@@ -10,8 +10,10 @@ from benchmarks.audits.findings import Rows, Whole, whole_of
 from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import flatten
 from benchmarks.measurements.attributes import EXPERIMENT as ATTRIBUTES
+from benchmarks.measurements.canaries import EXPERIMENT as CANARIES
 from benchmarks.measurements.membership import EXPERIMENT as MEMBERSHIP
 from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
+from benchmarks.scenarios.canaries import CanarySettings
 from benchmarks.scenarios.phases import EVERY_ROUND
 from benchmarks.scenarios.sources import classified, own_table
 from benchmarks.scenarios.victims import VictimSettings, training_rows
@@ -19,7 +21,7 @@ from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from jaxfl import LocalTraining
 from jaxfl.datasets import Dataset
 
-NAME, QUESTIONS = "audit", ("attribute", "membership", "records")
+NAME, QUESTIONS = "audit", ("attribute", "membership", "records", "epsilon")
 MOST_RECORDS, FEWEST_RECORDS = 200, 10
 READ_TOGETHER = 16
 """Records of the one update of which whole records are read."""
@@ -95,7 +97,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
             settings = _victim(place, records, federation, epsilon)
             attributes.append(Place(name, settings, _attacks()))
             membership.append(Place(name, dataclasses.replace(settings, participants=1)))
-    whole = [_whole(victim.settings) for victim in attributes[: len(federation.epsilons) + 1]]
+    levels = attributes[: len(federation.epsilons) + 1]
     return Suite(
         NAME,
         (
@@ -113,13 +115,8 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
                 lambda size, data_dir: membership[: len(federation.epsilons) + 1],
                 ("closed_form",),
             ),
-            Table(
-                QUESTIONS[2],
-                "Whole records of one update, nothing known of them",
-                RECORDS,
-                lambda size, data_dir: [Place(next(iter(named.values())), each) for each in whole],
-                ("public", "reconstruct_records"),
-            ),
+            _read_whole(levels),
+            _shown(levels[1:]),
         ),
     )
 
@@ -143,6 +140,30 @@ def _whole(victim: VictimSettings) -> WholeRecordsSettings:
     return WholeRecordsSettings(
         min(READ_TOGETHER, victim.records), victim.hidden, training=training
     )
+
+
+def _read_whole(levels: Sequence[Place]) -> Table:
+    places = [Place(level.dataset, _whole(level.settings)) for level in levels]
+    about = "Whole records of one update, nothing known of them"
+    methods = "public", "reconstruct_records"
+    return Table(QUESTIONS[2], about, RECORDS, lambda size, data_dir: places, methods)
+
+
+def _shown(private: Sequence[Place]) -> Table:
+    """Of clients as private, with canaries."""
+    places = []
+    for place in private:
+        victim: VictimSettings = place.settings
+        audited = CanarySettings(
+            victim.records,
+            hidden=victim.hidden,
+            rounds=victim.rounds,
+            training=victim.training,
+            epsilon=victim.epsilon,
+        )
+        places.append(Place(place.dataset, audited))
+    about = "What updates show of the epsilon that is promised"
+    return Table(QUESTIONS[3], about, CANARIES, lambda size, data_dir: places, ("canaries",))
 
 
 def wholes_of(suite: Suite, rows: Rows) -> list[Whole]:

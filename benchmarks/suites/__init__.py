@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from benchmarks.harness.experiment import Metric
 from benchmarks.harness.jobs import Suite
 from benchmarks.suites import (
+    canaries,
     driouich2022,
     driouich2023,
     frontier,
@@ -17,8 +18,9 @@ from benchmarks.suites import (
 )
 from benchmarks.suites.grids import strays
 
-_PAPERS = (quick, lyu2021, driouich2022, driouich2023, kerkouche2023, song2020, frontier, records)
-SUITES: dict[str, Suite] = {paper.SUITE.name: paper.SUITE for paper in _PAPERS}
+_PAPERS = (quick, lyu2021, driouich2022, driouich2023, kerkouche2023, song2020)
+_BEYOND = (frontier, records, canaries)
+SUITES: dict[str, Suite] = {paper.SUITE.name: paper.SUITE for paper in (*_PAPERS, *_BEYOND)}
 
 
 def metrics_of(suites: Mapping[str, Suite]) -> dict[str, Metric]:

@@ -50,12 +50,14 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
 ) -> None:
     out = tmp_path / "audit"
     words = ["--csv", str(table), *SMALL, "--epsilon", "none,1", "--seeds", "2", "--out", str(out)]
+    words[words.index("attribute")] = "attribute,epsilon"
     assert audit.main(words) == 0
     said = answer(capsys)
     assert "Yes: someone who reads what a client sends, and holds its records" in said
     assert "epsilon 1 or less, where less is stronger) left the first attack no better" in said
     page = (out / "report.html").read_text()
     for told in (
+        "The noise promises an epsilon of 1 at most. Updates show",
         "guess: from other columns",
         "epsilon 1",
         "data:image/png",
@@ -66,11 +68,28 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
     assert not re.search(r'(src|href)="(?!data:)', page)
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["method"] for row in rows} == {"majority", "cos", "closed_form", "gls"}
+    assert {row["method"] for row in rows} == {"majority", "cos", "closed_form", "gls", "canaries"}
     measured = (out / "results.csv").read_text()
     assert audit.main(["--config", str(out / "audit.yaml")]) == 0
     assert (out / "results.csv").read_text() == measured  # its times too: nothing ran again
     assert answer(capsys).split("report:")[0].split("Yes")[1] in said
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ([2.5, 3.5], "Updates show 2.5 or more"),
+        ([0.0, 1.0], "Updates show nothing of it"),
+        ([3.2, 3.5], "The promise is broken"),
+        ([None], "nothing was measured"),
+    ],
+)
+def test_what_updates_show_of_a_promise(bounds: list[float | None], words: str) -> None:
+    told = {"table": "epsilon", "metric": "epsilon_bound", "settings": {"epsilon": 3.0}}
+    (note,) = findings.notes([told | {"value": bound} for bound in bounds], (), ())
+    assert "epsilon of 3 " in note
+    assert words in note
+    assert ("broken" in note) == (words == "The promise is broken")
 
 
 @pytest.mark.parametrize(

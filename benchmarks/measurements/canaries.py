@@ -1,0 +1,63 @@
+"""How much of the epsilon that an accountant promises do a client's messages show?
+
+A method here is `run(seen, settings) -> MeasuredEpsilon`: it is given what an auditor has
+(`benchmarks.scenarios.canaries.Seen`). `promised` is the accountant's epsilon, which is no
+measurement.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import MeasuredEpsilon, Status, measure_epsilon
+from benchmarks.harness.clock import Clock
+from benchmarks.harness.experiment import Experiment, Method, Metric
+from benchmarks.harness.jobs import Job, Outcome
+from benchmarks.scenarios.canaries import CanarySettings, Seen, draw
+
+
+def _measured(seen: Seen, settings: None) -> MeasuredEpsilon:
+    return measure_epsilon(
+        seen.model, seen.messages, seen.data, seen.training, seen.key, delta=seen.delta
+    )
+
+
+def _promised(seen: Seen, settings: None) -> MeasuredEpsilon:
+    epsilon, unknown = jnp.asarray(seen.promised), jnp.asarray(np.nan)
+    return MeasuredEpsilon(unknown, epsilon, unknown, jnp.zeros(0), jnp.asarray(Status.OK))
+
+
+METHODS = (
+    Method("promised", "the accountant's epsilon, an upper bound", _promised, observes=False),
+    Method("canaries", "likelihood ratios of canaries in random directions", _measured),
+)
+METRICS = (
+    Metric("epsilon", "of the mean score, without allowance for chance"),
+    Metric("epsilon_bound", "exceeded at 95 % confidence; 0 if nothing is shown"),
+)
+
+
+def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
+    """Run jobs of one group and seed: one client, each method once."""
+    cell, seed = jobs[0].cell, jobs[0].seed
+    audited = draw(cell.dataset, cell.settings, data_dir, seed)
+    for job in jobs:
+        clock = Clock()
+        answer: MeasuredEpsilon = job.how.run(audited.seen, job.attack)
+        spent = clock.read()
+        if answer.status == Status.FAILED:
+            yield [Outcome(job, m.name, None, status="messages not finite") for m in METRICS]
+            continue
+        shared: dict[str, Any] = {
+            **spent._asdict(),
+            "dtype": "float64",
+            "note": audited.note,
+            "detail": {"canaries": len(answer.scores)},
+        }
+        values = {"epsilon": float(answer.estimate), "epsilon_bound": float(answer.lower)}
+        yield [Outcome(job, name, v, **shared) for name, v in values.items() if np.isfinite(v)]
+
+
+EXPERIMENT = Experiment("canaries", CanarySettings, METHODS, METRICS, run, batched=False)
