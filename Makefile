@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: sweep test oldest wheel throughput accelerator lint clean
+.PHONY: sweep test oldest wheel throughput accelerator site lint clean
 
 sweep: $(VENV)/.installed  ## run the main job on embedded data; ARGS="..." is passed on
 	$(BIN)/python -m benchmarks.sweep $(ARGS)
@@ -26,6 +26,9 @@ throughput: $(VENV)/.installed  ## every program of every method beside this mac
 accelerator: $(VENV)/.installed  ## throughput, laws and rows of an accelerator, into accelerator/
 	PYTHON=$(BIN)/python benchmarks/accelerator.sh accelerator $(ARGS)
 
+site: $(VENV)/.installed  ## the documents and the reference as a site, into site/; no network is needed
+	$(BIN)/zensical build --clean --strict
+
 lint: $(VENV)/.installed  ## linters and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,7 +37,7 @@ lint: $(VENV)/.installed  ## linters and types
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,docs]'
 	touch $@
 
 $(VENV)-oldest/.installed: pyproject.toml
@@ -52,4 +55,4 @@ $(VENV)-wheel/.installed: pyproject.toml README.md $(shell find jaxfl attacks be
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-wheel build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-wheel build dist site *.egg-info

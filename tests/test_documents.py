@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+import attacks
 from benchmarks import sweep
 from benchmarks.suites import SUITES
 
@@ -42,6 +43,20 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+def test_every_page_is_in_the_site():
+    told = (ROOT / "mkdocs.yml").read_text()
+    named = set(re.findall(r": ([\w/-]+\.md)$", told, re.MULTILINE))
+    assert named == {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
+
+
+WHICH = (ROOT / "docs/which-attack.md").read_text()
+
+
+def test_every_attack_for_a_situation_exists():
+    named = set(re.findall(r"`(\w+)`", WHICH)) - {"explained", "allowed"}
+    assert named <= set(attacks.__all__), named - set(attacks.__all__)
 
 
 COVERAGE = (ROOT / "docs/results/coverage.md").read_text()
