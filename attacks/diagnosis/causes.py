@@ -37,6 +37,8 @@ as much: values that were read wrongly blur what is left."""
 SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
+UNKNOWN, NO_STEP = "unknown records or model", "no full-batch step"
+"""Causes of what is not known; the latter where the rate is not either."""
 UNLIKE = 1.25
 """By how much weights of classes differ."""
 NEWTON = 4
@@ -81,7 +83,8 @@ def diagnose(
       messages: the client's.
       knowledge: what is known of its records, or None: then only the numbers themselves are looked
         at.
-      training: the recipe that the client was told, or None for one full-batch step of any rate.
+      training: the recipe that the client was told, or None for one full-batch step of any rate. A
+        number of steps can be told only of a known rate: give `LocalTraining(rate)` at least.
 
     Every recipe that is tried is compiled. Who asks of many clients in one process drops programs
     now and then (`jax.clear_caches`).
@@ -97,6 +100,7 @@ def diagnose(
     if knowledge is None:
         return Diagnosis(tuple(findings), None, "give `knowledge` to try recipes")
     knowledge = check_knowledge(model, messages, knowledge)
+    told = training
     if training is None:
         training = LocalTraining(float(_decoded(model, messages, knowledge).learning_rate))
     trial = _Trial(model, messages, knowledge, training)
@@ -106,6 +110,7 @@ def diagnose(
     certain = [finding for finding in findings if finding not in hints]
     if fit.misfit > 1:
         causes = _causes(trial, fit, surprised=not findings)
+        causes = [_of_no_rate(f) if told is None and f.cause == UNKNOWN else f for f in causes]
         exact = bool(causes) and causes[0].share > NEARLY
         findings = [*certain, *causes, *hints] if exact else [*certain, *hints, *causes]
     elif fit.misfit <= 1 and fit.allowed > 0:
@@ -191,9 +196,18 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
     # After several steps a share tells less: the order of records and the path blur it.
     large = [(name, share) for name, share in shares.items() if one_step and share > 0.6]
     evidence = "what is left is of nothing that was tried: other records, model or loss"
-    unknown_cause = Finding("unknown records or model", evidence, 0.5)
+    unknown_cause = Finding(UNKNOWN, evidence, 0.5)
     partial = [_named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
+
+
+def _of_no_rate(unknown: Finding) -> Finding:
+    """What cannot be told where nobody told the rate."""
+    evidence = (
+        "one full-batch step of no rate explains the messages: several steps (batches, epochs, "
+        "momentum), or other records, model or loss"
+    )
+    return Finding(NO_STEP, evidence, unknown.share)
 
 
 def _noise(level: float) -> Finding:
@@ -376,6 +390,7 @@ def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "another activation": "the same attack on the model with that activation",
         "layout of arrays": "the same attack on messages in that layout",
         "no training": "other rounds",
+        NO_STEP: "`diagnose` with `training=LocalTraining(rate)`, the client's learning rate",
         "noise": "the same attack: its values are the likeliest, and no longer certain",
         "cannot be judged": "more rounds, or fewer unknown columns",
     }

@@ -70,6 +70,16 @@ def test_numbers_are_told_as_they_are():
         assert said in diagnose(model, messages, known, told).findings[0].evidence
 
 
+@pytest.mark.slow
+def test_steps_are_not_told_where_the_rate_is_not():
+    model, messages, known, _ = client("batches", LocalTraining(RATE), 0)
+    answer = diagnose(model, messages, known)
+    assert answer.findings[0].cause == "no full-batch step"
+    assert "training=LocalTraining(rate)" in answer.attack
+    right = client("right", LocalTraining(RATE), 0)
+    assert diagnose(*right[:3]).findings[0].cause == "as told"
+
+
 def test_numbers_alone_tell_some_causes():
     """Without any knowledge of the records."""
     for kind in ("adam", "topk", "bits"):

@@ -1,0 +1,26 @@
+"""The examples run, and say what they are there to say."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SAYS = {
+    "new_attack": ("own/toy", "holds: blind_to_another_clients_messages"),
+    "own_run": ("closed_form: MISFIT", "batches", "gls: OK"),
+    "own_table": ("Yes: someone who reads what a client sends", "Private training"),
+    "secure_aggregation": ("F1 at one half: 1.0",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_an_example_runs(name, capsys):
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(words in said for words in SAYS[name]), said
+
+
+def test_every_example_is_run():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
