@@ -21,9 +21,10 @@ class Canaries(DPSGD):
     """`DPSGD` of a client that has canaries beside its records: each is a gradient of norm `clip`
     in a direction of its own (Nasr et al. 2023, section 4; Andrew et al. 2024, Algorithm 3).
 
-    A canary is protected as a record is, and the guarantee is the same. Since its gradient is as
-    long as any record's may be, nothing tells more of its presence. Batches are divided by the
-    number of records, as without canaries. Numbers are traced.
+    The noise protects a canary as it protects a record whose gradient is as long as it may be: with
+    full batches the guarantee is the same. In batches canaries are drawn at every step by chance,
+    as the accountant assumes of records; these are shuffled. Batches are divided by the number of
+    records, as without canaries. Numbers are traced.
 
     Attributes:
       directions: orthonormal rows `[canaries, parameters]`, in the order of the model's leaves.
@@ -41,6 +42,11 @@ class Canaries(DPSGD):
         chosen_key, key = jax.random.split(key)
         chosen = jax.random.bernoulli(chosen_key, self.rate, self.directions.shape[:1])
         total, unravel = ravel_pytree(params)
+        if self.directions.shape[1] != total.size:
+            raise ValueError(
+                f"Canaries.directions have {self.directions.shape[1]} numbers, and the model has "
+                f"{total.size} parameters"
+            )
         canaries = self.clip * (chosen.astype(total.dtype) @ self.directions.astype(total.dtype))
         added = unravel(canaries / jnp.maximum(mask.sum(), 1).astype(total.dtype))
         private = private_gradient(model, params, x, y, mask, key, self)

@@ -45,6 +45,12 @@ def test_links_between_pages_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name} links {target}"
 
 
+def test_tables_are_whole():
+    for page in PAGES:
+        for below in re.findall(r"^\| ---.*\n(.*)$", page.read_text(), re.MULTILINE):
+            assert below.startswith("|"), f"{page.name}: a table has {below!r} for a row"
+
+
 def test_every_page_is_in_the_site():
     told = (ROOT / "mkdocs.yml").read_text()
     named = set(re.findall(r": ([\w/-]+\.md)$", told, re.MULTILINE))

@@ -23,6 +23,7 @@ from scipy import optimize, stats
 
 from attacks.fit import Status
 from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, local_update
+from jaxfl._check import plain_sgd
 from jaxfl._extras import of_extra
 from jaxfl.canaries import Canaries
 from jaxfl.clients import OneClient, check_records_of_one
@@ -47,10 +48,11 @@ class MeasuredEpsilon:
       lower: epsilon that is exceeded, at the confidence asked for; 0 if nothing is told.
       estimate: epsilon of the mean score, without allowance for chance.
       mu: the mean score: by how many deviations of its noise a canary's presence moves the sum of
-        the messages. Presence of a Gaussian mechanism's canary is its `mu` in Gaussian differential
-        privacy.
-      scores: of each canary, in deviations: its likelihood ratio, but for constants `[canaries]`.
-      status: `Status.FAILED` if the messages are not finite; then all numbers are NaN.
+        the messages. Of a Gaussian mechanism this is the `mu` of Gaussian differential privacy.
+      scores: of each canary, in deviations `[canaries]`. Of a Gaussian mechanism the logarithm of a
+        canary's likelihood ratio is linear in its score.
+      status: `Status.FAILED` if the messages are not finite, or hold nothing but what the records
+        make; then all numbers are NaN.
     """
 
     lower: Num[Array, ""]
@@ -81,9 +83,11 @@ def measure_epsilon(
     mean projection in deviations of the noise, times sqrt(canaries), is then a noncentral t of
     `parameters - 1` degrees of freedom: its interval gives `mu`, and `mu` gives epsilon.
 
-    Of a Gaussian mechanism (full batches) the interval is exact. A canary that is in some steps
-    alone has a mean score, which tells less than what each step tells. A run whose bound exceeds
-    what its accountant promises has a wrong accountant, or a wrong implementation.
+    Where a client takes one full-batch step a round, its training is a Gaussian mechanism, and the
+    interval is exact. In batches it is approximate: a canary is in some steps alone, scores vary
+    more than the noise does (then their own spread counts), and `mu` is that of their mean. A bound
+    above what the accountant promises points to a fault of the accountant or of the implementation;
+    by chance a right one is exceeded in 1 - confidence of runs, at most.
 
     With n canaries the bound is short of `mu` by some 1.64 / sqrt(n) at 95 % confidence, and no
     unbiased estimate of `mu` from as many scores varies less: 1,000 canaries bound mu = 0.27
@@ -93,31 +97,27 @@ def measure_epsilon(
       model: the model (static).
       messages: of the client, all rounds `[rounds, ...]`.
       data: its records, without client axis.
-      training: its recipe, `Canaries` among its plug-ins.
+      training: its recipe: SGD, with `Canaries` for its only plug-in.
       key: draws batches of the training that is taken away.
       delta: of the guarantee.
       confidence: of `lower`, one-sided.
 
     Raises:
-      ValueError: if the recipe has no canaries, theirs are of another model, or an argument is bad.
+      ValueError: if the recipe is not plain SGD with canaries and nothing else, their directions
+        are of another model or their rate of other batches, or an argument is bad.
       ModuleNotFoundError: without the extra "privacy".
     """
-    canaries = training.privacy
-    if not isinstance(canaries, Canaries):
-        raise ValueError(f"training.plugins={training.plugins} must hold Canaries")
     check_parameters(model, messages.model_shapes, "messages")
     first = jax.tree.map(lambda a: a[0], messages.received)
     check_records_of_one(model, first, data, "data")
-    directions = _orthonormal(canaries.directions)
+    canaries = _canaries_of(training, int(np.sum(data.mask)))
+    directions = _orthonormal(canaries.directions, sum(a.size for a in jax.tree.leaves(first)))
     rest = _without_own(model, messages, data, training, canaries.clip, key)
-    if directions.shape[1] != len(rest):
-        raise ValueError(
-            f"training.plugins: directions have {directions.shape[1]} numbers, and the model has "
-            f"{len(rest)} parameters"
-        )
     along = directions @ rest
     varied = np.linalg.norm(rest - along.mean() * directions.sum(0))
     noise = varied / np.sqrt(len(rest) - 1)
+    if training.steps(int(np.sum(data.mask))) > 1 and len(along) > 1:
+        noise = max(noise, along.std(ddof=1))
     if not np.isfinite(along).all() or noise == 0:
         nothing = jnp.full((), jnp.nan)
         scores = jnp.full(len(along), jnp.nan)
@@ -133,8 +133,30 @@ def measure_epsilon(
     )
 
 
-def _orthonormal(directions: Array) -> np.ndarray:
+def _canaries_of(training: LocalTraining, records: int) -> Canaries:
+    """The canaries of a recipe that can be measured."""
+    plain_sgd(training.optimizer)
+    canaries = training.privacy
+    if not isinstance(canaries, Canaries) or len(training.plugins) > 1:
+        raise ValueError(
+            f"training.plugins={training.plugins} must hold Canaries, and nothing else"
+        )
+    rate = min(training.batch_size or records, records) / records
+    if not np.isclose(float(canaries.rate), rate, rtol=1e-3):
+        raise ValueError(
+            f"training.plugins: canaries have rate={float(canaries.rate):g}; in batches of "
+            f"batch_size={training.batch_size} of {records} records it is {rate:g}"
+        )
+    return canaries
+
+
+def _orthonormal(directions: Array, parameters: int) -> np.ndarray:
     held = np.asarray(directions, np.float64)
+    if held.shape[1] != parameters:
+        raise ValueError(
+            f"training.plugins: directions have {held.shape[1]} numbers, and the model has "
+            f"{parameters} parameters"
+        )
     gap = np.abs(held @ held.T - np.eye(len(held))).max()
     if not gap < CLOSE:
         raise ValueError(
@@ -154,8 +176,7 @@ def _without_own(
 ) -> np.ndarray:
     """Sum over rounds of what was sent, without what the client's records alone make
     `[parameters]`."""
-    quiet = training.without(DPSGD)
-    quiet = dataclasses.replace(quiet, plugins=(*quiet.plugins, DPSGD(clip, 0.0)))
+    quiet = dataclasses.replace(training, plugins=(DPSGD(clip, 0.0),))
     keys = jax.random.split(key, len(messages))
     return np.asarray(_sent_beside(model, messages, data, quiet, keys), np.float64).sum(0)
 

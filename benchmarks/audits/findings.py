@@ -308,14 +308,20 @@ def _membership(epsilon: float, values: Sequence[float]) -> str:
 def _shown(promised: float, bounds: Sequence[float]) -> str:
     if not bounds:
         return f"The noise promises an epsilon of {promised:g} at most; nothing was measured."
-    broken = " The promise is broken: look for a fault in the noise."
-    least = f"{min(bounds):.2g} or more" if min(bounds) > 0 else "nothing of it"
+    least, most = (math.floor(100 * end(bounds)) / 100 for end in (min, max))
+    shown = f"{least:g} or more" if least == most else f"{least:g} to {most:g} or more"
     told = (
-        f"The noise promises an epsilon of {promised:g} at most. Updates show {least}, measured "
-        f"with canaries, which are made-up records (the least of {len(bounds)} clients' bounds, "
-        "95 % confidence each)."
+        f"The noise promises an epsilon of {promised:g} at most. Updates show "
+        f"{shown if most > 0 else 'nothing of it'}, measured with canaries, which are made-up "
+        f"gradients (bounds of {len(bounds)} clients, 95 % confidence each)."
     )
-    return told + (broken if min(bounds) > promised else "")
+    if min(bounds) <= promised:
+        return told
+    chance = 100 * 0.05 ** len(bounds)
+    return (
+        f"{told} That is more than is promised, which a right accountant and right noise give in "
+        f"{chance:.2g} % of such audits at most: look for a fault in either."
+    )
 
 
 def _certainty(whole: Whole) -> str:

@@ -48,11 +48,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         answer: MeasuredEpsilon = job.how.run(audited.seen, job.attack)
         spent = clock.read()
         if answer.status == Status.FAILED:
-            yield [Outcome(job, m.name, None, status="messages not finite") for m in METRICS]
+            yield [Outcome(job, m.name, None, status="failed") for m in METRICS]
             continue
         shared: dict[str, Any] = {
             **spent._asdict(),
-            "dtype": "float64",
+            "dtype": "float32",
             "note": audited.note,
             "detail": {"canaries": len(answer.scores)},
         }

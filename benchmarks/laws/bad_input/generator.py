@@ -38,7 +38,7 @@ BAD_BY_WORDS: dict[str, tuple[Any, ...]] = {
 BAD_BITS: tuple[Any, ...] = (-1, 17, 1.5, "8", float("nan"))
 JUNK: tuple[Any, ...] = (3.5, "junk", {})
 PROBES = (*BAD_COUNTS, *BAD_NUMBERS, *JUNK, float("inf"), -0.5, (), None)
-"""Of which those are bad that a domain of somebody else's does not hold."""
+"""Values that are tried on a domain that is not ours. Those that it refuses are bad."""
 
 
 def bad_values(value: Any, hint: Any) -> Iterator[Spoilt]:
@@ -86,7 +86,14 @@ def _of_domain(value: Any, domain: domains.Domain) -> Iterator[Spoilt]:
 def _bad_of(domain: domains.Domain) -> Sequence[Any]:
     if domain.must in BAD_BY_WORDS:
         return BAD_BY_WORDS[domain.must]
-    return [probe for probe in PROBES if not domain.holds(probe)]
+    return [probe for probe in PROBES if not _held_by(domain, probe)]
+
+
+def _held_by(domain: domains.Domain, probe: Any) -> bool:
+    try:
+        return bool(domain.holds(probe))
+    except (TypeError, ValueError):
+        return False
 
 
 def _of_array(value: Any) -> Iterator[Spoilt]:
