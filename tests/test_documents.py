@@ -13,6 +13,7 @@ import tyro
 import attacks
 from benchmarks import sweep
 from benchmarks.suites import SUITES
+from tests import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -49,6 +50,11 @@ def test_tables_are_whole():
     for page in PAGES:
         for below in re.findall(r"^\| ---.*\n(.*)$", page.read_text(), re.MULTILINE):
             assert below.startswith("|"), f"{page.name}: a table has {below!r} for a row"
+
+
+def test_the_code_of_a_page_that_needs_an_extra():
+    """Other pages' code runs with the wheel alone (`make wheel`)."""
+    assert readme.wrong_on("docs/epsilon.md") == 0
 
 
 def test_every_page_is_in_the_site():
