@@ -151,7 +151,9 @@ def at_least(least: float, **named: Any) -> None:
     """Raise `ValueError` unless no entry of any named array is below a number."""
     for name, array in named.items():
         if not is_traced(array) and not (np.asarray(array) >= least).all():
-            raise ValueError(f"{name} holds {np.min(array)}; its entries must be at least {least}")
+            raise ValueError(
+                f"{name} holds {np.asarray(array).min()}; its entries must be at least {least}"
+            )
 
 
 def zeros_or_ones(**named: Any) -> None:

@@ -19,7 +19,7 @@ Array = jax.Array
 @struct.dataclass
 class Canaries(DPSGD):
     """`DPSGD` of a client that has canaries beside its records: each is a gradient of norm `clip`
-    in a direction of its own (Nasr et al. 2023, section 4; Andrew et al. 2024, Algorithm 3).
+    in a direction of its own (Nasr et al. 2023; Andrew et al. 2024).
 
     The noise protects a canary as it protects a record whose gradient is as long as it may be: with
     full batches the guarantee is the same. In batches canaries are drawn at every step by chance,

@@ -127,9 +127,12 @@ class Reconstruction:
                     f"{name}.values[{j}] has shape {np.shape(values)}; {name}.scores[{j}] has "
                     f"{np.shape(scores)}"
                 )
-            if not _check.is_traced(values) and np.max(values) >= np.shape(scores)[1]:
+            if _check.is_traced(values):
+                continue
+            largest = np.asarray(values).max()  # on the host, under an outer `jit` too
+            if largest >= np.shape(scores)[1]:
                 raise ValueError(
-                    f"{name}.values[{j}] holds {np.max(values)}; {name}.scores[{j}] has "
+                    f"{name}.values[{j}] holds {largest}; {name}.scores[{j}] has "
                     f"{np.shape(scores)[1]} candidates"
                 )
 

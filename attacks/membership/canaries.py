@@ -5,8 +5,8 @@ client's messages, knows its records and its recipe, and plants canaries (`jaxfl
 asks is how far the messages give one canary's presence away.
 
 Sources: Andrew et al., One-shot Empirical Privacy Estimation for Federated Learning (ICLR 2024),
-Algorithm 3, whose canaries are random directions too; Dong, Roth, Su, Gaussian Differential Privacy
-(2022), Corollary 2.13; for the noncentral t, Steiger, Fouladi (1997).
+whose canaries are random directions too; Dong, Roth, Su, Gaussian Differential Privacy (2022),
+Corollary 2.13; for the noncentral t, Steiger, Fouladi (1997).
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class MeasuredEpsilon:
     status: Array
 
 
-@on_host("SciPy's test, and dp-accounting")
+@on_host("SciPy's noncentral t, and dp-accounting")
 @checked
 def measure_epsilon(
     model: Model,
@@ -110,13 +110,14 @@ def measure_epsilon(
     check_parameters(model, messages.model_shapes, "messages")
     first = jax.tree.map(lambda a: a[0], messages.received)
     check_records_of_one(model, first, data, "data")
-    canaries = _canaries_of(training, int(np.sum(data.mask)))
+    records = int(np.asarray(data.mask).sum())
+    canaries = _canaries_of(training, records)
     directions = _orthonormal(canaries.directions, sum(a.size for a in jax.tree.leaves(first)))
     rest = _without_own(model, messages, data, training, canaries.clip, key)
     along = directions @ rest
     varied = np.linalg.norm(rest - along.mean() * directions.sum(0))
     noise = varied / np.sqrt(len(rest) - 1)
-    if training.steps(int(np.sum(data.mask))) > 1 and len(along) > 1:
+    if training.steps(records) > 1 and len(along) > 1:
         noise = max(noise, along.std(ddof=1))
     if not np.isfinite(along).all() or noise == 0:
         nothing = jnp.full((), jnp.nan)
@@ -138,9 +139,8 @@ def _canaries_of(training: LocalTraining, records: int) -> Canaries:
     plain_sgd(training.optimizer)
     canaries = training.privacy
     if not isinstance(canaries, Canaries) or len(training.plugins) > 1:
-        raise ValueError(
-            f"training.plugins={training.plugins} must hold Canaries, and nothing else"
-        )
+        held = ", ".join(type(plugin).__name__ for plugin in training.plugins) or "nothing"
+        raise ValueError(f"training.plugins holds {held}; it must hold Canaries, and nothing else")
     rate = min(training.batch_size or records, records) / records
     if not np.isclose(float(canaries.rate), rate, rtol=1e-3):
         raise ValueError(
@@ -195,8 +195,8 @@ def _sent_beside(
 
 
 def _least_mu(scores: np.ndarray, freedom: int, confidence: float) -> float:
-    """The mean in deviations that would be seen to be exceeded so with a chance of 1 - confidence:
-    the mean of scores is a noncentral t."""
+    """The least mean, in deviations, of which scores as high as these have a chance of at least
+    1 - confidence: their own mean is a noncentral t of so many degrees of freedom."""
     root = np.sqrt(len(scores))
     seen = float(scores.mean() * root)
     error = np.sqrt(1 + seen**2 / (2 * freedom))

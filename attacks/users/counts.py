@@ -32,7 +32,7 @@ def labels_of(counts: Int[Array, "classes"], images: Count) -> Int[Array, "image
     """Labels `[images]` (static length), `counts [classes]` of each class in order."""
     if not _check.is_traced(counts):
         _check.at_least(0, counts=counts)
-        if np.sum(counts) != images:
+        if np.asarray(counts).sum() != images:  # on the host, under an outer `jit` too
             raise ValueError(f"counts={np.asarray(counts).tolist()} must sum to images={images}")
     return jnp.repeat(jnp.arange(len(counts)), jnp.asarray(counts), total_repeat_length=images)
 

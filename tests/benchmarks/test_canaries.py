@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.harness.jobs import Job
-from benchmarks.measurements.canaries import EXPERIMENT
+from benchmarks.measurements import canaries
 from tests.benchmarks.cells import cell_of, outcomes_of
 from tests.laws.cases import cases
 
@@ -11,7 +11,7 @@ CELL = cell_of("canaries/full", {"records": 40, "rounds": 4, "epsilon": 10.0})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", cases(EXPERIMENT))
+@pytest.mark.parametrize("law", cases(canaries.EXPERIMENT))
 def test_methods_obey(law):
     law()
 
