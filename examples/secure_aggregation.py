@@ -42,4 +42,5 @@ observations = observe(sums, detectors)
 chance = gibbs(observations, jnp.asarray([ROUNDS]), key)[0]
 truth = np.arange(CLIENTS) < HOLDERS
 print("probability that a client holds it:", np.round(np.asarray(chance), 2))
-print("F1 at one half:", round(ranking(chance, truth, 0.5).f1, 2), "- all clients named:", 0.26)
+print("F1 at one half:", round(ranking(chance, truth, 0.5).f1, 2))
+print("F1 of naming everyone:", round(2 * HOLDERS / (HOLDERS + CLIENTS), 2))

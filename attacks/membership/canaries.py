@@ -96,7 +96,8 @@ def measure_epsilon(
     Args:
       model: the model (static).
       messages: of the client, all rounds `[rounds, ...]`.
-      data: its records, without client axis.
+      data: its records, without client axis. Records that are left out stay among the noise, and
+        lower the bound.
       training: its recipe: SGD, with `Canaries` for its only plug-in.
       key: draws batches of the training that is taken away.
       delta: of the guarantee.

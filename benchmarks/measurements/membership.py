@@ -7,6 +7,7 @@ scored on the records judged members. `Judging` is what is asked of a method bes
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -139,7 +140,8 @@ class Decode:
 
 def _mixture(inputs: Inputs, settings: CosMatching) -> Answers:
     varied = run_members(Variances(inputs.model), (inputs.everyone, inputs.last))
-    seeds = np.asarray(jax.vmap(jax.random.bits)(inputs.everyone.key)) >> 1
+    draw = functools.partial(jax.random.bits, dtype=jnp.uint32)  # with 64-bit types on, too
+    seeds = np.asarray(jax.vmap(draw)(inputs.everyone.key))
     pairs = zip(np.asarray(varied.results), seeds, strict=True)
     judged = [split_variances(v, seed=int(seed)) for v, seed in pairs]
     rows = jnp.asarray(np.stack([_first(answer) for answer in judged]))

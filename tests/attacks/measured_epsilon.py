@@ -25,19 +25,33 @@ from jaxfl.accounting import noise_multiplier
 RECORDS, FEATURES, ROUNDS, DELTA, BATCH = 100, 50, 10, 1e-5, 20
 
 
-def measured(seed, noise, count, batch_size, width):
+def planted(seed, model, records, count):
+    """Records, parameters and directions of a seed, and keys of the run and of what is measured."""
     keys = jax.random.split(jax.random.key(seed), 5)
-    x = jax.random.normal(keys[0], (RECORDS, FEATURES))
-    y, model = (x[:, 0] > 0).astype(int), mlp(FEATURES, (width,), 2)
     params = model.init(keys[1])
+    x = jax.random.normal(keys[0], (records, features_of(params)))
     directions = canary_directions(params, keys[2], count)
-    rate = (batch_size or RECORDS) / RECORDS
+    return (x, (x[:, 0] > 0).astype(int)), params, directions, keys[3], keys[4]
+
+
+def features_of(params):
+    return params["Dense_0"]["kernel"].shape[0]
+
+
+def recipe(noise, directions, records, batch_size=None):
+    rate = (batch_size or records) / records
     canaries = Canaries(1.0, noise, directions=directions, rate=rate)
-    training = LocalTraining(0.1, batch_size=batch_size, plugins=(canaries,))
+    return LocalTraining(0.1, batch_size=batch_size, plugins=(canaries,))
+
+
+def measured(seed, noise, count, batch_size, width):
+    model = mlp(FEATURES, (width,), 2)
+    records, params, directions, run_key, key = planted(seed, model, RECORDS, count)
+    training = recipe(noise, directions, RECORDS, batch_size)
     federated = Federated(ROUNDS, training)
-    run = simulate(model, params, stack_clients([(x, y)]), keys[3], federated)
-    data, messages = one_client(x, y), run.messages(0)
-    answer = measure_epsilon(model, messages, data, training, keys[4], delta=DELTA)
+    run = simulate(model, params, stack_clients([records]), run_key, federated)
+    messages = run.messages(0)
+    answer = measure_epsilon(model, messages, one_client(*records), training, key, delta=DELTA)
     return float(answer.lower), float(answer.estimate)
 
 

@@ -23,6 +23,8 @@ from jaxfl import (
     stack_clients,
 )
 from jaxfl.accounting import noise_multiplier
+from tests.attacks import measured_epsilon
+from tests.attacks.measured_epsilon import planted
 
 RECORDS, FEATURES, ROUNDS, DELTA = 40, 30, 4, 1e-5
 MODEL = mlp(FEATURES, (32,), 2)
@@ -30,18 +32,12 @@ COUNT = 500
 
 
 def client(seed):
-    """Records, a model and directions of a seed."""
-    keys = jax.random.split(jax.random.key(seed), 5)
-    x = jax.random.normal(keys[0], (RECORDS, FEATURES))
-    params = MODEL.init(keys[1])
-    directions = canary_directions(params, keys[2], COUNT)
-    return (x, (x[:, 0] > 0).astype(int)), params, directions, keys[3], keys[4]
+    """Records, parameters, directions and keys of a seed."""
+    return planted(seed, MODEL, RECORDS, COUNT)
 
 
 def recipe(noise, directions, batch_size=None):
-    rate = (batch_size or RECORDS) / RECORDS
-    canaries = Canaries(1.0, noise, directions=directions, rate=rate)
-    return LocalTraining(0.1, batch_size=batch_size, plugins=(canaries,))
+    return measured_epsilon.recipe(noise, directions, RECORDS, batch_size)
 
 
 def measured(seed, noise, batch_size=None, sent=None):

@@ -5,39 +5,16 @@ import csv
 import dataclasses
 import sqlite3
 
-import jax.numpy as jnp
 import pytest
 
-from attacks.attributes.knowledge import Reconstruction, answered, check_knowledge
 from benchmarks import report, sweep
 from benchmarks.harness import code
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.harness.jobs import Cell, Job, Outcome, Place, Suite, Table
-from benchmarks.measurements.attributes import EXPERIMENT, View
+from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
+from examples.new_attack import METHOD, OWN, Pull, pull
 from tests.laws.cases import cases
-
-
-@dataclasses.dataclass(frozen=True)
-class Pull:
-    """Names the value towards which the first layer's weights of a column were pulled."""
-
-    sign: float = 1.0
-
-
-def pull(view: View, settings: Pull) -> Reconstruction:
-    """The same value for every record, by the sign of what the column's weights moved by."""
-    known = check_knowledge(view.model, view.messages, view.knowledge)
-    update = view.messages.pseudo_gradient["Dense_0"]["kernel"]
-    moved = settings.sign * update[:, known.columns[0].positions[0]].sum()
-    values = jnp.full(len(known.x), (moved > 0).astype(int))
-    return answered(
-        ~jnp.isfinite(moved), (values,), (), objective=-jnp.abs(moved), trace=jnp.zeros(0)
-    )
-
-
-TOY = Method("pull", "the sign of a column's update", pull, Pull(), selects=True)
-OWN = EXPERIMENT.with_methods(TOY)
 
 
 def places(size, data_dir):
@@ -80,7 +57,7 @@ def test_the_command_line_takes_it_by_its_module(tmp_path, capsys):
     [
         ("no.such.module:SUITE", "'no.such.module' cannot be imported (No module named 'no')"),
         (f"{__name__}:NOTHING", f"{__name__!r} has no 'NOTHING'"),
-        (f"{__name__}:TOY", "is a Method, and no benchmarks.harness.jobs.Suite"),
+        (f"{__name__}:METHOD", "is a Method, and no benchmarks.harness.jobs.Suite"),
         (":SUITE", "must read module:NAME"),
         ("module:", "must read module:NAME"),
         (f"{__name__}:ANOTHER", "is named 'quick' as another one is"),
@@ -116,7 +93,7 @@ def test_what_does_not_exist_is_refused_by_name():
     with pytest.raises(ValueError, match="method='charm' is unknown"):
         Table("t", "", OWN, places, ("charm",))
     with pytest.raises(ValueError, match="'pull' is there twice"):
-        OWN.with_methods(TOY)
+        OWN.with_methods(METHOD)
     with pytest.raises(ValueError, match=r"'push' has traits=3; they must be None"):
         EXPERIMENT.with_methods(Method("push", "", traits=3))
     with pytest.raises(ValueError, match="metric 'a' is there twice"):
