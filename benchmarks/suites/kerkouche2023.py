@@ -32,6 +32,8 @@ PANELS = {
     **{"d": ("fashion_mnist", 10), "e": ("fashion_mnist", 20), "f": ("fashion_mnist", 30)},
     **{"g": ("cifar10", 25), "h": ("cifar10", 50)},
 }
+PUBLISHED_PAIRS = 6000
+"""Shadow pairs a round of the published detectors (MNIST)."""
 DETECTORS = DetectorTraining(FirstOrder(gradients=1000, averaged=3), pairs=60, every=5)
 COLOURED: dict[str, Any] = {
     "training.batch_size": 25,
@@ -130,12 +132,12 @@ def _detectors(size: str, data_dir: str | None) -> list[Place]:
     """The first panel by kind of detector and by what it learns from in each round."""
     paper = size == "paper"
     gradients = (250, 500, 1000, 2000) if paper else (100, 250, 500)
-    pairs = (100, 300) if paper else (60,)
+    kinds = (Lda(), (100, 300)), (Logistic(), (100, 300, PUBLISHED_PAIRS))
     varied: list[dict[str, Any]] = [{"detectors.kind.gradients": n} for n in gradients]
     varied += [
         {"detectors.kind": kind, "detectors.pairs": n}
-        for kind in (Lda(), Logistic())
-        for n in pairs
+        for kind, pairs in kinds
+        for n in (pairs if paper else (60,))
     ]
     made = []
     for changed in varied:
