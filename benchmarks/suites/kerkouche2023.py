@@ -191,7 +191,7 @@ SUITE = Suite(
             "detectors",
             "Detectors, by what they learn from (beyond the paper)",
             _detectors,
-            ("gibbs", "box", "prolin", "ridge", "detector"),
+            ("gibbs", "box", "prolin", "prolin_paper", "ridge", "ols", "baseline", "detector"),
         ),
         _table(
             "free_riders", "Clients that send nothing (beyond the paper)", _grid("a", "free_rider")
