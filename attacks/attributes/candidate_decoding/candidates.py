@@ -12,7 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.knowledge import Knowledge, UnknownColumn, erase
-from attacks.path import path_centre
+from attacks.path import local_path, on_path
 from jaxfl import LocalTraining, Model
 from jaxfl.domains import checked
 from jaxfl.models import check_labelled, inputs_and_errors, record_gradient
@@ -332,5 +332,5 @@ def candidates_at_centre(
 ) -> FactoredGradients:
     """Gradients of all candidates `x [records, K, ...]`, `y [records, K]` at the centre of the
     client's path."""
-    centre = path_centre(received, update, training.steps(len(x)))
+    centre = on_path(received, update, local_path(training, len(x)).centre)
     return factored_gradients(model, centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1), depth)

@@ -33,7 +33,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.dtypes import canonicalize_dtype
 from jaxtyping import Num
@@ -41,12 +40,12 @@ from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
-    joint_column,
     mean_lengths,
     prior_weights,
     with_absence,
     with_first,
 )
+from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.linear_problem import (
     linear_problem,
     relative_weights,
@@ -60,7 +59,6 @@ from attacks.attributes.candidate_decoding.normal_equations import (
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
-    UnknownColumn,
     answered,
     check_apart,
     check_knowledge,
@@ -81,8 +79,6 @@ from jaxfl.domains import Count, NotNegative, Positive, checked
 
 Array = jax.Array
 
-MOST_JOINT = 64
-"""Combinations of several columns' values that are tried of each record."""
 MOST_DIRECT = 8_000
 """Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64,
 and several are held."""
@@ -174,7 +170,7 @@ def closed_form(
     """
     knowledge = check_knowledge(model, messages, knowledge)
     columns = knowledge.columns
-    knowledge = _joint(knowledge)
+    knowledge = joined("closed_form", knowledge)
     check_apart("closed_form", model, messages, knowledge)
     if members is not None and members > len(knowledge.x):
         raise ValueError(
@@ -186,31 +182,7 @@ def closed_form(
             model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
         )
     warn_of_fit("closed_form", decoding.status, decoding.fit)
-    return _apart(decoding, columns)
-
-
-def _joint(knowledge: Knowledge) -> Knowledge:
-    """Several columns as one, exactly, while their values together are few."""
-    if len(knowledge.columns) == 1:
-        return knowledge
-    values = int(np.prod([len(column.candidates) for column in knowledge.columns]))
-    if values > MOST_JOINT:
-        raise ValueError(
-            f"columns have {values} values together; closed_form takes {MOST_JOINT} at most. Use "
-            "gauss_newton, which is not exact, or give fewer columns"
-        )
-    return dataclasses.replace(knowledge, columns=(joint_column(knowledge.columns),))
-
-
-def _apart(answer: Decoding, columns: tuple[UnknownColumn, ...]) -> Decoding:
-    """The answer on a joint column as one on each."""
-    counts = [len(column.candidates) for column in columns]
-    (joint,), (weights,) = answer.values, answer.scores
-    values = [jnp.where(joint < 0, -1, v) for v in jnp.unravel_index(jnp.maximum(joint, 0), counts)]
-    weights = weights.reshape(len(weights), *counts)
-    axes = range(1, len(counts) + 1)
-    scores = [weights.sum(tuple(a for a in axes if a != axis)) for axis in axes]
-    return dataclasses.replace(answer, values=tuple(values), scores=tuple(scores))
+    return apart(decoding, columns)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "members", "dtype"))
@@ -390,9 +362,4 @@ def _decoded(knowledge: Knowledge, weights: Array, members: int | None) -> _Deco
     presence = None
     if members is not None:
         presence, scores = 1 - scores[:, 0], scores[:, 1:]
-    values, labels = scores.argmax(1), None
-    if knowledge.y is None:
-        classes = scores.shape[1] // len(knowledge.columns[0].candidates)
-        values, labels = values // classes, values % classes
-        scores = scores.reshape(len(scores), -1, classes).sum(2)
-    return _Decoded(rounded, values, labels, scores, presence)
+    return _Decoded(rounded, *told(knowledge, scores), presence)

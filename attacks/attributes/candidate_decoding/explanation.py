@@ -39,7 +39,7 @@ from attacks.attributes.candidate_decoding.linear_problem import relative_weight
 from attacks.attributes.candidate_decoding.simulated_client import Guess, clipping, guess_of
 from attacks.attributes.knowledge import Knowledge, Reconstruction
 from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precision, rounding
-from attacks.path import path_centre
+from attacks.path import local_path, on_path
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model, client_round, mean_loss
 from jaxfl.federated import Strategy, map_clients
@@ -170,7 +170,7 @@ def _judge(
     guess = Guess(model, data, training)
     fits = []
     with jax.default_matmul_precision("highest"):
-        for number in range(_passes(training, records, answer)):
+        for number in range(_passes(training, records)):
             pass_key = jax.random.fold_in(key, number)
             left = _left(model, messages, guess, each, unsure, pass_key, free_scale)
             fits.append(verdict(left, noise, (energies(updates) > 0).sum(), free_scale))
@@ -182,10 +182,10 @@ def _judge(
     return dataclasses.replace(fits[0], misfit=jnp.where(moved, misfit, jnp.inf))
 
 
-def _passes(training: LocalTraining, records: int, answer: Any) -> int:
-    """One step is linear in what is unknown; what plug-ins do to weighted records, and labels that
-    differ between candidates, cannot be simulated again."""
-    return 2 if training.steps(records) > 1 and not training.plugins and answer[2] is None else 1
+def _passes(training: LocalTraining, records: int) -> int:
+    """One step is linear in what is unknown; what plug-ins do to weighted records cannot be
+    simulated again."""
+    return 2 if training.steps(records) > 1 and not training.plugins else 1
 
 
 def _corrected(
@@ -194,7 +194,7 @@ def _corrected(
     """The client on candidates whose weights least squares has moved from the answer."""
     records, count = each.x.shape[:2]
     weights = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)
-    unit = training.learning_rate * training.steps(records) / records
+    unit = training.learning_rate * local_path(training, records).total / records
     moved = with_first(onto_simplex(weights[unsure, 1:] + step.reshape(len(unsure), -1) / unit))
     scores = weights.at[unsure].set(moved.astype(weights.dtype))
     return guess_of(model, training.without(), scores, each.x, each.y, lambda: scores)
@@ -285,11 +285,11 @@ def _vectors(
     guess: Guess, received: Any, update: Any, runs: Array, dtype: Any, more: Directions
 ) -> _Vectors:
     received, update, runs = cast((received, update, runs), dtype)
-    steps = guess.training.steps(len(guess.data.mask))
+    path = local_path(guess.training, len(guess.data.mask))
     mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
     # Of no noise that is in what is compared: not of the path that was seen, and directions of no
     # run.
-    centre = unravel(path_centre(flat, mean, steps))
+    centre = unravel(on_path(flat, mean, path.centre))
     downhill = ravel_pytree(jax.grad(_loss_of(guess, dtype))(received))[0]
     noise = deviations(runs)
     seen = ravel_pytree(update)[0]

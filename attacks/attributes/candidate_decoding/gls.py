@@ -1,7 +1,8 @@
 """Decoding clients that train in batches or for several epochs, by generalised least squares.
 
-Threat model: an honest-but-curious server sees a client's messages, prescribed its recipe of plain
-SGD, and knows its records but for one column, its labels, and the column's possible values.
+Threat model: an honest-but-curious server sees a client's messages, prescribed its recipe of SGD
+(with momentum and weight decay or without), and knows its records but for one column or a few,
+perhaps its labels, and the possible values of these columns.
 
 Such a client's update is no gradient: the model moves under way, and the order of its records is
 random and unknown. To first order in the unknown weights s around a current guess, round t says, in
@@ -16,14 +17,16 @@ M fresh orders: a record's loss is that of its candidates, weighted by the guess
 clipping leaves of its gradient (under mixup, that of its expected value). J_t holds, per unknown,
 the difference of the record's gradients between candidates, A_t the records' gradients, both at the
 centre of the path that the client went, theta_t + (T - 1) / (2 T) (returned - theta_t) for T local
-steps, or averaged along simulated paths. A record enters with weight 1 / (size of its batch) in
-every epoch: with mean a = T / N, and with a variance v that a short last batch makes large; x is
-room for what the linearisation misses. H_t, if asked for, holds by how much the gradient that the
-guess expects of a record changes on every piece of the path from the first step to the last, W is
-the covariance of a record's weighted places on these pieces (which are not independent of its
-weight where the last batch is short; that is left out). Weights and places are dealt without
-repetition: their sum is fixed, hence C. What M runs say of the same noise stays in R_t, so that the
-sum is a bound from above.
+steps of plain SGD, or averaged along simulated paths. A record enters with weight 1 / (size of its
+batch) in every epoch: with mean a = T / N, and with a variance v that a short last batch makes
+large; x is room for what the linearisation misses. Momentum repeats a gradient in later steps, and
+decay shrinks what came before: a step then has a weight of its own (`attacks.path.local_path`),
+which enters mean, variance and centre, and a record counts for more in an early batch. H_t, if
+asked for, holds by how much the gradient that the guess expects of a record changes on every piece
+of the path from the first step to the last, W is the covariance of a record's weighted places on
+these pieces (which are not independent of its weight where the last batch is short, or with
+momentum; that is left out). Weights and places are dealt without repetition: their sum is fixed,
+hence C. What M runs say of the same noise stays in R_t, so that the sum is a bound from above.
 
 Woodbury inverts the covariance in as many dimensions as A_t, R_t and H_t have rows, so that only
 inner products of candidates' gradients are needed; at the centre, where all parameters belong to
@@ -41,6 +44,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.dtypes import canonicalize_dtype
 
 from attacks.attributes.candidate_decoding.candidates import (
@@ -56,6 +60,7 @@ from attacks.attributes.candidate_decoding.gls_round import (
     Round,
     round_quadratic,
 )
+from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.whitening import heights
 from attacks.attributes.knowledge import (
     Knowledge,
@@ -63,7 +68,6 @@ from attacks.attributes.knowledge import (
     answered,
     check_apart,
     check_knowledge,
-    check_one_column,
     explained,
 )
 from attacks.precision import arithmetic, cast, floating
@@ -89,13 +93,15 @@ def gls(
     settings: GLS,
     dtype: Any = None,
 ) -> Reconstruction:
-    """Reconstruct one unknown column from the messages of a client with any local training.
+    """Reconstruct unknown columns, and labels if they are unknown, from the messages of a client
+    with any local training whose optimiser is linear.
 
     Args:
       model: the model (static), whose operations mix no records (no batch normalisation).
       messages: the client's messages; early ones tell most, and the more rounds the better, since
         one unknown bit moves few numbers per round.
-      knowledge: one unknown column; known labels.
+      knowledge: what is known. Unknown labels make every (value, label) pair a candidate; of
+        several unknown columns every combination of values is one, 64 at most.
       key: draws simulated batch orders.
       settings: see `GLS`.
       dtype: of the arithmetic (static); by default float64 with `drift`, else the models', at least
@@ -110,36 +116,45 @@ def gls(
       (and with the rounds, while that is at most `KEPT` numbers).
 
     Raises:
-      ValueError: as `cos_matching`; and if labels are unknown, there are several unknown columns, a
-        setting is out of range, the client's optimiser is not plain SGD, `drift` is asked for with
+      ValueError: as `cos_matching`; and if unknown columns have more than 64 values together, a
+        setting is out of range, the client's optimiser is not linear in gradients and parameters
+        (or not plain SGD, with `points`), labels are unknown under mixup, `drift` is asked for with
         `points`, mixup or differential privacy, or `layers` with `points` or of a model that names
         no dense layers.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    check_one_column("gls", knowledge)
     check_apart("gls", model, messages, knowledge)
-    _check_settings(settings, model, len(knowledge.x))
+    _check_settings(settings, model, knowledge)
+    joint = joined("gls", knowledge)
     if dtype is None:
         narrow = jnp.promote_types(
             jnp.float32, jnp.result_type(*jax.tree.leaves(messages.received))
         )
         dtype = jnp.float64 if settings.drift else narrow
     dtype = floating(dtype)
-    with arithmetic(dtype, messages, knowledge, key, settings):
-        answer = _gls(model, messages, knowledge, key, settings, canonicalize_dtype(dtype))
+    with arithmetic(dtype, messages, joint, key, settings):
+        answer = _gls(model, messages, joint, key, settings, canonicalize_dtype(dtype))
+    answer = apart(answer, knowledge.columns)
     judge_key = jax.random.fold_in(key, JUDGED)
     fit = judge(model, messages, knowledge, answer, settings.training, judge_key)
     return explained("gls", messages, answer, fit)
 
 
-def _check_settings(settings: GLS, model: Model, records: int) -> None:
+def _check_settings(settings: GLS, model: Model, knowledge: Knowledge) -> None:
     training = settings.training
     check("settings.training.learning_rate", training.learning_rate, Positive)
     if settings.orders < 2:
         raise ValueError(
             f"orders={settings.orders} must be at least 2: how they differ is the noise"
         )
-    _check.plain_sgd(training.optimizer)
+    _check.linear(training.optimizer)
+    if settings.points > 1 and training.optimizer is not optax.sgd:
+        raise ValueError(
+            f"points={settings.points} does not go with optimizer={training.optimizer!r}; it needs "
+            "points=1 or optax.sgd"
+        )
+    if training.mixup and knowledge.y is None:
+        raise ValueError("y=None does not go with mixup; give labels")
     for plugin in training.plugins:
         if type(plugin) not in (DPSGD, Mixup):
             raise ValueError(
@@ -183,11 +198,10 @@ def _gls(
         weights, (trace, objectives) = jax.lax.scan(
             one_pass, prior, jax.random.split(key, settings.passes)
         )
-    scores = with_first(weights.reshape(records, -1))
+    values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     finite = jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objectives[-1])
     failed = ~finite | (trace[-1] < INDEFINITE)
-    values = scores.argmax(1)
-    answer = answered(failed, (values,), (scores,), objective=objectives[-1], trace=trace)
+    answer = answered(failed, (values,), (scores,), labels, objective=objectives[-1], trace=trace)
     return cast(answer, jnp.float32, jnp.int32)
 
 

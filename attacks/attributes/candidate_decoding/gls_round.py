@@ -34,6 +34,7 @@ from attacks.attributes.candidate_decoding.simulated_client import (
     towards_average,
 )
 from attacks.attributes.candidate_decoding.whitening import whitened
+from attacks.path import local_path
 from jaxfl import LocalTraining, Model
 from jaxfl.domains import Count, Index, NotNegative
 
@@ -49,7 +50,8 @@ class GLS:
 
     Attributes:
       training: the client's recipe, known to the server that prescribed it. Its optimiser must be
-        plain SGD, its plug-ins `DPSGD` or `Mixup`.
+        SGD, with momentum and weight decay or without, or another that is linear in gradients and
+        parameters; its plug-ins `DPSGD` or `Mixup`.
       orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise
         (static). Many small batches make noise in about N directions; what M runs miss of them is
         taken for signal. Clients with few steps need few.
@@ -57,7 +59,7 @@ class GLS:
         epoch of a simulated path, where a random part of the records has been seen: better for many
         small batches, at the price of writing gradients out, records x K x parameters behind the
         first layer; or all, if the model names no dense layers (static). What is clipped is taken
-        to be that mean, which is a little shorter than the gradients are.
+        to be that mean, which is a little shorter than the gradients are. Plain SGD only.
       passes: repetitions from the improved guess (static).
       spread: variance added to the records' weights, relative to their squared mean: room for what
         the linearisation misses.
@@ -70,7 +72,7 @@ class GLS:
         depends on its place in the order. With 1 that is a row of noise for every record (the
         expected one of its candidates), with more as many, one for each piece of the path:
         gradients of rectified units jump. With 0 M runs sample it, which for clients of like
-        records miss what tells these apart. Plain SGD only; N + M rows become N (1 + drift) + M
+        records miss what tells these apart. N + M rows become N (1 + drift) + M
         (static). In float32 rounding loses the quadratic of thousands of like records, which
         `status` says.
       layers: look at the gradients of the first so many dense layers alone; all parameters with
@@ -175,7 +177,7 @@ def _noise(
     )
     if settings.drift:
         flat = client.x.reshape(-1, *client.x.shape[2:]), client.y.reshape(-1)
-        ends = piece_ends(seen.received, seen.update, training.steps(records), settings.drift)
+        ends = piece_ends(seen.received, seen.update, local_path(training, records), settings.drift)
         moved = drift(client.model, ends, *flat, depth)
         moved = moved.expected(jnp.tile(scores, (settings.drift, 1)))
         projected = jax.vmap(moved.along, out_axes=1)(vectors)

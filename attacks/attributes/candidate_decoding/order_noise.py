@@ -10,23 +10,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attacks.attributes.candidate_decoding.candidates import FactoredGradients, gradient_changes
-from attacks.path import on_path
+from attacks.path import LocalPath, local_path, on_path
 from jaxfl import LocalTraining, Model
 
 Array = jax.Array
 
 
-def batch_weights(training: LocalTraining, records: int) -> tuple[float, float]:
-    """Mean and variance of the weight with which a record enters an update, over random orders: 1 /
-    (its batch's size) in every epoch, or 1 / (nominal size) under private training."""
-    sizes = training.batch_sizes(records)
-    weights = [1 / (b if training.privacy is None else sizes[0]) for b in sizes]
-    mean = sum(w * b for w, b in zip(weights, sizes, strict=True)) / records
-    square = sum(w**2 * b for w, b in zip(weights, sizes, strict=True)) / records
-    return training.epochs * mean, training.epochs * max(square - mean**2, 0.0)
+def _weights_in_batches(training: LocalTraining, records: int) -> tuple[Array, Array]:
+    """With what weight a record enters an update if it is in a batch, `[epochs, batches]`, and its
+    chance to be in one `[batches]`: the step's own weight over the batch's size, or over the
+    nominal size under private training."""
+    sizes = jnp.asarray(training.batch_sizes(records), float)
+    steps = local_path(training, records).weights.reshape(training.epochs, -1)
+    return steps / (sizes if training.privacy is None else sizes[0]), sizes / records
+
+
+def batch_weights(training: LocalTraining, records: int) -> tuple[Array, Array]:
+    """Mean and variance of the weight with which a record enters an update, over random orders."""
+    weights, chances = _weights_in_batches(training, records)
+    means = weights @ chances
+    return means.sum(), jnp.maximum(weights**2 @ chances - means**2, 0.0).sum()
 
 
 def noise_variance(training: LocalTraining, records: int) -> Array:
@@ -36,25 +41,29 @@ def noise_variance(training: LocalTraining, records: int) -> Array:
         return jnp.zeros(())
     sizes = training.batch_sizes(records)
     deviation = training.privacy.clip * training.privacy.noise_multiplier / sizes[0]
-    return jnp.asarray(training.epochs * len(sizes) * deviation**2)
+    return (local_path(training, records).weights ** 2).sum() * deviation**2
 
 
-def place_covariance(training: LocalTraining, records: int, pieces: int = 1) -> np.ndarray:
+def place_covariance(training: LocalTraining, records: int, pieces: int = 1) -> Array:
     """Covariance `[pieces, pieces]` of what a record adds to an update per unit of its gradient's
     change on every piece of the path from the first to the last of all steps, from the path's
-    middle: in every epoch it is in a batch of random place."""
-    sizes, steps = np.asarray(training.batch_sizes(records)), training.steps(records)
-    place = np.arange(steps).reshape(training.epochs, -1, 1) / max(steps - 1, 1)
-    passed = np.clip(place * pieces - np.arange(pieces), 0, 1) - np.clip(
-        pieces / 2 - np.arange(pieces), 0, 1
-    )
-    mean = passed.sum(1) / records
-    return np.einsum("ebk,ebl,b->kl", passed, passed, 1 / sizes) / records - mean.T @ mean
+    centre: in every epoch it is in a batch of random place."""
+    weights, chances = _weights_in_batches(training, records)
+    path = local_path(training, records)
+    last = jnp.where(path.places[-1] > 0, path.places[-1], 1)
+
+    def passed(place: Array) -> Array:
+        return jnp.clip(place[..., None] / last * pieces - jnp.arange(pieces), 0, 1)
+
+    moved = passed(path.places) - passed(path.centre)
+    added = weights[..., None] * moved.reshape(*weights.shape, pieces)
+    means = jnp.einsum("ebk,b->ek", added, chances)
+    return jnp.einsum("ebk,ebl,b->kl", added, added, chances) - means.T @ means
 
 
-def piece_ends(received: Any, update: Any, steps: int, pieces: int) -> list[Any]:
+def piece_ends(received: Any, update: Any, path: LocalPath, pieces: int) -> list[Any]:
     """Models at the ends of equal pieces of the path from a client's first step to its last."""
-    last = (steps - 1) / steps
+    last = path.places[-1]
     return [on_path(received, update, last * piece / pieces) for piece in range(pieces + 1)]
 
 
@@ -158,8 +167,8 @@ def with_drift(
     covariance = (
         place_covariance(training, records, len(changes) // records) * records / max(records - 1, 1)
     )
-    variances, directions = np.linalg.eigh(covariance)
-    root = np.sqrt(np.maximum(variances, 0))[:, None] * directions.T
+    variances, directions = jnp.linalg.eigh(covariance)
+    root = jnp.sqrt(jnp.maximum(variances, 0))[:, None] * directions.T
 
     def scaled(products: Array) -> Array:
         return jnp.einsum("kl,lnm->knm", root, products.reshape(len(root), records, -1)).reshape(

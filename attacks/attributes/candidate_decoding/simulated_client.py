@@ -41,19 +41,20 @@ def guess_of(
 
     The noise of private training is not drawn, because its variance is known.
     """
-    rest = (y[:, 0], jnp.ones(len(x), bool), jnp.asarray(0))
+    rest = (jnp.ones(len(x), bool), jnp.asarray(0))
     if training.mixup:
         if training.privacy is not None:
             quiet = dataclasses.replace(training.privacy, noise_multiplier=0.0)
             plugins = (*training.without(DPSGD).plugins, quiet)
             training = dataclasses.replace(training, plugins=plugins)
-        return Guess(model, ClientData(jnp.einsum("nk,nk...->n...", scores, x), *rest), training)
+        expected = jnp.einsum("nk,nk...->n...", scores, x)
+        return Guess(model, ClientData(expected, y[:, 0], *rest), training)
     weights = scores
     if training.privacy is not None:
         weights = scores * clipping(squares(), training.privacy.clip).reshape(scores.shape)
         training = _unclipped(training, len(x))
     weighted = jnp.concatenate([x.reshape(*scores.shape, -1), weights[..., None]], 2)
-    return Guess(_weighted(model, x.shape[2:]), ClientData(weighted, *rest), training)
+    return Guess(_weighted(model, x.shape[2:]), ClientData(weighted, y, *rest), training)
 
 
 def _unclipped(training: LocalTraining, records: int) -> LocalTraining:
@@ -71,8 +72,8 @@ def clipping(squares: Array, clip: float | Array) -> Array:
 
 
 def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
-    """The model on records `[K, features + 1]`: flat candidates of that shape, and in the last
-    column their losses' weights."""
+    """The model on records `[K, features + 1]`, with labels `[K]`: flat candidates of that shape,
+    and in the last column their losses' weights."""
 
     def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Any:
         candidates = x[..., :-1].reshape(*x.shape[:2], *shape)
@@ -84,7 +85,7 @@ def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
 
     def loss(outputs: Any, y: Array) -> Array:
         candidates, weights = outputs
-        return (weights * jax.vmap(model.loss, (1, None), 1)(candidates, y)).sum(1)
+        return (weights * jax.vmap(model.loss, 1, 1)(candidates, y)).sum(1)
 
     return dataclasses.replace(model, apply=apply, loss=loss, layers=None)
 
