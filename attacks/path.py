@@ -48,7 +48,7 @@ def local_path(training: LocalTraining, records: int) -> LocalPath:
     steps = training.steps(records)
     if training.optimizer is optax.sgd or not _check.is_linear(training.optimizer):
         return LocalPath(jnp.ones(steps), jnp.arange(steps) / steps)
-    rate = jnp.asarray(training.learning_rate, float)
+    rate = jnp.asarray(training.learning_rate, jnp.result_type(float))
     optimizer = training.optimizer(rate)
 
     def step(carry: tuple[Array, Any], gradient: Array) -> tuple[tuple[Array, Any], Array]:
@@ -67,7 +67,7 @@ def local_path(training: LocalTraining, records: int) -> LocalPath:
     return LocalPath(-weights / rate, places / last)
 
 
-def on_path(received: Any, update: Any, fraction: float) -> Any:
+def on_path(received: Any, update: Any, fraction: float | Array) -> Any:
     """The model that a client has after a fraction of its steps, if its path is straight.
 
     Args:

@@ -19,7 +19,13 @@ from jaxfl.models import (
 from jaxfl.plugins import PerClient, Plugin
 from jaxfl.schema import Listed, Measured, Schema
 from jaxfl.servers import HonestServer, IsolatingServer, Server, ServerState
-from jaxfl.training import LocalTraining, client_round, clipped_sgd, local_update
+from jaxfl.training import (
+    LocalTraining,
+    client_round,
+    clipped_sgd,
+    local_update,
+    proximal_sgd,
+)
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 
 __version__ = "0.1.0"
@@ -64,6 +70,7 @@ __all__ = [
     "mean_loss",
     "mlp",
     "one_client",
+    "proximal_sgd",
     "simulate",
     "squared_error",
     "stack_clients",

@@ -60,8 +60,9 @@ def is_linear(optimizer: Any) -> bool:
     if optimizer is optax.sgd:
         return True
     rng = np.random.default_rng(0)
-    starts, slopes = rng.normal(size=(2, 5)), rng.normal(size=(2, 3, 5))
-    scale = np.asarray([1.0, 1e3])  # a clipped update is linear below its threshold
+    starts = rng.normal(size=(2, 5)).astype(np.float32)
+    slopes = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    scale = np.asarray([1.0, 1e3], np.float32)  # a clipped update is linear below its threshold
     with jax.ensure_compile_time_eval():
         parts = [
             path(s * start, s * slope)
@@ -75,8 +76,8 @@ def linear(optimizer: Any) -> None:
     """Raise `ValueError` unless updates are linear in gradients and parameters."""
     if not is_linear(optimizer):
         raise ValueError(
-            f"optimizer={optimizer!r} is not linear in gradients, as optax.sgd is with momentum or "
-            "without and with weight decay: what is read out of messages are sums of gradients"
+            f"optimizer={optimizer!r} is not linear in gradients, as optax.sgd is, with momentum "
+            "and weight decay or without: what is read out of messages are sums of gradients"
         )
 
 

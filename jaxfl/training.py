@@ -95,6 +95,32 @@ def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
 
 
 @checked
+@functools.cache
+def proximal_sgd(strength: float) -> Callable[..., optax.GradientTransformation]:
+    """An optimiser for `LocalTraining`: SGD on the loss plus strength / 2 times the squared
+    distance from the received model (FedProx: Li et al. 2020, Eq. 2, whose mu the strength is).
+
+    Raises:
+      ValueError: if the strength is not positive.
+    """
+    check("strength", strength, Positive)
+
+    def init(params: Any) -> Any:
+        return params
+
+    def pull(gradient: Any, received: Any, params: Any) -> tuple[Any, Any]:
+        pulled = jax.tree.map(lambda g, p, r: g + strength * (p - r), gradient, params, received)
+        return pulled, received
+
+    def proximal(learning_rate: float | Array) -> optax.GradientTransformation:
+        towards_received = optax.GradientTransformation(init, pull)
+        return optax.chain(towards_received, optax.sgd(learning_rate))
+
+    proximal.__name__ = f"proximal_sgd({strength!r})"
+    return proximal
+
+
+@checked
 def local_update(
     model: Model, params: Params, data: OneClient, key: Key, training: LocalTraining
 ) -> Params:

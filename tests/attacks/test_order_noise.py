@@ -69,7 +69,7 @@ def test_records_weights_in_random_batches():
             1 / sizes[rng.permuted(np.tile(np.arange(records), (20_000, 1)), axis=1)[:, 0]]
             for _ in range(epochs)
         )
-        mean, variance = batch_weights(LocalTraining(0.1, epochs, size), records)
+        mean, variance = map(float, batch_weights(LocalTraining(0.1, epochs, size), records))
         assert drawn.mean() == pytest.approx(mean, rel=0.02)
         assert drawn.var() == pytest.approx(variance, rel=0.05, abs=1e-12)
 
@@ -95,7 +95,7 @@ def test_variance_of_a_records_place():
         weight = 1 / np.minimum(width, records - batch * width)
         drawn = ((place - 0.5) * weight).sum(0)
         assert drawn.var() == pytest.approx(
-            place_covariance(training, records)[0, 0], rel=0.03, abs=1e-12
+            float(place_covariance(training, records)[0, 0]), rel=0.03, abs=1e-12
         )
         ends = np.linspace(0, 1, 4)  # of three pieces
         passed = [
@@ -103,7 +103,7 @@ def test_variance_of_a_records_place():
             for low, high in pairwise(ends)
         ]
         drawn = np.stack([(p * weight).sum(0) for p in passed])
-        found = place_covariance(training, records, 3)
+        found = np.asarray(place_covariance(training, records, 3))
         assert np.allclose(found, np.cov(drawn), atol=0.03 * np.trace(found) + 1e-12)
 
 

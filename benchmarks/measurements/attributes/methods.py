@@ -42,6 +42,7 @@ from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.victims import VictimSettings, public_rows
 from jaxfl import LocalTraining, Model
+from jaxfl._check import is_linear
 
 Array = jax.Array
 
@@ -130,7 +131,9 @@ def _adam(view: View, settings: AdamDecoding) -> Reconstruction:
 
 
 def _gls(view: View, settings: GLS) -> Reconstruction:
-    settings = dataclasses.replace(settings, training=view.training)
+    plain = view.training.optimizer is optax.sgd  # else there is no path to take points on
+    points = settings.points if plain else 1
+    settings = dataclasses.replace(settings, training=view.training, points=points)
     return gls(view.model, view.messages, view.knowledge, view.key, settings=settings)
 
 
@@ -167,10 +170,13 @@ def _adam_refuses(settings: VictimSettings) -> str | None:
 
 
 def _gls_refuses(settings: VictimSettings) -> str | None:
-    if settings.training.optimizer is not optax.sgd:
-        return "training.optimizer is not 'sgd', whose steps alone it knows"
-    exact = None if settings.private else _several_steps(settings)
-    return exact or _one_column_known_labels(settings)
+    training = settings.training
+    if not is_linear(training.optimizer):
+        return "training.optimizer is not linear in gradients, as SGD is with momentum or without"
+    plain = training.optimizer is optax.sgd and not settings.private
+    exact = _several_steps(settings) if plain else None
+    labels = _known_labels(settings) if training.mixup else None
+    return exact or labels or _one_column(settings)
 
 
 @once
@@ -293,7 +299,7 @@ METHODS = (
     ),
     Method(
         "gls",
-        "decoding whitened by the noise of batches, for any SGD client",
+        "decoding whitened by the noise of batches, for any client of SGD or with momentum",
         _gls,
         GLS(LocalTraining(), orders=256, points=8, passes=3),
         filled=("training",),

@@ -1,0 +1,234 @@
+"""Clients that train with momentum, weight decay or a proximal term: every gradient still enters an
+update with a weight that is known, and decoding reads them as it reads plain SGD."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attacks import GLS, Knowledge, MisfitWarning, Status, binary_column, gls
+from attacks.attributes.candidate_decoding.order_noise import (
+    batch_weights,
+    noise_variance,
+    place_covariance,
+)
+from attacks.path import local_path
+from jaxfl import (
+    DPSGD,
+    Federated,
+    LocalTraining,
+    Model,
+    local_update,
+    mlp,
+    one_client,
+    proximal_sgd,
+    simulate,
+    stack_clients,
+)
+from tests.attacks.victims import KEY
+from tests.attacks.wrong_recipes import RECORDS, client, decayed, with_momentum
+
+ORDERS = 4000
+
+
+def nesterov(learning_rate):
+    return optax.sgd(learning_rate, 0.8, nesterov=True)
+
+
+def heavy_and_decayed(learning_rate):
+    return optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(learning_rate, 0.9))
+
+
+def falling(learning_rate):
+    """Half the step size after every step."""
+    return optax.sgd(lambda step: learning_rate * 0.5**step)
+
+
+OPTIMIZERS = (
+    optax.sgd,
+    with_momentum,
+    nesterov,
+    decayed,
+    heavy_and_decayed,
+    proximal_sgd(2.0),
+    falling,
+)
+RECIPES = (
+    {"batch_size": 4, "epochs": 2},
+    {"batch_size": 3, "drop_last": True},
+)
+
+
+def constant(records):
+    """A model whose gradient at a record is that record, wherever it is taken."""
+    return Model(
+        lambda key: {"w": jnp.zeros(records)},
+        lambda p, x, **rest: x @ p["w"],
+        lambda outputs, y: outputs,
+        None,
+    )
+
+
+def drawn_weights(training, records):
+    """With what weight each of `records` entered an update of the client's own training, over
+    random orders `[ORDERS, records]`."""
+    model, data = constant(records), one_client(np.eye(records), np.zeros(records))
+    start = model.init(KEY)
+
+    @jax.jit
+    @jax.vmap
+    def run(key):
+        return -local_update(model, start, data, key, training)["w"] / training.learning_rate
+
+    return np.asarray(run(jax.random.split(KEY, ORDERS)))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.__name__)
+def test_a_records_weight_under_any_linear_optimizer(optimizer, recipe):
+    """Mean and variance over orders, as the client's own training has them."""
+    training = LocalTraining(0.3, optimizer=optimizer, **recipe)
+    drawn = drawn_weights(training, 11)
+    mean, variance = map(float, batch_weights(training, 11))
+    spread = drawn.std(0).max()
+    assert np.allclose(drawn.mean(0), mean, rtol=1e-4, atol=4 * spread / ORDERS**0.5)
+    assert np.allclose(drawn.var(0).mean(), variance, rtol=0.03, atol=1e-9)
+    assert drawn.sum(1).mean() == pytest.approx(float(mean) * 11, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.__name__)
+def test_the_path_of_a_client_whose_gradients_are_all_alike(optimizer):
+    """Places are those of the models that it goes through."""
+    ends = []
+    for steps in range(1, 6):
+        training = LocalTraining(0.3, optimizer=optimizer, epochs=steps)
+        run = local_update(
+            constant(2), {"w": jnp.zeros(2)}, one_client(np.ones((2, 2)), [0, 0]), KEY, training
+        )
+        ends.append(float(run["w"][0]))
+    path = local_path(LocalTraining(0.3, optimizer=optimizer, epochs=5), 2)
+    assert np.allclose(path.places[1:], np.asarray(ends[:-1]) / ends[-1], rtol=1e-5)
+    assert float(path.total) == pytest.approx(-ends[-1] / 0.3, rel=1e-5)
+    assert 0 < float(path.centre) < float(path.places[-1])
+
+
+def test_plain_sgd_has_equal_steps():
+    path = local_path(LocalTraining(0.1, epochs=4), 7)
+    assert np.array_equal(path.weights, np.ones(4))
+    assert float(path.centre) == pytest.approx(3 / 8)
+
+
+def test_the_weights_of_an_optimizer_are_the_same_under_jit_and_at_any_rate():
+    training = LocalTraining(0.1, 2, 3, with_momentum)
+
+    @jax.jit
+    def weights(rate):
+        return local_path(dataclasses.replace(training, learning_rate=rate), 9).weights
+
+    assert np.allclose(weights(0.1), local_path(training, 9).weights, rtol=1e-5)
+    assert np.allclose(weights(2.0), weights(0.1), rtol=1e-5)
+
+
+def test_momentum_lengthens_the_noise_of_private_training():
+    """A step's noise is repeated by the steps after it."""
+    training = LocalTraining(0.5, 2, 4, with_momentum, (DPSGD(1e-6, 1e6),))
+    model, records = constant(10), 10
+    data = one_client(np.eye(records), np.zeros(records))
+    start = model.init(KEY)
+    run = jax.jit(jax.vmap(lambda key: local_update(model, start, data, key, training)["w"]))
+    drawn = run(jax.random.split(KEY, 400)) / training.learning_rate
+    assert float((drawn**2).mean()) == pytest.approx(
+        float(noise_variance(training, records)), rel=0.05
+    )
+
+
+def test_the_variance_of_a_weighted_place():
+    """As drawn, for a client with momentum: the place is counted from the weighted centre."""
+    training, records = LocalTraining(0.3, 2, 3, with_momentum), 9
+    path = local_path(training, records)
+    weights, places = (np.asarray(a).reshape(2, 3) for a in path)
+    batch = np.random.default_rng(0).integers(0, 3, (2, 100_000))
+    each = [weights[e][batch[e]] * (places[e][batch[e]] - float(path.centre)) / 3 for e in (0, 1)]
+    drawn = sum(each) / float(path.places[-1])
+    assert drawn.var() == pytest.approx(float(place_covariance(training, records)[0, 0]), rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "recipe"),
+    [
+        (0.02, {"batch_size": 16, "optimizer": with_momentum}),
+        (0.05, {"batch_size": 16, "epochs": 2, "optimizer": heavy_and_decayed}),
+        (0.1, {"batch_size": 16, "epochs": 2, "optimizer": decayed}),
+        (0.1, {"batch_size": 16, "epochs": 2, "optimizer": proximal_sgd(1.0)}),
+        (0.1, {"batch_size": 24, "epochs": 2, "drop_last": True}),
+        (0.05, {"epochs": 3, "optimizer": heavy_and_decayed}),
+        (0.1, {"optimizer": decayed}),
+    ],
+    ids=str,
+)
+def test_gls_reads_clients_of_linear_optimizers(rate, recipe):
+    training = LocalTraining(rate, **recipe)
+    for seed in range(2):
+        model, messages, known, truth = client("right", training, seed, rounds=20)
+        answer = gls(model, messages, known, KEY, settings=GLS(training))
+        assert (np.asarray(answer.values[0]) == truth).mean() > 0.97
+        assert answer.status == Status.OK
+
+
+@pytest.mark.slow
+def test_momentum_that_is_forgotten_or_another_clients_is_a_misfit():
+    training = LocalTraining(0.02, 2, 16, with_momentum)
+    model, messages, known, truth = client("right", training, 0, rounds=20)
+    other, _, _, _ = client("right", training, 1, rounds=20)[1:], None, None, None
+    plain = dataclasses.replace(training, optimizer=optax.sgd)
+    with pytest.warns(MisfitWarning):
+        assert gls(model, messages, known, KEY, settings=GLS(plain)).status == Status.MISFIT
+    with pytest.warns(MisfitWarning):
+        answer = gls(model, other[0], known, KEY, settings=GLS(training))
+    assert answer.status == Status.MISFIT
+    assert (np.asarray(answer.values[0]) == truth).mean() < 0.7
+
+
+def labels_unknown(x, y):
+    return Knowledge(x, None, (binary_column(4, 0.5),))
+
+
+def two_columns(x, y):
+    return Knowledge(x, y, (binary_column(4, 0.5), binary_column(6, 0.5)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knows", [labels_unknown, two_columns])
+def test_gls_reads_labels_and_several_columns_too(knows):
+    training, model = LocalTraining(0.1, 2, 16), mlp(16, (32,), 2)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(RECORDS, 16)).astype(np.float32)
+    x[:, ::2] = x[:, ::2] > 0
+    y = (x[:, :6].sum(1) + rng.normal(size=RECORDS) > 1).astype(int)
+    run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(20, training))
+    known = knows(x, y)
+    answer = gls(model, run.messages(0), known, KEY, settings=GLS(training))
+    for column, values in zip(known.columns, answer.values, strict=True):
+        place = int(column.positions[0])
+        assert (np.asarray(values) == x[:, place]).mean() > 0.97
+    if answer.labels is not None:
+        assert (np.asarray(answer.labels) == y).mean() > 0.97
+    assert [s.shape for s in answer.scores] == [(RECORDS, 2)] * len(known.columns)
+    assert answer.status == Status.OK
+
+
+def test_what_is_not_linear_or_goes_not_together_is_refused():
+    model, messages, known, _ = client("right", LocalTraining(0.1), 0, rounds=2)
+    for training, more, message in (
+        (LocalTraining(0.1, optimizer=optax.adam), {}, "is not linear in gradients"),
+        (LocalTraining(0.1, 2, 16, with_momentum), {"points": 2}, "points=2 does not go with"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gls(model, messages, known, KEY, settings=GLS(training, **more))
+    many = Knowledge(known.x, known.y, tuple(binary_column(i) for i in range(0, 16, 2)))
+    with pytest.raises(ValueError, match="256 values together; gls takes 64"):
+        gls(model, messages, many, KEY, settings=GLS(LocalTraining(0.1, 2)))
