@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attributes.candidate_decoding.closed_form import Decoding, closed_form
+from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
 from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
+from attacks.diagnosis.advice import BY_ROUND, NO_STEP, advice
 from attacks.diagnosis.numbers import Finding, numbers_say
 from attacks.diagnosis.steps import Otherwise, recipes
 from attacks.diagnosis.structure import Structure, activations, layouts
-from attacks.fit import Fit, FitWarning
+from attacks.fit import Fit, FitWarning, Status
 from attacks.path import at_path_centres
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import checked
@@ -37,8 +38,7 @@ as much: values that were read wrongly blur what is left."""
 SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
-UNKNOWN, NO_STEP = "unknown records or model", "no full-batch step"
-"""Causes of what is not known; the latter where the rate is not either."""
+UNKNOWN = "unknown records or model"
 UNLIKE = 1.25
 """By how much weights of classes differ."""
 NEWTON = 4
@@ -122,7 +122,7 @@ def diagnose(
             else "there are as many unknowns as equations, or records or labels are mixed"
         )
         findings += [Finding("cannot be judged", evidence, 0.0)]
-    return Diagnosis(tuple(findings), fit, _advice(findings[0].cause, training, knowledge))
+    return Diagnosis(tuple(findings), fit, advice(findings[0].cause, training, knowledge))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +176,9 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
             better = name != "learning rate" and 1 - share < (1 - rate) / FAR_BETTER
             if misfit * (1 - share) < COMPLETE or (share > NEARLY and better):
                 return [_named(trial, name, share, left)]
+        by_round = _by_round(trial)
+        if by_round is not None:
+            return [by_round]
     steps = float(trial.decoded.learning_rate) / float(trial.training.learning_rate)
     if one_step and shares["learning rate"] > SIMILAR and steps > 1:
         path = (
@@ -199,6 +202,23 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
     unknown_cause = Finding(UNKNOWN, evidence, 0.5)
     partial = [_named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
+
+
+def _by_round(trial: _Trial) -> Finding | None:
+    """One full-batch step, whose rate is another in every round."""
+    settings = ClosedForm(by_round=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        answer = closed_form(trial.model, trial.messages, trial.knowledge, settings=settings)
+    if answer.status != Status.OK:
+        return None
+    rates = np.asarray(answer.learning_rate)
+    least, most = rates[rates > 0].min(), rates.max()
+    evidence = (
+        f"one full-batch step of rates between {least:.3g} and {most:.3g} explains the messages: "
+        "updates are clipped, or the rate follows a schedule"
+    )
+    return Finding(BY_ROUND, evidence, 1.0)
 
 
 def _of_no_rate(unknown: Finding) -> Finding:
@@ -371,27 +391,3 @@ def _leaving_less(trial: _Trial, structures: Iterable[Structure]) -> Iterator[_C
             evidence = f"{name} leaves {left:.2g} in place of {plain:.2g}"
             varied = dataclasses.replace(trial, model=model, messages=messages)
             yield _Candidate(Finding(cause, evidence, 1 - left / plain), varied)
-
-
-def _advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
-    """Which attack to use."""
-    one_step = training.steps(len(knowledge.x)) == 1
-    advice = {
-        "as told": "`closed_form`" if one_step else "`gls` with this recipe",
-        "several steps": "`gls` with the client's batch size and epochs",
-        "epochs": "`gls` with so many epochs",
-        "batches": "`gls` with this recipe",
-        "momentum": "`cos_matching` with `Virtual('unrolled')` and this recipe",
-        "Adam": "`decode_adam`, for one full-batch step a round",
-        "learning rate": "`closed_form` with `learning_rate=None`, or the rate found"
-        if one_step
-        else "`gls` with this rate",
-        "clipped": "`closed_form` on single rounds, with `learning_rate=None`",
-        "another activation": "the same attack on the model with that activation",
-        "layout of arrays": "the same attack on messages in that layout",
-        "no training": "other rounds",
-        NO_STEP: "`diagnose` with `training=LocalTraining(rate)`, the client's learning rate",
-        "noise": "the same attack: its values are the likeliest, and no longer certain",
-        "cannot be judged": "more rounds, or fewer unknown columns",
-    }
-    return advice.get(cause, "the attack on a `Model` or `LocalTraining` that has this cause in it")

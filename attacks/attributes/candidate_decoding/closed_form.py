@@ -91,6 +91,8 @@ class ClosedForm:
     Attributes:
       learning_rate: the client's step size, or None if unknown: then it is one more unknown of the
         least squares.
+      by_round: the rate is unknown and another in every round, as where clients clip their updates
+        or their server plans a schedule (static).
       ridge: added to the normal equations, relative to their diagonal ("direct") or to their size
         along the right-hand side ("cg"); pulls towards the prior.
       solver: "direct" (Cholesky), or "cg" (conjugate gradients on products with the gradients'
@@ -103,6 +105,7 @@ class ClosedForm:
     """
 
     learning_rate: Positive | None = None
+    by_round: bool = struct.field(pytree_node=False, default=False)
     ridge: NotNegative = 1e-12
     solver: Literal["direct", "cg"] | None = struct.field(pytree_node=False, default=None)
     iterations: Count = struct.field(pytree_node=False, default=500)
@@ -119,14 +122,14 @@ class Decoding(Reconstruction):
         "cg".
       residual: squared residual of the real-valued solution, relative to the right-hand side; what
         it may be is judged in `fit`.
-      learning_rate: the given rate, or the one found.
+      learning_rate: the given rate, or the one found; of every round `[rounds]`, if they differ.
       presence: sum of each record's weights `[records]`, near 1 for those that are the client's, or
         None if all are.
     """
 
     condition: Num[Array, ""]
     residual: Num[Array, ""]
-    learning_rate: Num[Array, ""]
+    learning_rate: Num[Array, "..."]
     presence: Num[Array, "records"] | None
 
 
@@ -177,6 +180,11 @@ def closed_form(
             f"members={members!r} must lie between 1 and the number of records, {len(knowledge.x)}"
         )
     settings, dtype = settings or ClosedForm(), floating(dtype)
+    if settings.by_round and (members is not None or settings.learning_rate is not None):
+        raise ValueError(
+            f"settings.by_round=True does not go with members={members} and "
+            f"learning_rate={settings.learning_rate}; both must be None"
+        )
     with arithmetic(dtype, messages, knowledge, settings):
         decoding = _closed_form(
             model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
@@ -203,27 +211,34 @@ def _closed_form(
         start = with_absence(start, members / len(x), len(x))
     records, count = x.shape[:2]
     rate = settings.learning_rate
-    if rate is None and members is None:
-        start = jnp.append(start, 0)
-    solve_for = functools.partial(_least_squares, model, messages, (x, y))
+    moved = energies(messages.pseudo_gradient) > 0
+    seen, solve_for = messages, functools.partial(_least_squares, model, settings, (x, y))
     with jax.default_matmul_precision("highest"):
         if rate is None and members is not None:
             # Weights and rate enter as their product: its sum over records tells the rate, since
             # members are counted.
-            product = solve_for(jnp.ones((), dtype), members, start, settings)
+            product = solve_for(messages, jnp.ones((), dtype), members, start)
             rate = product.unknowns.sum() / members
-        solution = solve_for(rate, members, start, settings)
+        if settings.by_round:
+            both = solve_for(messages, None, None, jnp.append(start, jnp.zeros(len(messages))))
+            rates = jnp.where(moved, 1 / both.unknowns[len(start) :], 0)
+            rate = jnp.abs(rates).sum() / moved.sum()
+            seen = _at_one_rate(messages, jnp.where(moved, rates / rate, 1))
+        elif rate is None:
+            start = jnp.append(start, 0)
+        solution = solve_for(seen, rate, members, start)
         weights, rest = jnp.split(solution.unknowns, [records * (count - 1)])
-        if rate is None:
-            rate = 1 / rest[0]
+        if not settings.by_round:
+            rate = 1 / rest[0] if rate is None else rate
+            rates = jnp.asarray(rate)
         decoded = _decoded(knowledge, weights.reshape(records, -1), members)
         rounded = solution.left(jnp.concatenate([decoded.rounded, rest]))
         lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
         averaged = len(x) if members is None else members
-        allowed = _allowed(messages, rate * len(x) / averaged * lengths, eps, settings.noise)
-        fit = _fit(messages, solution, rounded, jnp.asarray(rate) / averaged, allowed)
+        allowed = _allowed(messages, rates * len(x) / averaged * lengths, eps, settings.noise)
+        fit = _fit(seen, solution, rounded, rates, averaged, allowed)
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
-    decoding = _decoding(solution, decoded, rounded, jnp.asarray(rate), fit)
+    decoding = _decoding(solution, decoded, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)
 
 
@@ -245,23 +260,35 @@ class _Solution(NamedTuple):
     pull: Array
 
 
+def _at_one_rate(messages: Messages, relative: Array) -> Messages:
+    """The messages as if the rates of all rounds, relative to which these are `[rounds]`, were
+    one."""
+    returned = jax.tree.map(
+        lambda w, u: w - jax.vmap(jnp.divide)(u, relative),
+        messages.received,
+        messages.pseudo_gradient,
+    )
+    return dataclasses.replace(messages, returned=returned)
+
+
 def _least_squares(
     model: Model,
-    messages: Messages,
+    settings: ClosedForm,
     candidates: tuple[Array, Array],
+    messages: Messages,
     rate: float | Array | None,
     members: int | None,
     start: Array,
-    settings: ClosedForm,
 ) -> _Solution:
+    by_round = settings.by_round and rate is None
     if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
-        system = normal_equations(model, messages, *candidates, rate, members)
+        system = normal_equations(model, messages, *candidates, rate, members, by_round)
         unknowns, condition = solve(system, start, settings.ridge)
         moved = jnp.maximum(jnp.abs(unknowns - start), 1)
         pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
         left = functools.partial(squared_residual, system)
         return _Solution(unknowns, condition, left, system.square, pull)
-    problem = linear_problem(model, messages, *candidates, rate, members)
+    problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
     pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
     square = vdot(problem.target, problem.target)
@@ -278,21 +305,30 @@ def _allowed(messages: Messages, lengths: Array, eps: float, noise: float | Arra
 
 
 def _fit(
-    messages: Messages, solution: _Solution, rounded: Array, unit: Array, allowed: Array
+    messages: Messages,
+    solution: _Solution,
+    rounded: Array,
+    rates: Array,
+    averaged: int,
+    allowed: Array,
 ) -> Fit:
     """How well the answer explains the messages. The truth is among what least squares may choose:
     so they leave at most what the truth leaves, `allowed`, and what the ridge adds.
 
     Args:
-      messages: the client's.
+      messages: the client's, as if at one rate.
       solution: the real-valued one.
       rounded: squared residual of the answer.
-      unit: of the right-hand side, in that of updates.
+      rates: the client's, one or of every round.
+      averaged: over how many records it takes a mean.
       allowed: see `_allowed` `[rounds]`.
     """
     updates = messages.pseudo_gradient
     moved = energies(updates) > 0
-    forwards, unit, seen = unit > 0, unit**2 / moved.sum(), moved.sum()
+    each = jnp.broadcast_to(rates, moved.shape)
+    forwards, seen = jnp.where(moved, each > 0, True).all(), moved.sum()
+    # Of the right-hand side, in that of updates.
+    unit = (jnp.where(moved, jnp.abs(each), 0).sum() / seen / averaged) ** 2 / seen
     noise = jnp.where(moved, allowed, 0).sum() / seen
     most = noise + unit * solution.pull + _inexact(solution) * unit
     # Conjugate gradients may have stopped early: what their rounded answer explains is explained.
@@ -314,7 +350,7 @@ def _decoding(
 ) -> Decoding:
     """All that is said of an answer whose squared residual is `rounded`."""
     # A right-hand side of zero means that no model came back changed.
-    numbers = jnp.append(solution.unknowns, jnp.stack([rounded, rate]))
+    numbers = jnp.concatenate([solution.unknowns, rounded[None], jnp.ravel(rate)])
     reconstruction = answered(
         ~(jnp.isfinite(numbers).all() & (solution.square > 0)),
         (decoded.values,),

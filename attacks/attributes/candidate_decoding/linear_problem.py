@@ -49,6 +49,7 @@ def linear_problem(
     y: Array,
     learning_rate: float | Array | None,
     members: int | None = None,
+    by_round: bool = False,
 ) -> LinearProblem:
     """As `normal_equations`, for any model: a weighted sum of gradients is the gradient of a
     weighted loss."""
@@ -72,12 +73,17 @@ def linear_problem(
     base = gradients(jnp.zeros(y.shape, x.dtype).at[:, 0].set(1))
     whole = jax.tree.map(lambda u: averaged * jax.vmap(jnp.multiply)(u, scales), updates)
 
+    def scaled(inverse: Array) -> Any:
+        each = inverse if by_round else jnp.broadcast_to(inverse, len(messages))
+        return jax.tree.map(lambda u: jax.vmap(jnp.multiply)(each, u), whole)
+
     def forward(unknowns: Array) -> Any:
-        weights = unknowns[: len(x) * (count - 1)].reshape(len(x), -1)
+        weights, inverse = jnp.split(unknowns, [len(x) * (count - 1)])
+        weights = weights.reshape(len(x), -1)
         gradient = gradients(jnp.concatenate([-weights.sum(1, keepdims=True), weights], 1))
         if learning_rate is not None:
             return gradient
-        return jax.tree.map(lambda g, u: g - unknowns[-1] * u, gradient, whole)
+        return jax.tree.map(jnp.subtract, gradient, scaled(inverse))
 
     def backward(residual: Any) -> Array:
         def one_round(received_residual: tuple[Any, Any, Array]) -> Array:
@@ -86,7 +92,10 @@ def linear_problem(
             return (slopes[:, 1:] - slopes[:, :1]).reshape(-1)
 
         slopes = jax.lax.map(one_round, (messages.received, residual, scales)).sum(0)
-        return slopes if learning_rate is not None else jnp.append(slopes, -vdot(whole, residual))
+        if learning_rate is not None:
+            return slopes
+        along = -jax.vmap(vdot)(whole, residual)
+        return jnp.append(slopes, along if by_round else along.sum())
 
     known = 0.0 if learning_rate is None else 1 / learning_rate
     return LinearProblem(forward, backward, jax.tree.map(lambda u, b: known * u - b, whole, base))

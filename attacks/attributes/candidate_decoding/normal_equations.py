@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 from optax.tree import vdot
@@ -49,21 +50,24 @@ def normal_equations(
     y: Array,
     learning_rate: float | Array | None,
     members: int | None = None,
+    by_round: bool = False,
 ) -> NormalEquations:
     """The normal equations for the weights of candidates `x [records, K, features]`, `y [records,
     K]`.
 
     The first candidate is the base; unknowns are the weights of the others, record by record, and
-    last the inverse learning rate if that is None. If only `members` of the records are the
-    client's, the first candidate stands for absence: its gradient is zero.
+    last the inverse learning rate if that is None, or one for every round. If only `members` of the
+    records are the client's, the first candidate stands for absence: its gradient is zero.
     """
     averaged = len(x) if members is None else members
     updates = messages.pseudo_gradient
     products = _layer_products if model.layers is not None else _jacobian_products
     inputs = first_inputs(model, x, y, jax.tree.map(lambda a: a[0], messages.received))
 
-    def one_round(received_update: tuple[Any, Any, Array]) -> NormalEquations:
-        received, update, weight = received_update
+    rates = np.eye(len(messages)) if by_round else np.ones((len(messages), 1))
+
+    def one_round(received_update: tuple[Any, Any, Array, Array]) -> NormalEquations:
+        received, update, weight, rate = received_update
         gram, project, base = products(model, received, x, y, inputs, members is not None)
         if learning_rate is not None:
             target = jax.tree.map(lambda u, b: u * averaged / learning_rate - b, update, base)
@@ -72,19 +76,22 @@ def normal_equations(
             )
         scaled = jax.tree.map(lambda u: -averaged * u, update)
         target = jax.tree.map(jnp.negative, base)
-        cross = project(scaled)
-        whole = jnp.block([[gram, cross[:, None]], [cross[None], vdot(scaled, scaled)[None, None]]])
-        right = jnp.append(project(target), vdot(scaled, target))
+        cross = jnp.outer(project(scaled), rate)
+        whole = jnp.block(
+            [[gram, cross], [cross.T, vdot(scaled, scaled) * jnp.diag(rate).astype(x.dtype)]]
+        )
+        right = jnp.append(project(target), vdot(scaled, target) * rate)
         return NormalEquations(weight * whole, weight * right, weight * vdot(target, target))
 
     def add(total: NormalEquations, one: Any) -> tuple[NormalEquations, None]:
         return jax.tree.map(jnp.add, total, one_round(one)), None
 
-    size = len(x) * (x.shape[1] - 1) + (learning_rate is None)
+    size = len(x) * (x.shape[1] - 1) + (rates.shape[1] if learning_rate is None else 0)
     zero = NormalEquations(
         jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype), jnp.zeros((), x.dtype)
     )
-    total = jax.lax.scan(add, zero, (messages.received, updates, relative_weights(updates)))[0]
+    seen = messages.received, updates, relative_weights(updates), jnp.asarray(rates, x.dtype)
+    total = jax.lax.scan(add, zero, seen)[0]
     # Once, not in every round: a transposed copy takes as long as some products of this size.
     return dataclasses.replace(total, gram=(total.gram + total.gram.T) / 2)
 

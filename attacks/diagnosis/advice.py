@@ -1,0 +1,33 @@
+"""Which attack to use, by what messages say of the client."""
+
+from attacks.attributes.knowledge import Knowledge
+from jaxfl import LocalTraining
+
+NO_STEP = "no full-batch step"
+BY_ROUND = "another rate in every round"
+
+
+def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
+    """Which attack to use on messages of a cause, of a client that was told a recipe."""
+    one_step = training.steps(len(knowledge.x)) == 1
+    unknown_rate = "`closed_form` with `learning_rate=None`, or the rate found"
+    by_round = "`closed_form` with `ClosedForm(by_round=True)`"
+    known = {
+        "as told": "`closed_form`" if one_step else "`gls` with this recipe",
+        "several steps": "`gls` with the client's batch size and epochs",
+        "epochs": "`gls` with so many epochs",
+        "batches": "`gls` with this recipe",
+        "momentum": "`gls` with this recipe",
+        "weight decay": "`gls` with `optax.add_decayed_weights` in the recipe's optimiser",
+        "Adam": "`decode_adam`, for one full-batch step a round",
+        "learning rate": unknown_rate if one_step else "`gls` with this rate",
+        BY_ROUND: by_round,
+        "clipped": by_round,
+        "another activation": "the same attack on the model with that activation",
+        "layout of arrays": "the same attack on messages in that layout",
+        "no training": "other rounds",
+        NO_STEP: "`diagnose` with `training=LocalTraining(rate)`, the client's learning rate",
+        "noise": "the same attack: its values are the likeliest, and no longer certain",
+        "cannot be judged": "more rounds, or fewer unknown columns",
+    }
+    return known.get(cause, "the attack on a `Model` or `LocalTraining` that has this cause in it")
