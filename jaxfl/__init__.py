@@ -3,6 +3,7 @@
 from jaxfl.adapters import from_flax
 from jaxfl.architectures import lenet, linear, logistic, mlp, trunk_cnn
 from jaxfl.canaries import Canaries, canary_directions
+from jaxfl.class_weights import ClassWeights
 from jaxfl.client_behaviors import Behavior
 from jaxfl.clients import ClientData, one_client, stack_clients
 from jaxfl.defenses import DPSGD, Mixup, Upload
@@ -36,6 +37,7 @@ __all__ = [
     "AnonymousMessages",
     "Behavior",
     "Canaries",
+    "ClassWeights",
     "ClientData",
     "Evaluation",
     "Federated",

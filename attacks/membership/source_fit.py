@@ -18,14 +18,16 @@ from jax.flatten_util import ravel_pytree
 from attacks.attributes.candidate_decoding.candidates import factored_gradients, mean_lengths
 from attacks.attributes.candidate_decoding.explanation import (
     deviations,
-    runs_that_tell,
-    simulated_runs,
     span_of,
     verdict,
     without_span,
 )
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
-from attacks.attributes.candidate_decoding.simulated_client import Guess
+from attacks.attributes.candidate_decoding.simulated_client import (
+    Guess,
+    runs_that_tell,
+    simulated_runs,
+)
 from attacks.fit import Fit, energies, equations, precision, rounding
 from attacks.precision import arithmetic, cast
 from jaxfl import ClientData, LocalTraining, Model

@@ -18,6 +18,7 @@ from attacks.attributes.candidate_decoding.order_noise import (
 from attacks.path import local_path
 from jaxfl import (
     DPSGD,
+    ClassWeights,
     Federated,
     LocalTraining,
     Model,
@@ -30,6 +31,7 @@ from jaxfl import (
 )
 from tests.attacks.victims import KEY
 from tests.attacks.wrong_recipes import RECORDS, client, decayed, with_momentum
+from tests.conftest import largest_difference
 
 ORDERS = 4000
 
@@ -232,3 +234,53 @@ def test_what_is_not_linear_or_goes_not_together_is_refused():
     many = Knowledge(known.x, known.y, tuple(binary_column(i) for i in range(0, 16, 2)))
     with pytest.raises(ValueError, match="256 values together; gls takes 64"):
         gls(model, messages, many, KEY, settings=GLS(LocalTraining(0.1, 2)))
+
+
+WEIGHTS = ClassWeights((1.0, 3.0))
+
+
+def test_class_weights_are_those_of_a_weighted_mean():
+    """One step, by the formula; of equal weights it is the plain mean."""
+    model, rng = mlp(4, (5,), 2), np.random.default_rng(0)
+    x, y = rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9)
+    params = model.init(KEY)
+    weights = jnp.asarray([1.0, 3.0])[y]
+
+    def loss(params):
+        return (weights * model.loss(model.apply(params, x), y)).sum() / weights.sum()
+
+    expected = jax.tree.map(lambda p, g: p - 0.5 * g, params, jax.grad(loss)(params))
+    for plugins, wanted in (
+        ((WEIGHTS,), expected),
+        ((ClassWeights((2.0, 2.0)),), local_update(model, params, one_client(x, y), KEY,
+                                                   LocalTraining(0.5))),
+    ):  # fmt: skip
+        training = LocalTraining(0.5, plugins=plugins)
+        returned = local_update(model, params, one_client(x, y), KEY, training)
+        assert largest_difference(returned, wanted) < 1e-6
+
+
+def test_class_weights_that_do_not_fit_are_refused():
+    model, messages, known, _ = client("right", LocalTraining(0.1), 0, rounds=2)
+    data = one_client(known.x[:, 5:], known.y)
+    three = LocalTraining(0.1, plugins=(ClassWeights((1.0, 2.0, 3.0)),))
+    with pytest.raises(ValueError, match="weights has 3 entries; the model has 2"):
+        local_update(mlp(11, (4,), 2), mlp(11, (4,), 2).init(KEY), data, KEY, three)
+    unknown = Knowledge(known.x, None, known.columns)
+    training = LocalTraining(0.1, 2, plugins=(WEIGHTS,))
+    with pytest.raises(ValueError, match="y=None does not go with Mixup or ClassWeights"):
+        gls(model, messages, unknown, KEY, settings=GLS(training))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [None, 16])
+def test_gls_reads_clients_that_weight_classes(batch_size):
+    """And says so where the weights are forgotten."""
+    training = LocalTraining(0.1, 2, batch_size, plugins=(WEIGHTS,))
+    for seed in range(2):
+        model, messages, known, truth = client("right", training, seed, rounds=20)
+        answer = gls(model, messages, known, KEY, settings=GLS(training))
+        assert (np.asarray(answer.values[0]) == truth).mean() > 0.97
+        assert answer.status == Status.OK
+    with pytest.warns(MisfitWarning):
+        gls(model, messages, known, KEY, settings=GLS(training.without()))

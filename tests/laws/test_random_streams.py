@@ -9,7 +9,7 @@ import pytest
 from flax import struct
 
 from attacks import GLS, CosMatching, Knowledge, Virtual, binary_column, cos_matching, gls
-from attacks.attributes.candidate_decoding.explanation import RUNS
+from attacks.attributes.candidate_decoding.simulated_client import RUNS
 from jaxfl import (
     Federated,
     LocalTraining,

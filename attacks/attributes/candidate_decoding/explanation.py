@@ -36,19 +36,23 @@ from attacks.attributes.candidate_decoding.candidates import (
 )
 from attacks.attributes.candidate_decoding.constraints import onto_simplex
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
-from attacks.attributes.candidate_decoding.simulated_client import Guess, clipping, guess_of
+from attacks.attributes.candidate_decoding.simulated_client import (
+    Guess,
+    clipping,
+    guess_of,
+    model_of_gradients,
+    runs_that_tell,
+    simulated_runs,
+)
 from attacks.attributes.knowledge import Knowledge, Reconstruction
 from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precision, rounding
 from attacks.path import local_path, on_path
 from attacks.precision import arithmetic, cast
-from jaxfl import LocalTraining, Messages, Model, client_round, mean_loss
-from jaxfl.federated import Strategy, map_clients
+from jaxfl import LocalTraining, Messages, Model, mean_loss
 from jaxfl.plugins import overriding
-from jaxfl.probe import draws_at_random, mixes_records
+from jaxfl.probe import mixes_records
 
 Array = jax.Array
-RUNS, SURE_RUNS = 16, 4
-"""Simulated runs, which tell the noise; of a client that does nothing at random but rounding."""
 JUDGED = 2**32 - 1
 """The stream of runs that judge an answer, apart from the attack's own."""
 
@@ -117,6 +121,7 @@ def _left_along(
 ) -> Array:
     each = alternatives(model, knowledge, answer)
     guess = Guess(model, records_of(each), training)
+    model = model_of_gradients(model, training, guess.data.y)
     directions = _class_directions(guess)
     with jax.default_matmul_precision("highest"):
         left = _left(model, messages, guess, each, least_sure(each), key, False, directions)
@@ -169,12 +174,14 @@ def _judge(
     told = plain & (equations(updates) > len(unsure) * (count - 1))
     guess = Guess(model, data, training)
     fits = []
+    model = model_of_gradients(model, training, data.y)
     with jax.default_matmul_precision("highest"):
         for number in range(_passes(training, records)):
             pass_key = jax.random.fold_in(key, number)
             left = _left(model, messages, guess, each, unsure, pass_key, free_scale)
             fits.append(verdict(left, noise, (energies(updates) > 0).sum(), free_scale))
-            guess = _corrected(model, training, each, unsure, left.step)
+            labels = data.y if answer[2] is None else each.y
+            guess = _corrected(model, training, each, labels, unsure, left.step)
     misfit = functools.reduce(jnp.minimum, [fit.misfit for fit in fits])
     misfit = jnp.where(told, misfit, jnp.nan)
     # A client that trains returns another model than it received.
@@ -189,7 +196,12 @@ def _passes(training: LocalTraining, records: int) -> int:
 
 
 def _corrected(
-    model: Model, training: LocalTraining, each: Alternatives, unsure: Array, step: Array
+    model: Model,
+    training: LocalTraining,
+    each: Alternatives,
+    labels: Array,
+    unsure: Array,
+    step: Array,
 ) -> Guess:
     """The client on candidates whose weights least squares has moved from the answer."""
     records, count = each.x.shape[:2]
@@ -197,7 +209,7 @@ def _corrected(
     unit = training.learning_rate * local_path(training, records).total / records
     moved = with_first(onto_simplex(weights[unsure, 1:] + step.reshape(len(unsure), -1) / unit))
     scores = weights.at[unsure].set(moved.astype(weights.dtype))
-    return guess_of(model, training.without(), scores, each.x, each.y, lambda: scores)
+    return guess_of(model, training.without(), scores, each.x, labels, lambda: scores)
 
 
 class Left(NamedTuple):
@@ -336,35 +348,9 @@ def _products(
     return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale
 
 
-def runs_that_tell(model: Model, training: LocalTraining, received: Any, x: Array) -> int:
-    """How many simulated runs tell the noise of a client with records `x [records, ...]`, which
-    received models `[rounds, ...]`."""
-    batches = len(training.batch_sizes(len(x))) > 1
-    first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), received)
-    random = batches or training.plugins or draws_at_random(model, first, x)
-    return RUNS if random else SURE_RUNS
-
-
 def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
     x, y = cast((guess.data.x, guess.data.y), dtype)
     return lambda params: mean_loss(guess.model, params, x, y)
-
-
-def simulated_runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
-    """Updates `[count, parameters]` of the client, its records in a fresh order each time: even a
-    full batch is rounded otherwise then."""
-    model, data, training = guess
-
-    def run(key: Array) -> Array:
-        order_key, train_key = jax.random.split(key)
-        order = jax.random.permutation(order_key, len(data.mask))
-        rows = data.x[order], data.y[order], data.mask[order]
-        shuffled = dataclasses.replace(data, x=rows[0], y=rows[1], mask=rows[2])
-        returned = client_round(model, received, shuffled, train_key, training)
-        return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
-
-    together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
-    return map_clients(run, jax.random.split(key, count), together)
 
 
 def verdict(left: Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:

@@ -71,7 +71,7 @@ from attacks.attributes.knowledge import (
     explained,
 )
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import DPSGD, Messages, Mixup, Model, _check
+from jaxfl import DPSGD, ClassWeights, Messages, Mixup, Model, _check
 from jaxfl.domains import Key, Positive, check, checked
 
 Array = jax.Array
@@ -118,9 +118,9 @@ def gls(
     Raises:
       ValueError: as `cos_matching`; and if unknown columns have more than 64 values together, a
         setting is out of range, the client's optimiser is not linear in gradients and parameters
-        (or not plain SGD, with `points`), labels are unknown under mixup, `drift` is asked for with
-        `points`, mixup or differential privacy, or `layers` with `points` or of a model that names
-        no dense layers.
+        (or not plain SGD, with `points`), labels are unknown under mixup or class weights, `drift`
+        is asked for with `points`, mixup or differential privacy, or `layers` with `points` or of a
+        model that names no dense layers.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("gls", model, messages, knowledge)
@@ -153,12 +153,13 @@ def _check_settings(settings: GLS, model: Model, knowledge: Knowledge) -> None:
             f"points={settings.points} does not go with optimizer={training.optimizer!r}; it needs "
             "points=1 or optax.sgd"
         )
-    if training.mixup and knowledge.y is None:
-        raise ValueError("y=None does not go with mixup; give labels")
+    weighted = any(isinstance(plugin, ClassWeights) for plugin in training.plugins)
+    if knowledge.y is None and (training.mixup or weighted):
+        raise ValueError("y=None does not go with Mixup or ClassWeights; give labels")
     for plugin in training.plugins:
-        if type(plugin) not in (DPSGD, Mixup):
+        if type(plugin) not in (DPSGD, Mixup, ClassWeights):
             raise ValueError(
-                f"training.plugins holds {plugin!r}; gls knows the noise of DPSGD and Mixup alone"
+                f"training.plugins holds {plugin!r}; gls knows DPSGD, Mixup and ClassWeights alone"
             )
     if settings.layers is not None:
         named = () if model.layers is None else model.layers.names
@@ -181,7 +182,8 @@ def _gls(
     model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: GLS, dtype: Any
 ) -> Reconstruction:
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
-    client = Client(model, *candidate_records(model, knowledge), settings)
+    x, y = candidate_records(model, knowledge)
+    client = Client(model, x, y if knowledge.y is None else jnp.asarray(knowledge.y), settings)
     records, count = client.x.shape[:2]
     prior = prior_weights(model, knowledge, count)
     rounds = Round(messages.received, messages.pseudo_gradient)

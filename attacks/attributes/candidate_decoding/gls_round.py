@@ -29,6 +29,7 @@ from attacks.attributes.candidate_decoding.simulated_client import (
     Guess,
     clipping,
     guess_of,
+    model_of_gradients,
     simulated,
     simulated_path,
     towards_average,
@@ -51,7 +52,7 @@ class GLS:
     Attributes:
       training: the client's recipe, known to the server that prescribed it. Its optimiser must be
         SGD, with momentum and weight decay or without, or another that is linear in gradients and
-        parameters; its plug-ins `DPSGD` or `Mixup`.
+        parameters; its plug-ins `DPSGD`, `Mixup` or `ClassWeights`.
       orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise
         (static). Many small batches make noise in about N directions; what M runs miss of them is
         taken for signal. Clients with few steps need few.
@@ -104,19 +105,31 @@ class Round(NamedTuple):
 
 @struct.dataclass
 class Client:
-    """The candidates `[records, K, ...]` of a client's records, and how it trains."""
+    """The candidates `[records, K, ...]` of a client's records, labels `[records]` or, if they are
+    unknown, of every candidate, and how it trains."""
 
     model: Model = struct.field(pytree_node=False)
     x: Array
-    y: Array
+    labels: Array
     settings: GLS
+
+    @property
+    def y(self) -> Array:
+        """Labels of every candidate `[records, K]`."""
+        labels = self.labels[:, None] if self.labels.ndim == 1 else self.labels
+        return jnp.broadcast_to(labels, self.x.shape[:2])
+
+    @property
+    def model_of_gradients(self) -> Model:
+        """See there."""
+        return model_of_gradients(self.model, self.settings.training, self.labels)
 
     def at_centre(self, seen: Round, depth: int | None = None) -> FactoredGradients:
         """The candidates' gradients at the centre of a round's path, of the first `depth` layers or
         all."""
         training = self.settings.training
         return candidates_at_centre(
-            self.model, seen.received, seen.update, training, self.x, self.y, depth
+            self.model_of_gradients, seen.received, seen.update, training, self.x, self.y, depth
         )
 
     def guess(self, scores: Array, seen: Round) -> Guess:
@@ -126,7 +139,7 @@ class Client:
             self.settings.training,
             scores,
             self.x,
-            self.y,
+            self.labels,
             lambda: self.at_centre(seen).squares(),
         )
 
@@ -178,7 +191,7 @@ def _noise(
     if settings.drift:
         flat = client.x.reshape(-1, *client.x.shape[2:]), client.y.reshape(-1)
         ends = piece_ends(seen.received, seen.update, local_path(training, records), settings.drift)
-        moved = drift(client.model, ends, *flat, depth)
+        moved = drift(client.model_of_gradients, ends, *flat, depth)
         moved = moved.expected(jnp.tile(scores, (settings.drift, 1)))
         projected = jax.vmap(moved.along, out_axes=1)(vectors)
         noise = with_drift(noise, moved, client.at_centre(seen, depth), projected, scores, training)
@@ -194,7 +207,7 @@ def _gradients(
     if settings.training.mixup:
         towards = (client.x + guess.data.x.mean(0)) / 2
         model = towards_average(client.model, guess.data.y)
-        client = Client(model, towards, client.y, settings)
+        client = Client(model, towards, client.labels, settings)
     if settings.points == 1:
         centre = client.at_centre(seen, settings.layers)
         gram = centre.inner(centre) if seen.inner is None else seen.inner
@@ -202,7 +215,7 @@ def _gradients(
         squares = client.at_centre(seen).squares()
     else:
         path = simulated_path(guess, seen.received, key, settings.points)
-        gram, project = mean_gradients(client.model, path, client.x, client.y)
+        gram, project = mean_gradients(client.model_of_gradients, path, client.x, client.y)
         squares = jnp.diag(gram)
     gram = gram.reshape(*shape, *shape)
     if settings.training.privacy is None:

@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxfl import DPSGD, LocalTraining, Model, local_update
+from jaxfl import DPSGD, ClassWeights, LocalTraining, Model, client_round, local_update
 from jaxfl.clients import ClientData
 from jaxfl.federated import Strategy, map_clients
+from jaxfl.probe import draws_at_random
 
 Array = jax.Array
+RUNS, SURE_RUNS = 16, 4
+"""Simulated runs, which tell the noise; of a client that does nothing at random but rounding."""
 UNREACHED = 1e30
 """A norm that no gradient has; infinity times no noise would be no number."""
 
@@ -37,7 +40,8 @@ def guess_of(
 ) -> Guess:
     """Each candidate, weighted by the guess times its clipping factor; `squares` returns the
     candidates' squared gradient norms. With mixup: the expected records, because mixup would mix
-    the weights too.
+    the weights too. Labels `y` are `[records]` if they are known, else of every candidate
+    `[records, K]`.
 
     The noise of private training is not drawn, because its variance is known.
     """
@@ -48,7 +52,7 @@ def guess_of(
             plugins = (*training.without(DPSGD).plugins, quiet)
             training = dataclasses.replace(training, plugins=plugins)
         expected = jnp.einsum("nk,nk...->n...", scores, x)
-        return Guess(model, ClientData(expected, y[:, 0], *rest), training)
+        return Guess(model, ClientData(expected, y, *rest), training)
     weights = scores
     if training.privacy is not None:
         weights = scores * clipping(squares(), training.privacy.clip).reshape(scores.shape)
@@ -72,8 +76,8 @@ def clipping(squares: Array, clip: float | Array) -> Array:
 
 
 def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
-    """The model on records `[K, features + 1]`, with labels `[K]`: flat candidates of that shape,
-    and in the last column their losses' weights."""
+    """The model on records `[K, features + 1]`, with one label or `[K]`: flat candidates of that
+    shape, and in the last column their losses' weights."""
 
     def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Any:
         candidates = x[..., :-1].reshape(*x.shape[:2], *shape)
@@ -85,7 +89,8 @@ def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
 
     def loss(outputs: Any, y: Array) -> Array:
         candidates, weights = outputs
-        return (weights * jax.vmap(model.loss, 1, 1)(candidates, y)).sum(1)
+        each = None if y.ndim == 1 else 1
+        return (weights * jax.vmap(model.loss, (1, each), 1)(candidates, y)).sum(1)
 
     return dataclasses.replace(model, apply=apply, loss=loss, layers=None)
 
@@ -108,6 +113,32 @@ def simulated(guess: Guess, received: Any, key: Array, orders: int) -> tuple[Arr
     updates = map_clients(run, jax.random.split(key, orders), together)
     mean = updates.mean(0)
     return mean, (updates - mean) * ((orders + 1) / (orders * (orders - 1))) ** 0.5
+
+
+def simulated_runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
+    """Updates `[count, parameters]` of the client, its records in a fresh order each time: even a
+    full batch is rounded otherwise then."""
+    model, data, training = guess
+
+    def run(key: Array) -> Array:
+        order_key, train_key = jax.random.split(key)
+        order = jax.random.permutation(order_key, len(data.mask))
+        rows = data.x[order], data.y[order], data.mask[order]
+        shuffled = dataclasses.replace(data, x=rows[0], y=rows[1], mask=rows[2])
+        returned = client_round(model, received, shuffled, train_key, training)
+        return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
+
+    together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
+    return map_clients(run, jax.random.split(key, count), together)
+
+
+def runs_that_tell(model: Model, training: LocalTraining, received: Any, x: Array) -> int:
+    """How many simulated runs tell the noise of a client with records `x [records, ...]`, which
+    received models `[rounds, ...]`."""
+    batches = len(training.batch_sizes(len(x))) > 1
+    first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), received)
+    random = batches or training.plugins or draws_at_random(model, first, x)
+    return RUNS if random else SURE_RUNS
 
 
 def simulated_path(guess: Guess, received: Any, key: Array, points: int) -> Any:
@@ -134,6 +165,13 @@ def simulated_path(guess: Guess, received: Any, key: Array, points: int) -> Any:
 
     _, models = jax.lax.scan(epoch, received, jax.random.split(key, training.epochs))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)
+
+
+def model_of_gradients(model: Model, training: LocalTraining, y: Array) -> Model:
+    """The model whose records' gradients enter the client's updates alike, whose labels are `y
+    [records]`: weights of classes stand in its loss."""
+    weights = [plugin for plugin in training.plugins if isinstance(plugin, ClassWeights)]
+    return weights[0].in_loss(model, y) if weights else model
 
 
 def towards_average(model: Model, y: Array) -> Model:

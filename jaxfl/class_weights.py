@@ -1,0 +1,61 @@
+"""Weights of classes in a batch's loss, as PyTorch's losses take them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxfl.domains import Positive
+from jaxfl.models import Model, zero_rows
+from jaxfl.plugins import Plugin
+
+Array = jax.Array
+
+
+@struct.dataclass
+class ClassWeights(Plugin):
+    """Every step follows a weighted mean of the losses of its batch, sum_n w(y_n) loss_n / sum_n
+    w(y_n): what `torch.nn.CrossEntropyLoss(weight=...)` does.
+
+    A loss that is weighted, and then averaged over records, is a `Model` with another `loss`.
+
+    Attributes:
+      weights: w of every class; traced. Labels must be integers.
+    """
+
+    weights: tuple[Positive, ...]
+
+    def step_gradient(
+        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
+    ) -> Any:
+        """See `jaxfl.Plugin`."""
+        if model.classes != len(self.weights):
+            raise ValueError(
+                f"ClassWeights.weights has {len(self.weights)} entries; the model has "
+                f"{model.classes} classes"
+            )
+        if y.ndim != 1:
+            raise ValueError(f"ClassWeights takes integer labels; a batch's have shape {y.shape}")
+        x, y = zero_rows(x, mask), zero_rows(y, mask)
+        weights = jnp.where(mask, self.of(y), 0)
+        least = jnp.finfo(weights.dtype).tiny
+
+        def loss(params: Any) -> Array:
+            losses = model.loss(model.apply(params, x, key=key, mask=mask), y)
+            return (weights * losses).sum() / jnp.maximum(weights.sum(), least)
+
+        return jax.grad(loss)(params)
+
+    def of(self, y: Array) -> Array:
+        """The weights of records by their labels `y [...]`."""
+        return jnp.stack([jnp.asarray(w) for w in self.weights])[y.astype(int)]
+
+    def in_loss(self, model: Model, y: Array) -> Model:
+        """The model whose mean loss over all records of labels `y [records]` is their weighted
+        mean."""
+        mean = self.of(y).mean()
+        return dataclasses.replace(
+            model, loss=lambda outputs, labels: self.of(labels) / mean * model.loss(outputs, labels)
+        )
