@@ -1,0 +1,229 @@
+"""What PyTorch's own clients give away, by how they train.
+
+`python -m tests.attacks.torch_clients 3` prints a table over so many federations, where PyTorch is
+installed and `JAXFL_DATA` holds Adult. Two clients of 160 records and 20 rounds of averaging; the
+server reads the first client's `sex` from its own prescription of the recipe.
+"""
+
+import copy
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from torch import nn
+
+from attacks import (
+    GLS,
+    AdamDecoding,
+    ClosedForm,
+    FitWarning,
+    Knowledge,
+    Reconstruction,
+    Status,
+    UnknownColumn,
+    closed_form,
+    decode_adam,
+    gls,
+)
+from jaxfl import ClassWeights, LocalTraining, Model, mlp, proximal_sgd
+from jaxfl.datasets import Dataset, load
+from jaxfl.recordings import messages_from
+
+RECORDS, ROUNDS, WIDTH, RATE = 160, 20, 64, 0.1
+SMOOTHING, WEIGHTS, DROPOUT = 0.1, (1.0, 3.0), 0.2
+
+
+def heavy(learning_rate: Any) -> optax.GradientTransformation:
+    """As `torch.optim.SGD(momentum=0.9, weight_decay=1e-3)`."""
+    return optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(learning_rate, 0.9))
+
+
+def decayed(learning_rate: Any) -> optax.GradientTransformation:
+    """As `torch.optim.SGD(weight_decay=1e-2)`."""
+    return optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(learning_rate))
+
+
+def smoothed(outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """As `CrossEntropyLoss(label_smoothing=0.1)`."""
+    soft = optax.smooth_labels(jax.nn.one_hot(y, 2), SMOOTHING)
+    return optax.softmax_cross_entropy(outputs, soft)
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """How a client trains, in PyTorch's words and in the server's.
+
+    Attributes:
+      name: of the row.
+      recipe: what the server prescribed.
+      optimizer: PyTorch's, of parameters.
+      loss: PyTorch's.
+      rate_of: the learning rate's factor by round.
+      clip: largest norm of an update that is sent.
+      proximal: FedProx's mu.
+      dropout: whether hidden units are dropped.
+    """
+
+    name: str
+    recipe: LocalTraining
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    loss: nn.Module = dataclasses.field(default_factory=nn.CrossEntropyLoss)
+    rate_of: Callable[[int], float] = lambda t: 1.0
+    clip: float | None = None
+    proximal: float = 0.0
+    dropout: bool = False
+
+
+def _sgd(**settings: float) -> Callable[..., torch.optim.Optimizer]:
+    return lambda parameters, lr: torch.optim.SGD(parameters, lr, **settings)
+
+
+def _clients() -> list[Client]:
+    full, batches = LocalTraining(RATE), LocalTraining(RATE, 2, 16)
+    slow = dataclasses.replace(batches, learning_rate=0.02, optimizer=heavy)
+    torch_heavy = _sgd(momentum=0.9, weight_decay=1e-3)
+    weights = nn.CrossEntropyLoss(torch.tensor(WEIGHTS))
+    smoothing = nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
+
+    def changed(recipe: LocalTraining, **changes: Any) -> LocalTraining:
+        return dataclasses.replace(recipe, **changes)
+
+    weighted = {"plugins": (ClassWeights(WEIGHTS),)}
+    return [
+        Client("SGD, full batch", full),
+        Client("SGD, batches of 16, 2 epochs", batches),
+        Client("5 full-batch epochs", changed(full, epochs=5)),
+        Client("the last batch left out, batches of 48", changed(full, batch_size=48,
+                                                                 drop_last=True, epochs=2)),
+        Client("momentum .9 and decay 1e-3, 3 full-batch epochs",
+               changed(slow, batch_size=None, epochs=3), torch_heavy),
+        Client("the same, batches of 16, 2 epochs", slow, torch_heavy),
+        Client("decay 1e-2, full batch", changed(full, optimizer=decayed),
+               _sgd(weight_decay=1e-2)),
+        Client("FedProx, mu 1, batches of 16, 2 epochs",
+               changed(batches, optimizer=proximal_sgd(1.0)), proximal=1.0),
+        Client("rate falls by a tenth a round, full batch", full, rate_of=lambda t: 0.9**t),
+        Client("updates clipped to 0.05, full batch", full, clip=0.05),
+        Client("class weights 1 and 3, full batch", changed(full, **weighted), loss=weights),
+        Client("the same, batches of 16, 2 epochs", changed(batches, **weighted), loss=weights),
+        Client("label smoothing .1, full batch", full, loss=smoothing),
+        Client("the same, batches of 16, 2 epochs", batches, loss=smoothing),
+        Client("dropout .2, full batch", full, dropout=True),
+        Client("Adam, full batch", changed(full, learning_rate=1e-3, optimizer=optax.adam),
+               torch.optim.Adam),
+        Client("AdamW, full batch", changed(full, learning_rate=1e-3, optimizer=optax.adamw),
+               torch.optim.AdamW),
+    ]  # fmt: skip
+
+
+def _trained(client: Client, sent: nn.Module, x: Any, y: Any, number: int) -> nn.Module:
+    """One round of a client, in PyTorch."""
+    model, recipe = copy.deepcopy(sent), client.recipe
+    rate = float(recipe.learning_rate) * client.rate_of(number)
+    optimizer = client.optimizer(model.parameters(), lr=rate)
+    size = recipe.batch_size or len(x)
+    for _ in range(recipe.epochs):
+        order = torch.randperm(len(x))
+        for rows in order.split(size):
+            if recipe.drop_last and len(rows) < size:
+                continue
+            optimizer.zero_grad()
+            loss = client.loss(model(x[rows]), y[rows])
+            pairs = zip(model.parameters(), sent.parameters(), strict=True)
+            distance = sum(((p - q.detach()) ** 2).sum() for p, q in pairs)
+            (loss + client.proximal / 2 * distance).backward()
+            optimizer.step()
+    if client.clip is not None:
+        _clip(model, sent, client.clip)
+    return model
+
+
+def _clip(model: nn.Module, sent: nn.Module, most: float) -> None:
+    with torch.no_grad():
+        pairs = list(zip(model.parameters(), sent.parameters(), strict=True))
+        norm = sum(((p - q) ** 2).sum() for p, q in pairs) ** 0.5
+        for p, q in pairs:
+            p.copy_(q + (p - q) * min(1.0, most / float(norm)))
+
+
+def _state(model: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def _federation(client: Client, data: Dataset, rows: np.ndarray, seed: int) -> tuple[Any, Any]:
+    """State dicts that the first client was sent and returned."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(data.x.shape[1], WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2)]
+    if client.dropout:
+        layers.insert(2, nn.Dropout(DROPOUT))
+    shared, sent, returned = nn.Sequential(*layers), [], []
+    parts = rows.reshape(2, RECORDS)
+    x, y = torch.tensor(data.x[parts], dtype=torch.float32), torch.tensor(data.y[parts]).long()
+    for number in range(ROUNDS):
+        models = [_trained(client, shared, x[i], y[i], number) for i in (0, 1)]
+        sent.append(_state(shared))
+        returned.append(_state(models[0]))
+        with torch.no_grad():
+            for p, *own in zip(*(m.parameters() for m in (shared, *models)), strict=True):
+                p.copy_(sum(own) / 2)
+    return sent, returned
+
+
+def _read(client: Client, model: Model, messages: Any, known: Knowledge) -> Reconstruction:
+    """By the attack that is for such clients."""
+    recipe = client.recipe
+    if recipe.optimizer in (optax.adam, optax.adamw):
+        decay = 1e-2 if recipe.optimizer is optax.adamw else 0.0
+        settings = AdamDecoding(weight_decay=decay, learning_rate=float(recipe.learning_rate))
+        return decode_adam(model, messages, known, settings=settings)
+    if client.clip is not None or client.rate_of(1) != 1:
+        return closed_form(model, messages, known, settings=ClosedForm(by_round=True))
+    if recipe == LocalTraining(RATE):
+        return closed_form(model, messages, known)
+    return gls(model, messages, known, jax.random.key(0), settings=GLS(recipe))
+
+
+def row(client: Client, data: Dataset, seed: int) -> tuple[float, float, str]:
+    """Accuracy, the most frequent value's, and status, of one federation."""
+    rows = np.random.default_rng(seed).permutation(len(data))[: 2 * RECORDS]
+    sent, returned = _federation(client, data, rows, seed)
+    model = mlp(data.x.shape[1], (WIDTH,), 2)
+    if isinstance(client.loss, nn.CrossEntropyLoss) and client.loss.label_smoothing:
+        model = dataclasses.replace(model, loss=smoothed)
+    messages = messages_from(model, sent, returned)
+    own, column = rows[:RECORDS], data.column("sex")
+    truth = data.values_of("sex")[own]
+    x = np.array(data.x[own], np.float32)
+    x[:, list(column.positions)] = np.nan
+    unknown = UnknownColumn(jnp.asarray(column.positions), jnp.asarray(column.values))
+    known = Knowledge(jnp.asarray(x), jnp.asarray(data.y[own]), (unknown,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        answer = _read(client, model, messages, known)
+    right = float((np.asarray(answer.values[0]) == truth).mean())
+    most = float(np.bincount(truth).max() / len(truth))
+    return right, most, Status(int(answer.status)).name.lower()
+
+
+def table(seeds: int, part: str = "") -> None:
+    """Print a row for every client whose name has a part in it."""
+    data = load("adult", os.environ["JAXFL_DATA"])
+    for client in _clients():
+        if part in client.name:
+            rows = [row(client, data, seed) for seed in range(seeds)]
+            right, most, status = zip(*rows, strict=True)
+            each = ", ".join(f"{value:.3f}" for value in right)
+            told = ", ".join(sorted(set(status)))
+            print(f"| {client.name} | {each} | {np.mean(most):.3f} | {told} |", flush=True)
+
+
+if __name__ == "__main__":
+    table(int(sys.argv[1]), *sys.argv[2:])
