@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,15 @@ from attacks import (
     decode_adam,
     gls,
 )
-from jaxfl import ClassWeights, LocalTraining, Model, mlp, proximal_sgd
+from jaxfl import (
+    ClassWeights,
+    LocalTraining,
+    Model,
+    cross_entropy,
+    from_flax,
+    mlp,
+    proximal_sgd,
+)
 from jaxfl.datasets import Dataset, load
 from jaxfl.recordings import messages_from
 
@@ -49,6 +58,16 @@ def heavy(learning_rate: Any) -> optax.GradientTransformation:
 def decayed(learning_rate: Any) -> optax.GradientTransformation:
     """As `torch.optim.SGD(weight_decay=1e-2)`."""
     return optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(learning_rate))
+
+
+class Dropped(flax.linen.Module):
+    """The network whose hidden units are dropped in training."""
+
+    @flax.linen.compact
+    def __call__(self, x: Any, train: bool = False) -> Any:
+        hidden = flax.linen.relu(flax.linen.Dense(WIDTH)(x))
+        hidden = flax.linen.Dropout(DROPOUT, deterministic=not train)(hidden)
+        return flax.linen.Dense(2)(hidden)
 
 
 def smoothed(outputs: jax.Array, y: jax.Array) -> jax.Array:
@@ -117,10 +136,13 @@ def _clients() -> list[Client]:
         Client("label smoothing .1, full batch", full, loss=smoothing),
         Client("the same, batches of 16, 2 epochs", batches, loss=smoothing),
         Client("dropout .2, full batch", full, dropout=True),
+        Client("dropout .2, batches of 16, 2 epochs", batches, dropout=True),
         Client("Adam, full batch", changed(full, learning_rate=1e-3, optimizer=optax.adam),
                torch.optim.Adam),
         Client("AdamW, full batch", changed(full, learning_rate=1e-3, optimizer=optax.adamw),
                torch.optim.AdamW),
+        Client("Adam, batches of 16, 2 epochs",
+               changed(batches, learning_rate=1e-3, optimizer=optax.adam), torch.optim.Adam),
     ]  # fmt: skip
 
 
@@ -186,7 +208,7 @@ def _read(client: Client, model: Model, messages: Any, known: Knowledge) -> Reco
         return decode_adam(model, messages, known, settings=settings)
     if client.clip is not None or client.rate_of(1) != 1:
         return closed_form(model, messages, known, settings=ClosedForm(by_round=True))
-    if recipe == LocalTraining(RATE):
+    if recipe == LocalTraining(RATE) and not client.dropout:
         return closed_form(model, messages, known)
     return gls(model, messages, known, jax.random.key(0), settings=GLS(recipe))
 
@@ -195,7 +217,10 @@ def row(client: Client, data: Dataset, seed: int) -> tuple[float, float, str]:
     """Accuracy, the most frequent value's, and status, of one federation."""
     rows = np.random.default_rng(seed).permutation(len(data))[: 2 * RECORDS]
     sent, returned = _federation(client, data, rows, seed)
-    model = mlp(data.x.shape[1], (WIDTH,), 2)
+    width = data.x.shape[1]
+    model = mlp(width, (WIDTH,), 2)
+    if client.dropout:
+        model = from_flax(Dropped(), (width,), cross_entropy, 2)
     if isinstance(client.loss, nn.CrossEntropyLoss) and client.loss.label_smoothing:
         model = dataclasses.replace(model, loss=smoothed)
     messages = messages_from(model, sent, returned)
