@@ -33,16 +33,15 @@ from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinis
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
 from benchmarks.sweep import seeds_of
-from jaxfl import LocalTraining, mlp
+from jaxfl import LocalTraining, mlp, sgd
 from jaxfl.datasets import read_inputs
-from jaxfl.domains import Count, Index, PositiveFloat
+from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
 from jaxfl.recordings import read_rounds
 
 PROG = "python -m benchmarks.audit"
 KEPT = "finished rows are kept; run the same command to go on"
 ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
 ONLY_RECORDED = ("client", "sent", "returned", "after")
-OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +72,10 @@ class Arguments:
     """Communication rounds that are simulated, and seen."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Of the clients, begun anew in every round."""
+    momentum: NotNegativeFloat = 0.0
+    """Of SGD, below 1."""
+    weight_decay: NotNegativeFloat = 0.0
+    """Of SGD, as PyTorch has it."""
     learning_rate: PositiveFloat = 0.1
     """Of the clients' optimiser."""
     batch_size: Index = 32
@@ -181,7 +184,13 @@ def _widths(text: str) -> tuple[int, ...]:
 
 def _training(arguments: Arguments) -> LocalTraining:
     batch = arguments.batch_size or None
-    optimizer = OPTIMIZERS[arguments.optimizer]
+    try:
+        own = sgd(arguments.momentum, arguments.weight_decay)
+    except ValueError as error:
+        raise UsageError(f"--momentum {arguments.momentum:g}: {error}") from None
+    if arguments.optimizer == "adam" and own is not optax.sgd:
+        raise UsageError("--momentum and --weight-decay are SGD's; --optimizer adam has neither")
+    optimizer = optax.adam if arguments.optimizer == "adam" else own
     return LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
 
 
@@ -316,12 +325,15 @@ def _done(console: Console, told: page.Page, folder: Path, failed: bool) -> int:
 def _asked(arguments: Arguments) -> dict[str, Any]:
     widths = arguments.hidden or "none (logistic regression)"
     batch = f"batches of {arguments.batch_size}" if arguments.batch_size else "all records at once"
+    extras = ("momentum", arguments.momentum), ("weight decay", arguments.weight_decay)
+    more = "".join(f", {name} {value:g}" for name, value in extras if value)
     return {
         "table": arguments.csv,
         "the model predicts": arguments.target,
         "should stay secret": arguments.sensitive,
         "model": f"perceptron, hidden units: {widths}",
-        "clients train by": f"{arguments.optimizer} at rate {arguments.learning_rate:g}, {batch}, "
+        "clients train by": f"{arguments.optimizer} at rate {arguments.learning_rate:g}{more}, "
+        f"{batch}, "
         f"{arguments.epochs} pass{'es' if arguments.epochs > 1 else ''} a round",
     }
 

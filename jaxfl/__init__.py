@@ -25,7 +25,7 @@ from jaxfl.training import (
     client_round,
     clipped_sgd,
     local_update,
-    proximal_sgd,
+    sgd,
 )
 from jaxfl.transcript import Aggregates, AnonymousMessages, Messages, Transcript
 
@@ -72,7 +72,7 @@ __all__ = [
     "mean_loss",
     "mlp",
     "one_client",
-    "proximal_sgd",
+    "sgd",
     "simulate",
     "squared_error",
     "stack_clients",

@@ -14,7 +14,17 @@ from flax import struct
 from jaxfl import _check
 from jaxfl.clients import ClientData, OneClient, check_records_of_one
 from jaxfl.defenses import DPSGD, Mixup
-from jaxfl.domains import Count, Key, Number, Params, Positive, check, checked
+from jaxfl.domains import (
+    Count,
+    Fraction,
+    Key,
+    NotNegative,
+    Number,
+    Params,
+    Positive,
+    check,
+    checked,
+)
 from jaxfl.models import Model, mean_loss
 from jaxfl.plugins import HoldsPlugins, Plugin, Plugins, check_plugins, overriding
 
@@ -96,15 +106,37 @@ def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
 
 @checked
 @functools.cache
-def proximal_sgd(strength: float) -> Callable[..., optax.GradientTransformation]:
-    """An optimiser for `LocalTraining`: SGD on the loss plus strength / 2 times the squared
-    distance from the received model (FedProx: Li et al. 2020, Eq. 2, whose mu the strength is).
+def sgd(
+    momentum: float = 0.0, weight_decay: float = 0.0, proximal: float = 0.0
+) -> Callable[..., optax.GradientTransformation]:
+    """An optimiser for `LocalTraining`: SGD as `torch.optim.SGD` has it, and FedProx.
+
+    Args:
+      momentum: what is left of a gradient in the next step, in [0, 1).
+      weight_decay: so much of the model is added to each gradient.
+      proximal: mu of FedProx (Li et al. 2020, Eq. 2): the loss has mu / 2 times the squared
+        distance from the received model in it.
 
     Raises:
-      ValueError: if the strength is not positive.
+      ValueError: on numbers out of range.
     """
-    check("strength", strength, Positive)
+    for name, value in (("weight_decay", weight_decay), ("proximal", proximal)):
+        check(name, value, NotNegative)
+    if momentum:
+        check("momentum", momentum, Fraction)
+    if not (momentum or weight_decay or proximal):
+        return optax.sgd
 
+    def made(learning_rate: float | Array) -> optax.GradientTransformation:
+        parts = [optax.add_decayed_weights(weight_decay)] if weight_decay else []
+        parts += [_towards_received(proximal)] if proximal else []
+        return optax.chain(*parts, optax.sgd(learning_rate, momentum or None))
+
+    made.__name__ = f"sgd({momentum!r}, {weight_decay!r}, {proximal!r})"
+    return made
+
+
+def _towards_received(strength: float) -> optax.GradientTransformation:
     def init(params: Any) -> Any:
         return params
 
@@ -112,12 +144,7 @@ def proximal_sgd(strength: float) -> Callable[..., optax.GradientTransformation]
         pulled = jax.tree.map(lambda g, p, r: g + strength * (p - r), gradient, params, received)
         return pulled, received
 
-    def proximal(learning_rate: float | Array) -> optax.GradientTransformation:
-        towards_received = optax.GradientTransformation(init, pull)
-        return optax.chain(towards_received, optax.sgd(learning_rate))
-
-    proximal.__name__ = f"proximal_sgd({strength!r})"
-    return proximal
+    return optax.GradientTransformation(init, pull)
 
 
 @checked

@@ -5,16 +5,15 @@ Threat model: as of `attacks.diagnosis.causes`, which asks.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import struct
 
-from jaxfl import LocalTraining, Model, Plugin
+from jaxfl import LocalTraining, Model, Plugin, sgd
 from jaxfl.domains import Number
 
 Array = jax.Array
@@ -27,14 +26,6 @@ MOST_EPOCHS = 20
 ALIKE, BLURRED = 0.15, 0.4
 """By how much of itself a path may be longer or shorter than a recipe's: gradients change along it;
 and the records of a batch are not all."""
-
-
-@functools.cache
-def sgd_with_momentum(
-    momentum: float,
-) -> Callable[[float | Array], optax.GradientTransformation]:
-    """The optimiser of clients that use momentum; equal ones compile once."""
-    return functools.partial(optax.sgd, momentum=momentum)
 
 
 @struct.dataclass
@@ -84,7 +75,7 @@ def recipes(
     for epochs in _near(steps, 1, ALIKE):
         yield "epochs", f"{epochs} full-batch steps", plain(epochs=epochs)
     for count, momentum in _with_momentum(steps, ALIKE):
-        heavy = plain(epochs=count, optimizer=sgd_with_momentum(momentum))
+        heavy = plain(epochs=count, optimizer=sgd(momentum))
         yield "momentum", f"{count} full-batch steps with momentum {momentum}", heavy
     sizes = {*SIZES, records // 2, records // 3, records // 4, training.batch_size or 0}
     divided = [
@@ -131,7 +122,7 @@ def _of_told_batches(
     batches = len(training.batch_sizes(records))
     for count, momentum in _with_momentum(steps, BLURRED):
         if count % batches == 0:
-            epochs, optimizer = count // batches, sgd_with_momentum(momentum)
+            epochs, optimizer = count // batches, sgd(momentum)
             heavy = dataclasses.replace(training, epochs=epochs, optimizer=optimizer)
             yield "momentum", f"momentum {momentum}, {epochs} epochs", heavy
     rate = float(training.learning_rate) * steps / training.steps(records)

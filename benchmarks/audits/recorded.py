@@ -13,6 +13,8 @@ import optax
 
 from attacks import (
     GLS,
+    ClosedForm,
+    Decoding,
     Knowledge,
     Reconstruction,
     Status,
@@ -106,6 +108,11 @@ def _row(
     if status == "ok" and method != _told(training, len(x)):
         found = "Adam" if method == "adam" else "SGD"
         notes.append(f"{client.name} takes one step of {found} on all of its records, not as told.")
+    if status == "ok" and isinstance(answer, Decoding) and answer.learning_rate.ndim:
+        notes.append(
+            f"{client.name} takes one step of another size in every round: its updates are "
+            "clipped, or its learning rate follows a schedule."
+        )
     if status == "unchecked":
         notes.append(f"Updates of {client.name} could not contradict any answer: {answer.reason}.")
     elif status != "ok":
@@ -128,16 +135,20 @@ def _row(
 def _decoded(
     model: Model, messages: Messages, known: Knowledge, training: LocalTraining
 ) -> tuple[str, Reconstruction]:
-    """By a method that is exact for one full-batch step, of SGD or of Adam, if the messages are of
-    such steps, whatever was told; by the one that knows the noise of batches if those are told."""
+    """By a method that is exact for one full-batch step, of SGD at one rate or another in every
+    round, or of Adam, if the messages are of such steps, whatever was told; by the one that knows
+    the noise of batches, and momentum and decay, if those are told."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the page tells it
-        answers: dict[str, Reconstruction] = {"closed_form": closed_form(model, messages, known)}
-        if answers["closed_form"].status == Status.OK:
-            return "closed_form", answers["closed_form"]
-        if training.optimizer is optax.sgd and training.steps(len(known.x)) > 1:
-            settings = GLS(training, orders=ORDERS)
-            answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=settings)
+        answers: dict[str, Reconstruction] = {}
+        for settings in (ClosedForm(), ClosedForm(by_round=True)):
+            answer = closed_form(model, messages, known, settings=settings)
+            answers.setdefault("closed_form", answer)
+            if answer.status == Status.OK:
+                return "closed_form", answer
+        if _told(training, len(known.x)) == "gls":
+            batches = GLS(training, orders=ORDERS)
+            answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
             if answers["gls"].status == Status.OK:
                 return "gls", answers["gls"]
         answers["adam"] = decode_adam(model, messages, known)
@@ -150,7 +161,8 @@ def _told(training: LocalTraining, records: int) -> str:
     """The method that reads clients of a recipe."""
     if training.optimizer is optax.adam:
         return "adam"
-    return "closed_form" if training.steps(records) == 1 else "gls"
+    one_step = training.optimizer is optax.sgd and training.steps(records) == 1
+    return "closed_form" if one_step else "gls"
 
 
 def _right(answer: Reconstruction, truth: np.ndarray) -> float:

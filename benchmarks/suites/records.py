@@ -4,32 +4,12 @@ it. Beyond the papers."""
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import optax
-
 from attacks import RecordSearch
 from benchmarks.harness.experiment import Method
 from benchmarks.harness.jobs import Attacks, Place, Suite, Table
 from benchmarks.measurements.whole_records import EXPERIMENT
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
-from jaxfl import DPSGD, LocalTraining, Upload
-
-MOMENTUM, DECAY = 0.9, 1e-3
-
-
-def heavy(rate: Any) -> optax.GradientTransformation:
-    """SGD with momentum."""
-    return optax.sgd(rate, MOMENTUM)
-
-
-def decayed(rate: Any, momentum: float | None = None) -> optax.GradientTransformation:
-    """SGD with weight decay, as PyTorch has it."""
-    return optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate, momentum))
-
-
-def heavy_decayed(rate: Any) -> optax.GradientTransformation:
-    """With momentum too."""
-    return decayed(rate, MOMENTUM)
-
+from jaxfl import DPSGD, LocalTraining, Upload, sgd
 
 ONE_LAYER = {"reconstruct_records": RecordSearch(starts=512, sweeps=10, passes=48)}
 """Where the first layer alone is looked at, few starts arrive."""
@@ -121,7 +101,7 @@ def _sums(size: str, data_dir: str | None) -> list[Place]:
 def _optimizers(size: str, data_dir: str | None) -> list[Place]:
     recipes = [
         LocalTraining(0.05, epochs=3, batch_size=8, optimizer=optimizer)
-        for optimizer in (heavy, decayed, heavy_decayed)
+        for optimizer in (sgd(0.9), sgd(weight_decay=1e-3), sgd(0.9, 1e-3))
     ]
     return _places(
         "adult",

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from attacks import ClosedForm, Knowledge, MisfitWarning, binary_column, closed_form, diagnose
-from attacks.diagnosis.steps import sgd_with_momentum
-from jaxfl import DPSGD, Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
+from jaxfl import (
+    DPSGD,
+    Federated,
+    LocalTraining,
+    Upload,
+    cross_entropy,
+    from_flax,
+    mlp,
+    sgd,
+    simulate,
+)
 from jaxfl.clients import stack_clients
 from tests.attacks.wrong_recipes import FEATURES, RATE, Act, client, records
 
@@ -162,7 +171,7 @@ def test_arrays_in_another_layout_are_named(told):
 def test_other_momenta_are_named(momentum):
     x, y = records(0)
     told = LocalTraining(RATE)
-    trained = dataclasses.replace(told, epochs=3, optimizer=sgd_with_momentum(momentum))
+    trained = dataclasses.replace(told, epochs=3, optimizer=sgd(momentum))
     model = mlp(FEATURES, (32,), 2)
     run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(4, trained))
     finding = diagnose(model, run.messages(0), Knowledge(x, y, (binary_column(4),)), told)

@@ -25,7 +25,7 @@ from jaxfl import (
     local_update,
     mlp,
     one_client,
-    proximal_sgd,
+    sgd,
     simulate,
     stack_clients,
 )
@@ -40,22 +40,19 @@ def nesterov(learning_rate):
     return optax.sgd(learning_rate, 0.8, nesterov=True)
 
 
-def heavy_and_decayed(learning_rate):
-    return optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(learning_rate, 0.9))
-
-
 def falling(learning_rate):
     """Half the step size after every step."""
     return optax.sgd(lambda step: learning_rate * 0.5**step)
 
 
+HEAVY_AND_DECAYED = sgd(0.9, 1e-3)
 OPTIMIZERS = (
     optax.sgd,
     with_momentum,
     nesterov,
     decayed,
-    heavy_and_decayed,
-    proximal_sgd(2.0),
+    HEAVY_AND_DECAYED,
+    sgd(proximal=2.0),
     falling,
 )
 RECIPES = (
@@ -163,11 +160,11 @@ def test_the_variance_of_a_weighted_place():
     ("rate", "recipe"),
     [
         (0.02, {"batch_size": 16, "optimizer": with_momentum}),
-        (0.05, {"batch_size": 16, "epochs": 2, "optimizer": heavy_and_decayed}),
+        (0.05, {"batch_size": 16, "epochs": 2, "optimizer": HEAVY_AND_DECAYED}),
         (0.1, {"batch_size": 16, "epochs": 2, "optimizer": decayed}),
-        (0.1, {"batch_size": 16, "epochs": 2, "optimizer": proximal_sgd(1.0)}),
+        (0.1, {"batch_size": 16, "epochs": 2, "optimizer": sgd(proximal=1.0)}),
         (0.1, {"batch_size": 24, "epochs": 2, "drop_last": True}),
-        (0.05, {"epochs": 3, "optimizer": heavy_and_decayed}),
+        (0.05, {"epochs": 3, "optimizer": HEAVY_AND_DECAYED}),
         (0.1, {"optimizer": decayed}),
     ],
     ids=str,

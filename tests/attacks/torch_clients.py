@@ -41,23 +41,13 @@ from jaxfl import (
     cross_entropy,
     from_flax,
     mlp,
-    proximal_sgd,
+    sgd,
 )
 from jaxfl.datasets import Dataset, load
 from jaxfl.recordings import messages_from
 
 RECORDS, ROUNDS, WIDTH, RATE = 160, 20, 64, 0.1
 SMOOTHING, WEIGHTS, DROPOUT = 0.1, (1.0, 3.0), 0.2
-
-
-def heavy(learning_rate: Any) -> optax.GradientTransformation:
-    """As `torch.optim.SGD(momentum=0.9, weight_decay=1e-3)`."""
-    return optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(learning_rate, 0.9))
-
-
-def decayed(learning_rate: Any) -> optax.GradientTransformation:
-    """As `torch.optim.SGD(weight_decay=1e-2)`."""
-    return optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(learning_rate))
 
 
 class Dropped(flax.linen.Module):
@@ -107,7 +97,7 @@ def _sgd(**settings: float) -> Callable[..., torch.optim.Optimizer]:
 
 def _clients() -> list[Client]:
     full, batches = LocalTraining(RATE), LocalTraining(RATE, 2, 16)
-    slow = dataclasses.replace(batches, learning_rate=0.02, optimizer=heavy)
+    slow = dataclasses.replace(batches, learning_rate=0.02, optimizer=sgd(0.9, 1e-3))
     torch_heavy = _sgd(momentum=0.9, weight_decay=1e-3)
     weights = nn.CrossEntropyLoss(torch.tensor(WEIGHTS))
     smoothing = nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
@@ -125,10 +115,10 @@ def _clients() -> list[Client]:
         Client("momentum .9 and decay 1e-3, 3 full-batch epochs",
                changed(slow, batch_size=None, epochs=3), torch_heavy),
         Client("the same, batches of 16, 2 epochs", slow, torch_heavy),
-        Client("decay 1e-2, full batch", changed(full, optimizer=decayed),
+        Client("decay 1e-2, full batch", changed(full, optimizer=sgd(weight_decay=1e-2)),
                _sgd(weight_decay=1e-2)),
         Client("FedProx, mu 1, batches of 16, 2 epochs",
-               changed(batches, optimizer=proximal_sgd(1.0)), proximal=1.0),
+               changed(batches, optimizer=sgd(proximal=1.0)), proximal=1.0),
         Client("rate falls by a tenth a round, full batch", full, rate_of=lambda t: 0.9**t),
         Client("updates clipped to 0.05, full batch", full, clip=0.05),
         Client("class weights 1 and 3, full batch", changed(full, **weighted), loss=weights),

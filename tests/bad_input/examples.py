@@ -473,7 +473,7 @@ def simulation():
             "strides": (2, 1, 2, 1),
         },
         jaxfl.clipped_sgd: {"norm": 1.0},
-        jaxfl.proximal_sgd: {"strength": 1.0},
+        jaxfl.sgd: {"momentum": 0.9, "weight_decay": 1e-3, "proximal": 1.0},
         accounting.epsilon: {
             "noise_multiplier": 1.0,
             "records": 100,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -13,7 +14,7 @@ import yaml
 from benchmarks import audit
 from benchmarks.audits import findings, recorded
 from benchmarks.harness.intervals import Interval
-from jaxfl import LocalTraining, mlp
+from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
 from jaxfl.datasets import read_inputs
 from jaxfl.recordings import read_rounds
 from jaxfl.recordings.rounds import RecordingWarning
@@ -124,6 +125,49 @@ def test_recorded_runs_are_audited(
     assert ("SGD on all of its records, not as told" in page) == ("--batch-size" in others)
 
 
+def write_run(folder: Path, training: LocalTraining, plugins: tuple[Any, ...] = ()) -> list[str]:
+    """Record a federation of the table's clients that trains so; the words that audit it."""
+    table = read_inputs(RECORDINGS / "records.csv", target="default", client="client")
+    names = ("ana", "ben", "eve")
+    clients = stack_clients([(table.of(name).x, table.of(name).y) for name in names])
+    model, key = mlp(8, (12,), 2), jax.random.key(0)
+    run = simulate(model, model.init(key), clients, key, Federated(20, training, plugins))
+    for place, name in enumerate(names):
+        seen = run.messages(place)
+        for number in range(20):
+            for file, tree in (("sent", seen.received), (f"client-{name}", seen.returned)):
+                arrays = {
+                    f"{layer}/{kind}": np.asarray(value[number])
+                    for layer, kinds in tree.items()
+                    for kind, value in kinds.items()
+                }
+                np.savez(folder / f"round-{number}-{file}.npz", **arrays)
+    return ["--messages", str(folder), *RECORDED, "--out", str(folder / "audit")]
+
+
+def test_recorded_clients_that_clip_are_read_and_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = write_run(tmp_path, LocalTraining(0.1), (Upload(clip=0.03),))
+    assert audit.main([*words, "--batch-size", "0"]) == 0
+    assert "names rightly 'smoker' of 100 of 100 people" in answer(capsys)
+    assert (
+        "updates are clipped, or its learning rate" in (tmp_path / "audit/report.html").read_text()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [True, False])
+def test_recorded_clients_with_momentum_are_read_if_that_is_told(
+    told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = write_run(tmp_path, LocalTraining(0.05, 2, 16, sgd(0.9, 1e-3)))
+    words += ["--batch-size", "16", "--epochs", "2", "--learning-rate", "0.05"]
+    words += ["--momentum", "0.9", "--weight-decay", "0.001"] if told else []
+    assert audit.main(words) == 0
+    assert ("Yes: someone who reads" in answer(capsys)) == told
+
+
 @pytest.mark.parametrize("told", ["adam", "sgd"])
 def test_recorded_clients_of_adam_are_read_whatever_was_told(
     told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -166,6 +210,8 @@ def test_updates_of_another_recipe_are_no_answer(
         (["--epsilon", "0"], "--epsilon '0' must hold positive numbers"),
         (["--batch-size", "-1"], "--batch-size=-1 must be an integer of at least 0"),
         (["--learning-rate", "0"], "--learning-rate=0.0 must be positive"),
+        (["--momentum", "1"], "--momentum 1: momentum=1.0 must be between 0 and 1"),
+        (["--momentum", "0.9", "--optimizer", "adam"], "--optimizer adam has neither"),
         (["--rounds", "0"], "--rounds=0 must be an integer of at least 1"),
         (["--seeds", "few"], "--seeds 'few'"),
         (["--questions", "records"], "--questions 'records' must hold attribute"),
