@@ -136,6 +136,16 @@ def _clients() -> list[Client]:
     ]  # fmt: skip
 
 
+def attack_of(client: Client) -> str:
+    """The attack that is for such clients."""
+    if client.recipe.optimizer in (optax.adam, optax.adamw):
+        return "decode_adam"
+    if client.clip is not None or client.rate_of(1) != 1:
+        return "closed_form, by_round"
+    one_step = client.recipe == LocalTraining(RATE) and not client.dropout
+    return "closed_form" if one_step else "gls"
+
+
 def _trained(client: Client, sent: nn.Module, x: Any, y: Any, number: int) -> nn.Module:
     """One round of a client, in PyTorch."""
     model, recipe = copy.deepcopy(sent), client.recipe
@@ -190,16 +200,15 @@ def _federation(client: Client, data: Dataset, rows: np.ndarray, seed: int) -> t
 
 
 def _read(client: Client, model: Model, messages: Any, known: Knowledge) -> Reconstruction:
-    """By the attack that is for such clients."""
-    recipe = client.recipe
-    if recipe.optimizer in (optax.adam, optax.adamw):
+    """By `attack_of` such clients."""
+    recipe, attack = client.recipe, attack_of(client)
+    if attack == "decode_adam":
         decay = 1e-2 if recipe.optimizer is optax.adamw else 0.0
-        settings = AdamDecoding(weight_decay=decay, learning_rate=float(recipe.learning_rate))
-        return decode_adam(model, messages, known, settings=settings)
-    if client.clip is not None or client.rate_of(1) != 1:
-        return closed_form(model, messages, known, settings=ClosedForm(by_round=True))
-    if recipe == LocalTraining(RATE) and not client.dropout:
-        return closed_form(model, messages, known)
+        adam = AdamDecoding(weight_decay=decay, learning_rate=float(recipe.learning_rate))
+        return decode_adam(model, messages, known, settings=adam)
+    if attack != "gls":
+        settings = ClosedForm(by_round=attack != "closed_form")
+        return closed_form(model, messages, known, settings=settings)
     return gls(model, messages, known, jax.random.key(0), settings=GLS(recipe))
 
 
@@ -237,7 +246,10 @@ def table(seeds: int, part: str = "") -> None:
             right, most, status = zip(*rows, strict=True)
             each = ", ".join(f"{value:.3f}" for value in right)
             told = ", ".join(sorted(set(status)))
-            print(f"| {client.name} | {each} | {np.mean(most):.3f} | {told} |", flush=True)
+            attack = f"`{attack_of(client)}`"
+            print(
+                f"| {client.name} | {attack} | {each} | {np.mean(most):.3f} | {told} |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from attacks.attributes.candidate_decoding.candidates import (
 )
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.linear_problem import (
+    at_one_rate,
     linear_problem,
     relative_weights,
     solve_iteratively,
@@ -172,8 +173,7 @@ def closed_form(
         `members` is not in [1, records]; if a setting is out of range; if the model mixes records.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    columns = knowledge.columns
-    knowledge = joined("closed_form", knowledge)
+    columns, knowledge = knowledge.columns, joined("closed_form", knowledge)
     check_apart("closed_form", model, messages, knowledge)
     if members is not None and members > len(knowledge.x):
         raise ValueError(
@@ -182,8 +182,7 @@ def closed_form(
     settings, dtype = settings or ClosedForm(), floating(dtype)
     if settings.by_round and (members is not None or settings.learning_rate is not None):
         raise ValueError(
-            f"settings.by_round=True does not go with members={members} and "
-            f"learning_rate={settings.learning_rate}; both must be None"
+            f"by_round=True does not go with {members=} and {settings.learning_rate=}; leave both"
         )
     with arithmetic(dtype, messages, knowledge, settings):
         decoding = _closed_form(
@@ -210,27 +209,14 @@ def _closed_form(
         x, y = (jnp.concatenate([a[:, :1], a], 1) for a in (x, y))
         start = with_absence(start, members / len(x), len(x))
     records, count = x.shape[:2]
-    rate = settings.learning_rate
-    moved = energies(messages.pseudo_gradient) > 0
-    seen, solve_for = messages, functools.partial(_least_squares, model, settings, (x, y))
+    solve_for = functools.partial(_least_squares, model, settings, (x, y))
     with jax.default_matmul_precision("highest"):
-        if rate is None and members is not None:
-            # Weights and rate enter as their product: its sum over records tells the rate, since
-            # members are counted.
-            product = solve_for(messages, jnp.ones((), dtype), members, start)
-            rate = product.unknowns.sum() / members
-        if settings.by_round:
-            both = solve_for(messages, None, None, jnp.append(start, jnp.zeros(len(messages))))
-            rates = jnp.where(moved, 1 / both.unknowns[len(start) :], 0)
-            rate = jnp.abs(rates).sum() / moved.sum()
-            seen = _at_one_rate(messages, jnp.where(moved, rates / rate, 1))
-        elif rate is None:
-            start = jnp.append(start, 0)
+        rate, rates, seen = _rates_first(solve_for, messages, settings, members, start)
+        start = jnp.append(start, 0) if rate is None else start
         solution = solve_for(seen, rate, members, start)
         weights, rest = jnp.split(solution.unknowns, [records * (count - 1)])
-        if not settings.by_round:
-            rate = 1 / rest[0] if rate is None else rate
-            rates = jnp.asarray(rate)
+        if rates is None:
+            rates = jnp.asarray(1 / rest[0] if rate is None else rate)
         decoded = _decoded(knowledge, weights.reshape(records, -1), members)
         rounded = solution.left(jnp.concatenate([decoded.rounded, rest]))
         lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
@@ -240,6 +226,29 @@ def _closed_form(
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, decoded, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)
+
+
+def _rates_first(
+    solve_for: Callable[..., "_Solution"],
+    messages: Messages,
+    settings: ClosedForm,
+    members: int | None,
+    start: Array,
+) -> tuple[Any, Array | None, Messages]:
+    """The rate that least squares for the weights is given, or None if that is one more unknown of
+    it; the rates of all rounds, if they differ; and the messages as if at the one rate."""
+    if settings.by_round:
+        both = solve_for(messages, None, None, jnp.append(start, jnp.zeros(len(messages))))
+        moved = energies(messages.pseudo_gradient) > 0
+        rates = jnp.where(moved, 1 / both.unknowns[len(start) :], 0)
+        rate = jnp.abs(rates).sum() / moved.sum()
+        return rate, rates, at_one_rate(messages, jnp.where(moved, rates / rate, 1))
+    if settings.learning_rate is not None or members is None:
+        return settings.learning_rate, None, messages
+    # Weights and rate enter as their product: its sum over records tells the rate, since members
+    # are counted.
+    product = solve_for(messages, jnp.ones_like(start, shape=()), members, start)
+    return product.unknowns.sum() / members, None, messages
 
 
 class _Solution(NamedTuple):
@@ -258,17 +267,6 @@ class _Solution(NamedTuple):
     left: Callable[[Array], Array]
     square: Array
     pull: Array
-
-
-def _at_one_rate(messages: Messages, relative: Array) -> Messages:
-    """The messages as if the rates of all rounds, relative to which these are `[rounds]`, were
-    one."""
-    returned = jax.tree.map(
-        lambda w, u: w - jax.vmap(jnp.divide)(u, relative),
-        messages.received,
-        messages.pseudo_gradient,
-    )
-    return dataclasses.replace(messages, returned=returned)
 
 
 def _least_squares(

@@ -21,6 +21,17 @@ def relative_weights(updates: Any) -> Array:
     return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
 
 
+def at_one_rate(messages: Messages, relative: Array) -> Messages:
+    """The messages as if the rates of all rounds, relative to which these are `[rounds]`, were
+    one."""
+    returned = jax.tree.map(
+        lambda w, u: w - jax.vmap(jnp.divide)(u, relative),
+        messages.received,
+        messages.pseudo_gradient,
+    )
+    return dataclasses.replace(messages, returned=returned)
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearProblem:
     """The least-squares problem of `normal_equations` as products, every round divided by its
