@@ -62,8 +62,8 @@ class Arguments:
     drop: str = ""
     """Columns to leave out, comma-separated."""
     clients: str = "10"
-    """How many clients there are. For --messages: the column that says whose a record is ("" if all
-    are one client's)."""
+    """How many clients there are, or the column that says whose a record is. For --messages: that
+    column ("" if all are one client's)."""
     records: Index = 0
     """Records of each simulated client; 0: as many as there are, at most 200."""
     hidden: str = "64"
@@ -215,10 +215,11 @@ def _questions(text: str) -> tuple[str, ...]:
 
 
 def _federation(arguments: Arguments) -> plan.Federation:
-    if not arguments.clients.isdigit() or not int(arguments.clients):
-        raise UsageError(f"--clients {arguments.clients!r} must be a number of clients")
+    named = not arguments.clients.isdigit()
+    if not arguments.clients or (not named and not int(arguments.clients)):
+        raise UsageError(f"--clients {arguments.clients!r} must be a number of clients or a column")
     return plan.Federation(
-        int(arguments.clients),
+        0 if named else int(arguments.clients),
         arguments.records,
         _widths(arguments.hidden),
         arguments.rounds,
@@ -230,7 +231,11 @@ def _federation(arguments: Arguments) -> plan.Federation:
 def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     """Train clients on a table, and attack them."""
     asked = plan.Asked(
-        arguments.csv, arguments.target, _names(arguments.sensitive), _names(arguments.drop)
+        arguments.csv,
+        arguments.target,
+        _names(arguments.sensitive),
+        _names(arguments.drop),
+        "" if arguments.clients.isdigit() else arguments.clients,
     )
     federation, seeds = _federation(arguments), seeds_of(arguments.seeds)
     suite = plan.suite_of(asked, federation)
@@ -251,12 +256,14 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     made = [_found(asked, column, rows) for column in asked.sensitive]
     wholes = plan.wholes_of(suite, rows)
     answer = findings.sentences(made, wholes, findings.of_clients(federation.rounds))
-    records = jobs[0].cell.settings.records
+    victim = jobs[0].cell.settings
+    clients = f"{victim.participants}, each of {victim.records} records"
+    clients += f"; by {asked.client!r}" if asked.client else ""
     told = page.Page(
         f"What updates give away: {Path(arguments.csv).name}",
         answer,
         _asked(arguments)
-        | {"clients": f"{federation.clients}, each of {records} records"}
+        | {"clients": clients}
         | {"attacked": f"{len(seeds)} clients, each in a run of its own"},
         _seen(federation.rounds, bool(wholes)),
         made,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optax
 
 from attacks import GLS, CosMatching
@@ -18,7 +19,8 @@ from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
 from benchmarks.scenarios.canaries import CanarySettings
 from benchmarks.scenarios.phases import EVERY_ROUND
 from benchmarks.scenarios.sources import classified, own_table
-from benchmarks.scenarios.victims import VictimSettings, training_rows
+from benchmarks.scenarios.splits import sure_records, training_rows
+from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from jaxfl import LocalTraining
 from jaxfl.datasets import Dataset
@@ -40,8 +42,9 @@ class Federation:
     """How clients train.
 
     Attributes:
-      clients: how many.
-      records: of each; 0 for as many as there are, at most `MOST_RECORDS`.
+      clients: how many; 0 for those that the table's column names.
+      records: of each; 0 for as many as there are, or as three of four named clients have, at most
+        `MOST_RECORDS`.
       hidden: widths of the hidden layers of a perceptron.
       rounds: communication rounds, all of which are seen.
       training: what a client does in one.
@@ -65,16 +68,18 @@ class Asked:
       target: the column that the model predicts.
       sensitive: columns that nobody should learn.
       drop: columns to leave out.
+      client: the column that says whose a record is, or "".
     """
 
     path: str
     target: str
     sensitive: tuple[str, ...]
     drop: tuple[str, ...] = ()
+    client: str = ""
 
     def source(self, column: str) -> str:
         """Its name where a sensitive column is asked for."""
-        told = {"target": self.target, "sensitive": column}
+        told = {"target": self.target, "sensitive": column, "client": self.client}
         return own_table(self.path, max_categories=MOST_CATEGORIES, drop=self.drop, **told)
 
 
@@ -91,12 +96,12 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
     for column, data in sources.items():
         _check_varies(column, data)
     any_source = next(iter(sources.values()))
-    records = _records(any_source, federation)
+    federation = _of_table(any_source, federation)
     attributes, membership = [], []
     for column, name in named.items():
         place = [each.name for each in sources[column].columns].index(column)
         for epsilon in (math.inf, *federation.epsilons):
-            settings = _victim(place, records, federation, epsilon)
+            settings = _victim(place, federation, epsilon)
             attributes.append(Place(name, settings, _attacks()))
             membership.append(Place(name, dataclasses.replace(settings, participants=1)))
     levels = attributes[: len(federation.epsilons) + 1]
@@ -123,10 +128,10 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
     )
 
 
-def _victim(place: int, records: int, federation: Federation, epsilon: float) -> VictimSettings:
+def _victim(place: int, federation: Federation, epsilon: float) -> VictimSettings:
     return VictimSettings(
         place,
-        records,
+        federation.records,
         participants=federation.clients,
         hidden=federation.hidden,
         rounds=federation.rounds,
@@ -195,6 +200,22 @@ def _check_varies(column: str, data: Dataset) -> None:
             f"sensitive={column!r} has the value {data.column(column).categories[0]!r} nearly "
             "everywhere: there is nothing to be told apart"
         )
+
+
+def _of_table(data: Dataset, federation: Federation) -> Federation:
+    """The federation with as many clients and records as the table has."""
+    if data.group is None:
+        return dataclasses.replace(federation, records=_records(data, federation))
+    sure = sure_records(data)
+    there = federation.records or min(int(np.quantile(sure, 1 / 4)), MOST_RECORDS)
+    records = max(there, FEWEST_RECORDS)
+    clients = int((sure >= records).sum())
+    if clients < 2:
+        raise ValueError(
+            f"clients: {clients} of the {len(sure)} of {data.name} have {records} records beside "
+            "those of the adversary and of tests; two are needed"
+        )
+    return dataclasses.replace(federation, clients=clients, records=records)
 
 
 def _records(data: Dataset, federation: Federation) -> int:

@@ -35,8 +35,9 @@ from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome, by_method
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.phases import rounds_of
+from benchmarks.scenarios.splits import split
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import Victim, VictimSettings, split, take
+from benchmarks.scenarios.victims import Victim, VictimSettings, take
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Dataset
 
@@ -251,7 +252,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 def _mixed(data: Dataset, settings: VictimSettings, seed: int) -> tuple[tuple[Array, ...], Array]:
     """The victim's records and as many held-out ones, in random order: records with NaN for the
     attribute, labels and attribute; whether they are the victim's."""
-    rows = split(data, settings, seed)
+    rows = split(data, settings.records, settings.participants, seed)
     if len(rows.test) < len(rows.victim):
         raise ValueError(
             f"records={settings.records} exceeds the {len(rows.test)} held-out records of "

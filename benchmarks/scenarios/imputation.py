@@ -7,13 +7,12 @@ import numpy as np
 from attacks import Knowledge, impute
 from benchmarks.harness.engines import once
 from benchmarks.scenarios.federations import Federation
+from benchmarks.scenarios.splits import public_rows, split
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.victims import (
     VictimSettings,
     attributes_of,
-    public_rows,
     records_of,
-    split,
     unknown_column,
 )
 
@@ -40,7 +39,8 @@ def imputed(name: str, data_dir: str | None, settings: VictimSettings, seed: int
     """How much of a victim's attributes is named by its other columns and, if it is known, the
     label, learned on the seed's public records: the mean accuracy over its attributes."""
     data = records_of(settings, name, data_dir)
-    rows, public = split(data, settings, seed).victim, public_rows(data, seed)
+    rows = split(data, settings.records, settings.participants, seed).victim
+    public = public_rows(data, seed)
     attributes = attributes_of(data, settings, seed)
     columns = tuple(unknown_column(data, attribute, public) for attribute in attributes)
     labels = jnp.asarray(data.y[rows]) if settings.labels == "known" else None

@@ -15,6 +15,7 @@ from attacks import Knowledge, UnknownColumn
 from benchmarks.harness.engines import run_members
 from benchmarks.scenarios.phases import kept_rounds
 from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.splits import split
 from benchmarks.scenarios.streams import Stream, stream
 from jaxfl import (
     DPSGD,
@@ -36,9 +37,6 @@ from jaxfl.datasets import Dataset
 
 Array = jax.Array
 
-PUBLIC_FRACTION, TRAIN_FRACTION, MOST_PUBLIC = 0.1, 0.8, 1000
-"""Shares of a table that are held back for the adversary, and of the rest that clients train on;
-and how many records are held back at least, and the adversary has at most."""
 TEST_RECORDS = 500
 """Of others, at most, on which the shared model's accuracy is measured."""
 DELTA, CLIP = 1e-5, 1.0
@@ -282,67 +280,13 @@ def records_of(settings: VictimSettings, name: str, data_dir: str | None) -> Dat
     return classified(name, data_dir, encoding=settings.encoding)
 
 
-class Split(NamedTuple):
-    """Row numbers of a seed's records.
-
-    Attributes:
-      victim: the victim's.
-      others: the other participants' `[participants - 1, records]`.
-      training: all that clients could hold; the known prior is theirs.
-      test: held out.
-      null: another client's than the victim; some of them twice, if there are too few.
-    """
-
-    victim: np.ndarray
-    others: np.ndarray
-    training: np.ndarray
-    test: np.ndarray
-    null: np.ndarray
-
-
-def split(data: Dataset, settings: VictimSettings, seed: int) -> Split:
-    """Public records (10 %, at least 1,000 if there are enough), then training and test 8:2
-    (section 4.1).
-
-    Raises:
-      ValueError: if there are too few records for the participants.
-    """
-    order = np.random.default_rng(seed).permutation(len(data))
-    public = _public_count(data)
-    train = public + training_rows(data)
-    records, participants = settings.records, settings.participants
-    if records * participants > train - public:
-        raise ValueError(
-            f"records={records} x participants={participants} exceeds "
-            f"{train - public} training records of {data.name}"
-        )
-    held = order[public : public + records * participants].reshape(participants, records)
-    null = held[1] if participants > 1 else np.resize(order[public + records :], records)
-    return Split(held[0], held[1:], order[public:train], order[train:], null)
-
-
-def training_rows(data: Dataset) -> int:
-    """How many records clients can hold together."""
-    return round(TRAIN_FRACTION * (len(data) - _public_count(data)))
-
-
-def public_rows(data: Dataset, seed: int) -> np.ndarray:
-    """Records that a seed lets the adversary know, attribute included."""
-    order = np.random.default_rng(seed).permutation(len(data))
-    return order[: min(_public_count(data), MOST_PUBLIC)]
-
-
-def _public_count(data: Dataset) -> int:
-    return min(max(round(PUBLIC_FRACTION * len(data)), MOST_PUBLIC), len(data) // 3)
-
-
 def draw(data: Dataset, settings: VictimSettings, seed: int) -> tuple[Victim, Surroundings]:
     """A victim for a seed.
 
     Raises:
       ValueError: if the source has too few records or attributes.
     """
-    rows = split(data, settings, seed)
+    rows = split(data, settings.records, settings.participants, seed)
     if not 1 <= settings.columns <= len(data.columns):
         raise ValueError(
             f"columns={settings.columns} must lie between 1 and "

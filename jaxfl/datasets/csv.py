@@ -30,6 +30,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     drop: Sequence[str] = (),
     max_categories: Count = 20,
     sensitive: str | None = None,
+    client: str | None = None,
     bins: Count = 4,
     text_encoding: str = "utf-8",
     separator: str | None = None,
@@ -53,6 +54,8 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
       max_categories: the most categories an inferred categorical column may have.
       sensitive: the column that an attack is to infer; a numeric one is cut into bins, as Lyu 2021
         does (section 3).
+      client: the column that says whose a record is; it is no feature, and becomes the table's
+        `group`, its values numbered in their order.
       bins: number of bins of equal width of a numeric sensitive column.
       text_encoding: of the file, as "latin-1"; a mark at its beginning tells UTF-16 too.
       separator: of cells; by default whichever of comma, semicolon, tab and bar the header holds
@@ -70,9 +73,10 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         rows = [[_pointed(cell) for cell in row] for row in rows]
     kinds, categories = dict(kinds or {}), dict(categories or {})
     asked = {"target": [target], "sensitive": [] if sensitive is None else [sensitive]}
+    asked |= {"client": [] if client is None else [client]}
     asked |= {"kinds": list(kinds), "categories": list(categories), "drop": list(drop)}
     _check_columns(path, header, asked)
-    features = _features(path, header, {target, *drop}, sensitive)
+    features = _features(path, header, {target, client, *drop}, sensitive)
     at = header.index(target)
     rows = [row for row in rows if row[at].lower() not in MISSING]
     if not rows:
@@ -99,8 +103,13 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         tuple(features),
         tuple(options),
         classes,
+        group=None if client is None else _group([row[header.index(client)] for row in rows]),
         sensitive=sensitive,
     )
+
+
+def _group(names: Sequence[str]) -> np.ndarray:
+    return np.unique(np.asarray(names), return_inverse=True)[1]
 
 
 def _check_columns(
@@ -116,14 +125,15 @@ def _check_columns(
 
 
 def _features(
-    path: str | Path, header: Sequence[str], left_out: set[str], sensitive: str | None
+    path: str | Path, header: Sequence[str], left_out: set[str | None], sensitive: str | None
 ) -> list[str]:
     features = [name for name in header if name not in left_out]
     if not features:
         raise ValueError(f"path={str(path)!r} has no column besides the target and what is dropped")
     if sensitive is not None and sensitive not in features:
         raise ValueError(
-            f"sensitive={sensitive!r} is the target or dropped; it must be among the features"
+            f"sensitive={sensitive!r} is the target, the client or dropped; it must be among the "
+            "features"
         )
     return features
 

@@ -197,6 +197,19 @@ def test_updates_of_another_recipe_are_no_answer(
     assert "are not explained. They say:" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
+def test_clients_are_those_that_a_column_names(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--csv", str(table), *SMALL, "--epsilon", "none", "--seeds", "4"]
+    words[words.index("--clients") + 1] = "region"
+    words[words.index("--records") + 1] = "0"
+    assert audit.main([*words, "--out", str(tmp_path)]) == 0
+    assert "Yes: someone who reads" in answer(capsys)
+    page = (tmp_path / "report.html").read_text()
+    assert re.search(r"[34], each of [34]\d records; by &#39;region&#39;", page)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -204,7 +217,10 @@ def test_updates_of_another_recipe_are_no_answer(
         (["--target", "wealth"], "target='wealth' is not a column"),
         (["--sensitive", "sex"], "sensitive='sex' is not a column"),
         (["--sensitive", ""], "--sensitive '' is missing"),
-        (["--clients", "none"], "--clients 'none' must be a number"),
+        (["--clients", "none"], "client='none' is not a column"),
+        (["--clients", "0"], "--clients '0' must be a number of clients or a column"),
+        (["--clients", "age"], "clients: 0 of the 377 of people have 40 records"),
+        (["--clients", "smoker"], "sensitive='smoker' is the target, the client or dropped"),
         (["--clients", "100", "--records", "0"], "clients=100 of 2 records"),
         (["--hidden", "big"], "--hidden 'big' must hold widths"),
         (["--epsilon", "0"], "--epsilon '0' must hold positive numbers"),

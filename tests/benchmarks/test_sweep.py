@@ -338,13 +338,13 @@ def test_two_runs_are_compared_row_by_row(finished, tmp_path, capsys):
 
 
 def test_nobody_holds_a_record_of_another_part():
-    from benchmarks.scenarios import victims
+    from benchmarks.scenarios import splits, victims
 
     for seed in range(3):
         settings = victims.VictimSettings(0, 20, participants=3)
         data = victims.records_of(settings, "breast_cancer", None)
-        rows = victims.split(data, settings, seed)
-        parts = [rows.victim, *rows.others, rows.test, victims.public_rows(data, seed)]
+        rows = splits.split(data, settings.records, settings.participants, seed)
+        parts = [rows.victim, *rows.others, rows.test, splits.public_rows(data, seed)]
         together = np.concatenate(parts)
         assert len(np.unique(together)) == len(together)
         assert set(rows.victim) <= set(rows.training)

@@ -2,12 +2,13 @@
 client that is attacked. Every scenario that divides a source is here; `sums` has its law in
 `tests/benchmarks/test_properties.py`."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
-from benchmarks.scenarios import anonymous, generated, victims
+from benchmarks.scenarios import anonymous, generated, splits, victims
 from benchmarks.scenarios.anonymous import AnonymousSettings
 from benchmarks.scenarios.generated import GeneratedSettings
 from jaxfl.datasets import Dataset, load
@@ -36,8 +37,8 @@ def shared(sides):
 def test_public_records_are_no_clients(name, participants, seed):
     data = load(name)
     settings = victims.VictimSettings(0, 50, participants=participants)
-    rows = victims.split(data, settings, seed)
-    sides = {"public": victims.public_rows(data, seed), "victim": rows.victim}
+    rows = splits.split(data, settings.records, settings.participants, seed)
+    sides = {"public": splits.public_rows(data, seed), "victim": rows.victim}
     sides |= {f"participant {i}": others for i, others in enumerate(rows.others, 1)}
     if participants == 1:
         sides["null"] = rows.null
@@ -68,6 +69,26 @@ def test_the_servers_own_federation_has_no_clients_record(split, disjoint):
         }
         assert len(parts) == 8
         assert not shared(parts)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("participants", [1, 4])
+def test_clients_that_a_table_names_hold_their_own_records(participants, seed):
+    data = load("breast_cancer")
+    group = np.random.default_rng(0).integers(0, 4, len(data))
+    data = dataclasses.replace(data, group=group)
+    records = int(splits.sure_records(data).min())
+    rows = splits.split(data, records, participants, seed)
+    held = [rows.victim, *rows.others]
+    assert [set(group[mine]) for mine in held] == [{(seed + i) % 4} for i in range(participants)]
+    assert set(group[rows.null]) == {(seed + 1) % 4}
+    sides = {f"client {i}": set(map(int, mine)) for i, mine in enumerate(held)}
+    assert [len(side) for side in sides.values()] == [records] * participants
+    sides |= {"test": set(map(int, rows.test))}
+    sides |= {"public": set(map(int, splits.public_rows(data, seed)))}
+    assert not shared(sides)
+    with pytest.raises(ValueError, match="0 of 4 clients of breast_cancer have so many"):
+        splits.split(data, 200, 2, seed)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -18,8 +18,9 @@ from benchmarks.measurements.attributes.methods import METHODS, METRICS, View
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.imputation import imputed
 from benchmarks.scenarios.phases import rounds_of
+from benchmarks.scenarios.splits import public_rows
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import Run, Victim, VictimSettings, public_rows, take
+from benchmarks.scenarios.victims import Run, Victim, VictimSettings, take
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Dataset
 

@@ -39,8 +39,9 @@ from attacks.attributes.knowledge import answered
 from benchmarks.harness.engines import Compiled, once, run_members
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.splits import public_rows
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import VictimSettings, public_rows
+from benchmarks.scenarios.victims import VictimSettings
 from jaxfl import LocalTraining, Model
 from jaxfl._check import is_linear
 
