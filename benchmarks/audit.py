@@ -32,6 +32,7 @@ from benchmarks.harness.jobs import group
 from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.sweep import seeds_of
 from jaxfl import LocalTraining, mlp, sgd
 from jaxfl.datasets import read_inputs
@@ -228,15 +229,24 @@ def _federation(arguments: Arguments) -> plan.Federation:
     )
 
 
-def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
-    """Train clients on a table, and attack them."""
-    asked = plan.Asked(
+def _table(arguments: Arguments) -> plan.Asked:
+    return plan.Asked(
         arguments.csv,
         arguments.target,
         _names(arguments.sensitive),
         _names(arguments.drop),
         "" if arguments.clients.isdigit() else arguments.clients,
     )
+
+
+def _clients(asked: plan.Asked, victim: VictimSettings) -> str:
+    whose = f"; by {asked.client!r}" if asked.client else ""
+    return f"{victim.participants}, each of {victim.records} records{whose}"
+
+
+def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
+    """Train clients on a table, and attack them."""
+    asked = _table(arguments)
     federation, seeds = _federation(arguments), seeds_of(arguments.seeds)
     suite = plan.suite_of(asked, federation)
     tables = [suite.table(name) for name in _questions(arguments.questions)]
@@ -256,14 +266,11 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     made = [_found(asked, column, rows) for column in asked.sensitive]
     wholes = plan.wholes_of(suite, rows)
     answer = findings.sentences(made, wholes, findings.of_clients(federation.rounds))
-    victim = jobs[0].cell.settings
-    clients = f"{victim.participants}, each of {victim.records} records"
-    clients += f"; by {asked.client!r}" if asked.client else ""
     told = page.Page(
         f"What updates give away: {Path(arguments.csv).name}",
         answer,
         _asked(arguments)
-        | {"clients": clients}
+        | {"clients": _clients(asked, jobs[0].cell.settings)}
         | {"attacked": f"{len(seeds)} clients, each in a run of its own"},
         _seen(federation.rounds, bool(wholes)),
         made,
