@@ -4,7 +4,6 @@ each other. Each check raises one line naming the argument, its value and the me
 Traced arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data, not an exception.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -41,43 +40,6 @@ def plain_sgd(optimizer: Any) -> None:
     if optimizer is not optax.sgd:
         raise ValueError(
             f"optimizer={optimizer!r} is not optax.sgd, of whose updates alone gradients are read"
-        )
-
-
-@functools.cache
-def is_linear(optimizer: Any) -> bool:
-    """Whether updates are linear in gradients and parameters, as those of SGD with momentum and
-    weight decay are."""
-
-    def path(params: Any, gradients: Any) -> Any:
-        transformation = optimizer(1.0)
-        state = transformation.init(params)
-        for gradient in gradients:
-            updates, state = transformation.update(gradient, state, params)
-            params = optax.apply_updates(params, updates)
-        return np.asarray(params)
-
-    if optimizer is optax.sgd:
-        return True
-    rng = np.random.default_rng(0)
-    starts = rng.normal(size=(2, 5)).astype(np.float32)
-    slopes = rng.normal(size=(2, 3, 5)).astype(np.float32)
-    scale = np.asarray([1.0, 1e3], np.float32)  # a clipped update is linear below its threshold
-    with jax.ensure_compile_time_eval():
-        parts = [
-            path(s * start, s * slope)
-            for s, start, slope in zip(scale, starts, slopes, strict=True)
-        ]
-        whole = path(scale @ starts, np.tensordot(scale, slopes, 1))
-    return np.allclose(sum(parts), whole, rtol=1e-4, atol=1e-2)
-
-
-def linear(optimizer: Any) -> None:
-    """Raise `ValueError` unless updates are linear in gradients and parameters."""
-    if not is_linear(optimizer):
-        raise ValueError(
-            f"optimizer={optimizer!r} is not linear in gradients, as optax.sgd is, with momentum "
-            "and weight decay or without: what is read out of messages are sums of gradients"
         )
 
 

@@ -105,7 +105,6 @@ def clipped_sgd(norm: float) -> Callable[..., optax.GradientTransformation]:
 
 
 @checked
-@functools.cache
 def sgd(
     momentum: float = 0.0, weight_decay: float = 0.0, proximal: float = 0.0
 ) -> Callable[..., optax.GradientTransformation]:
@@ -126,6 +125,14 @@ def sgd(
         check("momentum", momentum, Fraction)
     if not (momentum or weight_decay or proximal):
         return optax.sgd
+    return _sgd(float(momentum), float(weight_decay), float(proximal))
+
+
+@functools.cache
+def _sgd(
+    momentum: float, weight_decay: float, proximal: float
+) -> Callable[..., optax.GradientTransformation]:
+    """Equal ones compile once."""
 
     def made(learning_rate: float | Array) -> optax.GradientTransformation:
         parts = [optax.add_decayed_weights(weight_decay)] if weight_decay else []

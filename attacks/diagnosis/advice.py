@@ -19,11 +19,13 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "batches": "`gls` with this recipe",
         "momentum": "`gls` with this recipe",
         "weight decay": "`gls` with `jaxfl.sgd(weight_decay=...)` in the recipe",
-        "class weights": "`gls` with `jaxfl.ClassWeights` in the recipe, or a loss that has them",
+        "class weights": "a `Model` whose loss has them, or `gls` with `jaxfl.ClassWeights`",
         "Adam": "`decode_adam`, for one full-batch step a round",
         "learning rate": unknown_rate if one_step else "`gls` with this rate",
         BY_ROUND: by_round,
-        "clipped": by_round,
+        "clipped": by_round
+        if one_step
+        else "the recipe with this clipping, simulated: `cos_matching` with `Virtual('unrolled')`",
         "another activation": "the same attack on the model with that activation",
         "layout of arrays": "the same attack on messages in that layout",
         "no training": "other rounds",

@@ -16,12 +16,13 @@ import jax
 import numpy as np
 
 from attacks.fit import Status
+from attacks.path import check_linear
 from attacks.records.acceptance import MARGIN, Passed
 from attacks.records.gradients import check_readable, gradients_of_rounds, looked_at
 from attacks.records.progress import Reading, RecordSearch, Task
 from attacks.records.reading import read
 from attacks.records.spans import energy, scales_of, told_by
-from jaxfl import LocalTraining, Messages, Model, _check
+from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import Key, checked
 from jaxfl.schema import Schema
 from jaxfl.watching import on_host
@@ -117,7 +118,7 @@ def reconstruct_records(
     """
     settings = settings or RecordSearch()
     check_readable(model, messages, schema)
-    _check.linear(training.optimizer)
+    check_linear(training.optimizer, messages.model_shapes)
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), messages.received)
     gradients = gradients_of_rounds(model, messages, training)
     several = training.epochs > 1 or training.batch_size is not None

@@ -105,7 +105,7 @@ def _row(
     null = _decoded(model, other.messages, known, training)[1] if other is not client else None
     null = null if null is None or int(null.status) != Status.FAILED else None
     status, notes = STATES[Status(int(answer.status))], []
-    if status == "ok" and method != _told(training, len(x)):
+    if status == "ok" and not _as_told(method, training, len(x)):
         found = "Adam" if method == "adam" else "SGD"
         notes.append(f"{client.name} takes one step of {found} on all of its records, not as told.")
     if status == "ok" and isinstance(answer, Decoding) and answer.learning_rate.ndim:
@@ -141,7 +141,7 @@ def _decoded(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the page tells it
         answers: dict[str, Reconstruction] = {}
-        for settings in (ClosedForm(), ClosedForm(by_round=True)):
+        for settings in (ClosedForm(), *([ClosedForm(by_round=True)] if len(messages) > 1 else [])):
             answer = closed_form(model, messages, known, settings=settings)
             answers.setdefault("closed_form", answer)
             if answer.status == Status.OK:
@@ -163,6 +163,14 @@ def _told(training: LocalTraining, records: int) -> str:
         return "adam"
     one_step = training.optimizer is optax.sgd and training.steps(records) == 1
     return "closed_form" if one_step else "gls"
+
+
+def _as_told(method: str, training: LocalTraining, records: int) -> bool:
+    """Whether a client's messages are of the steps that it was told. One step from no momentum is
+    plain SGD's."""
+    if method == "closed_form":
+        return training.optimizer is not optax.adam and training.steps(records) == 1
+    return method == _told(training, records)
 
 
 def _right(answer: Reconstruction, truth: np.ndarray) -> float:

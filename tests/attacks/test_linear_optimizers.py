@@ -15,13 +15,14 @@ from attacks.attributes.candidate_decoding.order_noise import (
     noise_variance,
     place_covariance,
 )
-from attacks.path import local_path
+from attacks.path import is_linear, local_path
 from jaxfl import (
     DPSGD,
     ClassWeights,
     Federated,
     LocalTraining,
     Model,
+    clipped_sgd,
     local_update,
     mlp,
     one_client,
@@ -167,7 +168,6 @@ def test_the_variance_of_a_weighted_place():
         (0.05, {"epochs": 3, "optimizer": HEAVY_AND_DECAYED}),
         (0.1, {"optimizer": decayed}),
     ],
-    ids=str,
 )
 def test_gls_reads_clients_of_linear_optimizers(rate, recipe):
     training = LocalTraining(rate, **recipe)
@@ -218,6 +218,74 @@ def test_gls_reads_labels_and_several_columns_too(knows):
         assert (np.asarray(answer.labels) == y).mean() > 0.97
     assert [s.shape for s in answer.scores] == [(RECORDS, 2)] * len(known.columns)
     assert answer.status == Status.OK
+
+
+def frozen_biases(learning_rate):
+    def biases(params):
+        return jax.tree.map(lambda p: jnp.ndim(p) < 2, params)
+
+    return optax.chain(optax.sgd(learning_rate), optax.masked(optax.set_to_zero(), biases))
+
+
+def slow_kernels(learning_rate):
+    def kernels(params):
+        return jax.tree.map(lambda p: jnp.ndim(p) > 1, params)
+
+    return optax.chain(optax.sgd(learning_rate), optax.masked(optax.scale(0.1), kernels))
+
+
+def kernels_decay(learning_rate):
+    def kernels(params):
+        return jax.tree.map(lambda p: jnp.ndim(p) > 1, params)
+
+    return optax.chain(optax.add_decayed_weights(1e-3, kernels), optax.sgd(learning_rate, 0.9))
+
+
+def decay_by_name(learning_rate):
+    mask = {"Dense_9": {"bias": False, "kernel": True}}
+    return optax.chain(optax.add_decayed_weights(1e-3, mask), optax.sgd(learning_rate))
+
+
+def seldom(learning_rate):
+    return optax.MultiSteps(optax.adam(learning_rate), 4).gradient_transformation()
+
+
+def clipped_values(learning_rate):
+    return optax.chain(optax.sgd(learning_rate), optax.clip(0.01))
+
+
+def adaptively_clipped(learning_rate):
+    return optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(learning_rate))
+
+
+NOT_LINEAR = (
+    *(optax.adam, optax.adamw, optax.lion, optax.lars, optax.rmsprop, optax.fromage),
+    *(clipped_sgd(1e-3), clipped_sgd(1.0), clipped_sgd(100.0), clipped_values),
+    *(adaptively_clipped, seldom, frozen_biases, slow_kernels, decay_by_name),
+)
+
+
+@pytest.mark.parametrize("optimizer", NOT_LINEAR, ids=lambda o: o.__name__)
+def test_optimizers_without_weights_are_known_and_refused(optimizer):
+    """Their clients' paths are taken to be straight where an answer is judged."""
+    assert not is_linear(optimizer)
+    assert np.array_equal(local_path(LocalTraining(0.1, 4, None, optimizer), 5).weights, np.ones(4))
+    model, messages, known, _ = client("right", LocalTraining(0.1), 0, rounds=2)
+    with pytest.raises(ValueError, match="is not linear in gradients"):
+        gls(model, messages, known, KEY, settings=GLS(LocalTraining(0.1, 2, 16, optimizer)))
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, kernels_decay], ids=lambda o: o.__name__)
+def test_optimizers_with_weights_are_known(optimizer):
+    assert is_linear(optimizer)
+    assert is_linear(optimizer, mlp(6, (4, 3), 2).init(KEY))
+
+
+def test_equal_optimizers_are_one():
+    """So that they compile once."""
+    assert sgd(0.9) is sgd(momentum=0.9)
+    assert sgd(0.9) is sgd(0.9, 0.0)
+    assert sgd() is optax.sgd
 
 
 def test_what_is_not_linear_or_goes_not_together_is_refused():

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 from optax.tree import vdot
 
-from attacks import ClosedForm, MisfitWarning, Status, closed_form, diagnose
-from jaxfl import LocalTraining, Upload
+from attacks import (
+    ClosedForm,
+    Knowledge,
+    MisfitWarning,
+    Status,
+    UncheckedWarning,
+    binary_column,
+    closed_form,
+    diagnose,
+)
+from jaxfl import Federated, LocalTraining, Upload, logistic, simulate, stack_clients
 from tests.attacks.wrong_recipes import client
 
 ROUNDS, RATE = 8, 0.1
@@ -86,3 +95,22 @@ def test_a_clipped_client_is_diagnosed_and_read(place, cause):
     assert diagnosis.findings[0].cause == cause
     assert "by_round=True" in diagnosis.attack
     assert right(closed_form(model, messages, known, settings=BY_ROUND), truth) == 1
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_rates_are_unknowns_too(rounds):
+    """A client in batches, whose messages hold no more equations than there are weights and rates:
+    these contradict nothing, and that is said."""
+    model, rng = logistic(8), np.random.default_rng(0)
+    for records in (9 * rounds - rounds, 9 * rounds - 1):
+        x = rng.normal(size=(records, 8)).astype(np.float32)
+        x[:, 4] = x[:, 4] > 0
+        y = (x[:, :3].sum(1) > 0).astype(int)
+        training, key = LocalTraining(0.3, 2, 4), jax.random.key(records)
+        run = simulate(
+            model, model.init(key), stack_clients([(x, y)]), key, Federated(rounds, training)
+        )
+        known = Knowledge(x, y, (binary_column(4, 0.5),))
+        with pytest.warns((UncheckedWarning, MisfitWarning)):
+            answer = closed_form(model, run.messages(0), known, settings=BY_ROUND)
+        assert answer.status in (Status.UNCHECKED, Status.MISFIT)

@@ -334,7 +334,9 @@ def _fit(
     # No client has a rate below 0: the nearest that one has explains nothing.
     left = jnp.where(forwards, left, solution.square)
     misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
-    told = equations(updates) > len(solution.unknowns)
+    # Rates of rounds were fitted before, to the same equations.
+    unknowns = len(solution.unknowns) + (rates.size if rates.ndim else 0)
+    told = equations(updates) > unknowns
     return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
 
 

@@ -21,10 +21,11 @@ steps of plain SGD, or averaged along simulated paths. A record enters with weig
 batch) in every epoch: with mean a = T / N, and with a variance v that a short last batch makes
 large; x is room for what the linearisation misses. Momentum repeats a gradient in later steps, and
 decay shrinks what came before: a step then has a weight of its own (`attacks.path.local_path`),
-which enters mean, variance and centre, and a record counts for more in an early batch. H_t, if
-asked for, holds by how much the gradient that the guess expects of a record changes on every piece
-of the path from the first step to the last, W is the covariance of a record's weighted places on
-these pieces (which are not independent of its weight where the last batch is short, or with
+which enters mean, variance and centre, and a record counts for more in an early batch. Weights of
+classes are divided by their mean over all records; that a batch has another mean, M runs say. H_t,
+if asked for, holds by how much the gradient that the guess expects of a record changes on every
+piece of the path from the first step to the last, W is the covariance of a record's weighted places
+on these pieces (which are not independent of its weight where the last batch is short, or with
 momentum; that is left out). Weights and places are dealt without repetition: their sum is fixed,
 hence C. What M runs say of the same noise stays in R_t, so that the sum is a bound from above.
 
@@ -70,8 +71,9 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     explained,
 )
+from attacks.path import check_linear
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import DPSGD, ClassWeights, Messages, Mixup, Model, _check
+from jaxfl import DPSGD, ClassWeights, Messages, Mixup, Model
 from jaxfl.domains import Key, Positive, check, checked
 
 Array = jax.Array
@@ -117,13 +119,14 @@ def gls(
 
     Raises:
       ValueError: as `cos_matching`; and if unknown columns have more than 64 values together, a
-        setting is out of range, the client's optimiser is not linear in gradients and parameters
+        setting is out of range, the client's optimiser is not linear, alike for all parameters
         (or not plain SGD, with `points`), labels are unknown under mixup or class weights, `drift`
         is asked for with `points`, mixup or differential privacy, or `layers` with `points` or of a
         model that names no dense layers.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("gls", model, messages, knowledge)
+    check_linear(settings.training.optimizer, messages.model_shapes)
     _check_settings(settings, model, knowledge)
     joint = joined("gls", knowledge)
     if dtype is None:
@@ -147,13 +150,14 @@ def _check_settings(settings: GLS, model: Model, knowledge: Knowledge) -> None:
         raise ValueError(
             f"orders={settings.orders} must be at least 2: how they differ is the noise"
         )
-    _check.linear(training.optimizer)
     if settings.points > 1 and training.optimizer is not optax.sgd:
         raise ValueError(
             f"points={settings.points} does not go with optimizer={training.optimizer!r}; it needs "
             "points=1 or optax.sgd"
         )
     weighted = any(isinstance(plugin, ClassWeights) for plugin in training.plugins)
+    if training.mixup and weighted:
+        raise ValueError("training.plugins has Mixup and ClassWeights; gls knows one of them alone")
     if knowledge.y is None and (training.mixup or weighted):
         raise ValueError("y=None does not go with Mixup or ClassWeights; give labels")
     for plugin in training.plugins:

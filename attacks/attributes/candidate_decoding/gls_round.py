@@ -51,8 +51,9 @@ class GLS:
 
     Attributes:
       training: the client's recipe, known to the server that prescribed it. Its optimiser must be
-        SGD, with momentum and weight decay or without, or another that is linear in gradients and
-        parameters; its plug-ins `DPSGD`, `Mixup` or `ClassWeights`.
+        SGD, with momentum and weight decay or without, or another that is linear in gradients,
+        alike for all parameters (`attacks.path.is_linear`); its plug-ins `DPSGD`, `Mixup` or
+        `ClassWeights`.
       orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise
         (static). Many small batches make noise in about N directions; what M runs miss of them is
         taken for signal. Clients with few steps need few.

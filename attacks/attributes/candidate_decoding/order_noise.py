@@ -109,7 +109,7 @@ def with_weights(
     """Rows of the records' weights before those of a noise: every record's gradient, as the guess
     expects it.
 
-    The weights of any one order sum to the number of steps, so that what all records share is no
+    The weights of any one order sum to the same number, so that what all records share is no
     noise of theirs; `spread`, room for what the linearisation misses, is of every record on its
     own.
 

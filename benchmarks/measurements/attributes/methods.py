@@ -36,6 +36,7 @@ from attacks import (
     statistics,
 )
 from attacks.attributes.knowledge import answered
+from attacks.path import is_linear
 from benchmarks.harness.engines import Compiled, once, run_members
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.scenarios.sources import classified
@@ -43,7 +44,6 @@ from benchmarks.scenarios.splits import public_rows
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.victims import VictimSettings
 from jaxfl import LocalTraining, Model
-from jaxfl._check import is_linear
 
 Array = jax.Array
 
