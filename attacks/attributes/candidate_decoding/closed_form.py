@@ -165,8 +165,8 @@ def closed_form(
       stated noise are a misfit: a status, and outside `jit` a warning. So are those that a rate
       below 0 fits best.
 
-      Memory of the direct solver grows with ((K-1) records)^2, and without dense
-      layers also with (K-1) records x parameters; that of "cg" with records x K x features.
+      Memory of the direct solver grows with ((K-1) records)^2, and without dense layers also with
+      (K-1) records x parameters; that of "cg" with records x K x features.
 
     Raises:
       ValueError: as `cos_matching`; if unknown columns have more than 64 values together; if
@@ -334,9 +334,8 @@ def _fit(
     # No client has a rate below 0: the nearest that one has explains nothing.
     left = jnp.where(forwards, left, solution.square)
     misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
-    # Rates of rounds were fitted before, to the same equations.
-    unknowns = len(solution.unknowns) + (rates.size if rates.ndim else 0)
-    told = equations(updates) > unknowns
+    fitted = rates.size if rates.ndim else 0  # rates of rounds, to the same equations
+    told = equations(updates) > len(solution.unknowns) + fitted
     return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
 
 
@@ -349,7 +348,7 @@ def _decoding(
     solution: "_Solution", decoded: "_Decoded", rounded: Array, rate: Array, fit: Fit
 ) -> Decoding:
     """All that is said of an answer whose squared residual is `rounded`."""
-    # A right-hand side of zero means that no model came back changed.
+    # Of zero on the right no model came back changed.
     numbers = jnp.concatenate([solution.unknowns, rounded[None], jnp.ravel(rate)])
     reconstruction = answered(
         ~(jnp.isfinite(numbers).all() & (solution.square > 0)),
