@@ -162,7 +162,7 @@ def test_recorded_clients_with_momentum_are_read_if_that_is_told(
     told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = write_run(tmp_path, LocalTraining(0.05, 2, 16, sgd(0.9, 1e-3)))
-    words += ["--batch-size", "16", "--epochs", "2", "--learning-rate", "0.05"]
+    words += ["--client", "ana", "--batch-size", "16", "--epochs", "2", "--learning-rate", "0.05"]
     words += ["--momentum", "0.9", "--weight-decay", "0.001"] if told else []
     assert audit.main(words) == 0
     assert ("Yes: someone who reads" in answer(capsys)) == told

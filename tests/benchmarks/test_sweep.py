@@ -110,7 +110,7 @@ def test_report_is_written_anew_from_the_store(finished, capsys):
         (
             ["--where", "colour=red"],
             "--where 'colour' is no column or setting here; choose from attribute, clients, "
-            "closed_form.iterations",
+            "closed_form.by_round",
         ),
         (["--where", "records"], "--where 'records' must read key=value"),
         (["--where", "records=7"], "nothing to run"),

@@ -41,7 +41,11 @@ def test_csv(tmp_path):
         ("a,b\n1,2\n3\n", {"target": "b"}, "has 1 cells in row 3; the header has 2"),
         ("a,a,b\n1,2,3\n", {"target": "b"}, "two columns named 'a'"),
         ("a,b\n1,1\n2,2\ninf,3\n", {"target": "b"}, "column 'a' holds inf, beyond float32"),
-        ("a,b\n1,2\n", {"target": "b", "sensitive": "b"}, "sensitive='b' is the target or dropped"),
+        (
+            "a,b\n1,2\n",
+            {"target": "b", "sensitive": "b"},
+            "sensitive='b' is the target, the client or dropped",
+        ),
         ("a,b\n", {"target": "b"}, "needs a header and at least one row"),
         (
             "a,b\nx,1\ny,2\n",
