@@ -158,14 +158,18 @@ def test_recorded_clients_that_clip_are_read_and_said_to(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False])
-def test_recorded_clients_with_momentum_are_read_if_that_is_told(
+def test_recorded_clients_with_momentum_are_explained_if_that_is_told(
     told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = write_run(tmp_path, LocalTraining(0.05, 2, 16, sgd(0.9, 1e-3)))
     words += ["--client", "ana", "--batch-size", "16", "--epochs", "2", "--learning-rate", "0.05"]
     words += ["--momentum", "0.9", "--weight-decay", "0.001"] if told else []
     assert audit.main(words) == 0
-    assert ("Yes: someone who reads" in answer(capsys)) == told
+    right = re.search(r"names rightly 'smoker' of (\d+) of 100 people", answer(capsys))
+    assert right
+    assert (int(right[1]) >= 95) == told
+    page = (tmp_path / "audit/report.html").read_text()
+    assert ("Updates of ana are not explained" in page) == (not told)
 
 
 @pytest.mark.parametrize("told", ["adam", "sgd"])
