@@ -163,14 +163,13 @@ def closed_form(
     Returns:
       A `Decoding`. Messages that no weights of the candidates explain to within rounding and the
       stated noise are a misfit: a status, and outside `jit` a warning. So are those that a rate
-      below 0 fits best.
-
-      Memory of the direct solver grows with ((K-1) records)^2, and without dense layers also with
-      (K-1) records x parameters; that of "cg" with records x K x features.
+      below 0 fits best. Memory of the direct solver grows with ((K-1) records)^2, and without dense
+      layers also with (K-1) records x parameters; that of "cg" with records x K x features.
 
     Raises:
       ValueError: as `cos_matching`; if unknown columns have more than 64 values together; if
-        `members` is not in [1, records]; if a setting is out of range; if the model mixes records.
+        `members` is not in [1, records]; if settings are out of range or do not go together; if the
+        model mixes records.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     columns, knowledge = knowledge.columns, joined("closed_form", knowledge)
@@ -348,7 +347,7 @@ def _decoding(
     solution: "_Solution", decoded: "_Decoded", rounded: Array, rate: Array, fit: Fit
 ) -> Decoding:
     """All that is said of an answer whose squared residual is `rounded`."""
-    # Of zero on the right no model came back changed.
+    # A right-hand side of zero means that no model came back changed.
     numbers = jnp.concatenate([solution.unknowns, rounded[None], jnp.ravel(rate)])
     reconstruction = answered(
         ~(jnp.isfinite(numbers).all() & (solution.square > 0)),
