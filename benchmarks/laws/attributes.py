@@ -19,13 +19,13 @@ from attacks import (
     Reconstruction,
     Status,
     UnknownColumn,
-    fit_public_model,
 )
 from benchmarks.harness.experiment import Method
 from benchmarks.harness.programs import reduced_products
 from benchmarks.laws.law import BrokenLawError, Law, require
 from benchmarks.laws.programs import compilations, lower
 from benchmarks.measurements.attributes import View
+from benchmarks.measurements.attributes.methods import Public
 from benchmarks.scenarios.victims import VictimSettings
 from jaxfl import Federated, LocalTraining, Messages, Model, mlp, simulate, stack_clients
 
@@ -37,8 +37,10 @@ VARIANTS = (
     VictimSettings(0, RECORDS, training=LocalTraining(0.2, batch_size=12)),
     VictimSettings(0, RECORDS, columns=2, training=LocalTraining(0.5)),
     VictimSettings(0, RECORDS, training=LocalTraining(1e-3, optimizer=optax.adam)),
+    VictimSettings(0, RECORDS, known=3 * RECORDS // 4, training=LocalTraining(0.5)),
 )
-"""A full-batch client, one that trains in batches, one with two unknown columns, one of Adam."""
+"""A full-batch client, one that trains in batches, one with two unknown columns, one of Adam, and
+one of whose records a quarter is not known."""
 CHANCE = 0.5 + 4 * 0.5 / np.sqrt(RECORDS)
 """What a guess of fair bits stays below, but for one case in 30,000."""
 
@@ -108,7 +110,12 @@ class Trial:
     @property
     def truth(self) -> np.ndarray:
         """Of the unknown columns `[records, columns]`."""
-        return records(0)[0][:, self.positions].astype(int)
+        return records(0)[0][: self.known, self.positions].astype(int)
+
+    @property
+    def known(self) -> int:
+        """How many of the records are known."""
+        return self.settings.known or RECORDS
 
     def messages(self, whose: Whose) -> Messages:
         """Of the client itself, of another one of the same federation, or of the client as it would
@@ -126,7 +133,7 @@ class Trial:
     ) -> View:
         """What the method is given; in the unknown columns stands whatever is `left_in`."""
         x, y = records(0)
-        x[:, self.positions] = left_in
+        x[: self.known, self.positions] = left_in
         fair = jnp.asarray([0.5, 0.5], jnp.float32)
         bits = jnp.asarray([[0.0], [1.0]])
         columns = tuple(UnknownColumn(jnp.asarray([p]), bits, fair) for p in self.positions)
@@ -135,8 +142,9 @@ class Trial:
             training = LocalTraining(training.learning_rate * training.steps(RECORDS))
         told = jnp.asarray(training.learning_rate if rate is None else rate, jnp.float32)
         training = dataclasses.replace(training, learning_rate=told)
-        known = Knowledge(jnp.asarray(x), jnp.asarray(y), columns)
-        view = View(self.model, self.messages(whose), known, training, self.key, self.learned)
+        known = Knowledge(jnp.asarray(x[: self.known]), jnp.asarray(y[: self.known]), columns)
+        seen, others = self.messages(whose), RECORDS - self.known
+        view = View(self.model, seen, known, training, self.key, self.learned, others)
         return dataclasses.replace(view, **changed)
 
     @functools.cached_property
@@ -144,16 +152,18 @@ class Trial:
         """What a method that learns has learned, on records of nobody."""
         if self.method.learns is None:
             return None
-        x, _ = records(2)
-        public, known = jnp.asarray(x), jnp.asarray(x[:, 0].astype(int))
-        return fit_public_model(public, known, jnp.asarray([0]), 2, self.key, epochs=2)
+        x, y = (np.concatenate(each) for each in zip(*map(records, range(2, 10)), strict=True))
+        values = jnp.asarray(x[:, 0].astype(int))
+        learns: Any = self.method.learns
+        return learns.rule((0,), 2, Public(jnp.asarray(x), jnp.asarray(y), values, self.key))
 
     @functools.cached_property
     def compiled(self) -> Any:
         """The method under an outer `jit`: one program for all calls of a trial."""
 
         def run(*arrays: Any) -> Reconstruction:
-            return self.run(View(self.model, *arrays))
+            view = View(self.model, *arrays)
+            return self.run(dataclasses.replace(view, others=RECORDS - self.known))
 
         return jax.jit(run)
 

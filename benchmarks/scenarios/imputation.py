@@ -39,7 +39,7 @@ def imputed(name: str, data_dir: str | None, settings: VictimSettings, seed: int
     """How much of a victim's attributes is named by its other columns and, if it is known, the
     label, learned on the seed's public records: the mean accuracy over its attributes."""
     data = records_of(settings, name, data_dir)
-    rows = split(data, settings.records, settings.participants, seed).victim
+    rows = split(data, settings.records, settings.participants, seed).victim[: settings.known]
     public = public_rows(data, seed)
     attributes = attributes_of(data, settings, seed)
     columns = tuple(unknown_column(data, attribute, public) for attribute in attributes)

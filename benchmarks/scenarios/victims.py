@@ -52,6 +52,7 @@ class VictimSettings:
       attribute: 0-based number of the unknown attribute.
       records: |D_v|, records of the victim.
       columns: unknown attributes; the first is `attribute`, the seed draws the others.
+      known: of how many records the adversary knows the other attributes; of all with None.
       participants: clients in the federation; 1 is an isolated victim. Each has as many records as
         the victim.
       encoding: of categories.
@@ -71,6 +72,7 @@ class VictimSettings:
     attribute: int
     records: int
     columns: int = 1
+    known: int | None = None
     participants: int = 1
     encoding: Literal["onehot", "scalar"] = "onehot"
     hidden: tuple[int, ...] = (128,)
@@ -122,7 +124,8 @@ class Victim:
     Attributes:
       x: its records `[records, features]`.
       y: their labels `[records]`.
-      truth: index of each unknown attribute's true value `[records, columns]`; for scoring only.
+      truth: index of each unknown attribute's true value `[known, columns]`, of the records that
+        the adversary knows, which are the first; for scoring only.
       columns: the attributes, with their priors.
       label_prior: distribution of the labels `[classes]`.
       training: its recipe.
@@ -145,9 +148,20 @@ class Victim:
         columns = self.columns
         if not prior:
             columns = tuple(dataclasses.replace(column, prior=None) for column in columns)
+        x = self.x[: len(self.truth)]
         if labels:
-            return Knowledge(self.x, self.y, columns)
-        return Knowledge(self.x, None, columns, self.label_prior if prior else None)
+            return Knowledge(x, self.known_labels, columns)
+        return Knowledge(x, None, columns, self.label_prior if prior else None)
+
+    @property
+    def known_labels(self) -> Array:
+        """Labels of the records that the adversary knows `[known]`."""
+        return self.y[: len(self.truth)]
+
+    @property
+    def others(self) -> int:
+        """How many of its records the adversary does not know."""
+        return len(self.y) - len(self.truth)
 
 
 @struct.dataclass
@@ -292,8 +306,13 @@ def draw(data: Dataset, settings: VictimSettings, seed: int) -> tuple[Victim, Su
             f"columns={settings.columns} must lie between 1 and "
             f"the {len(data.columns)} attributes of {data.name}"
         )
+    known = settings.records if settings.known is None else settings.known
+    if not 1 <= known <= settings.records:
+        raise ValueError(
+            f"known={settings.known} must lie between 1 and records={settings.records}"
+        )
     attributes = attributes_of(data, settings, seed)
-    values = [data.values_of(attribute)[rows.victim] for attribute in attributes]
+    values = [data.values_of(attribute)[rows.victim[:known]] for attribute in attributes]
     labels = np.bincount(data.y[rows.training], minlength=data.classes or 0)
     victim = Victim(
         x=jnp.asarray(data.x[rows.victim]),

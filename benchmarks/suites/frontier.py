@@ -18,7 +18,7 @@ from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.suites.lyu2021 import attacks
 
-METHODS = ("majority", "cos", "closed_form", "gauss_newton", "gls", "adam")
+METHODS = ("majority", "cos", "closed_form", "gauss_newton", "gls", "adam", "partial")
 MOST_RECORDS = {"cos": 1000, "gls": 1000}
 """Up to which a method runs: beyond, it takes minutes per victim."""
 
@@ -132,6 +132,11 @@ SUITE = Suite(
                 (optax.sgd, optax.adam),
                 training__learning_rate=1e-3,
             ),
+        ),
+        _table(
+            "known",
+            "Records that the adversary knows, but for the attribute; the first 20 rounds seen",
+            _axis(LOCATION, "known", (30, 75, 150, 225, None), (25, 50, None), phases=FIRST20),
         ),
         _table(
             "columns", "Unknown columns", _axis(LOCATION, "columns", (1, 5, 20, 100), (1, 5, 20))

@@ -107,6 +107,7 @@ SPECIMENS = (
     ),
     Specimen("quick/attributes", "digits", _PRE5 | {"columns": 2}, _VICTIM),
     Specimen("quick/attributes", "digits", _ADAM, _VICTIM),
+    Specimen("quick/attributes", "digits", _PRE5 | {"known": 75}, _VICTIM | {"known": 15}),
     Specimen(
         "lyu2021/table11",
         "digits",

@@ -79,6 +79,12 @@ def attributes():
         attacks.candidate_records: {"model": MODEL, "knowledge": knowledge},
         attacks.closed_form: known | {"members": 12, "settings": attacks.ClosedForm()},
         attacks.decode_adam: adam_known() | {"settings": attacks.AdamDecoding(iterations=1)},
+        attacks.decode_partial: known
+        | {
+            "x_public": np.concatenate([X, X]),
+            "y_public": np.concatenate([Y, Y]),
+            "settings": attacks.PartialDecoding(5, ONE_STEP),
+        },
         attacks.cos_matching: known | {"key": KEY, "settings": few},
         attacks.l2_lbfgs: known | {"key": KEY, "settings": attacks.L2Matching(evaluations=1)},
         attacks.gauss_newton: known | {"settings": attacks.GaussNewton(0.1, 1, 1)},

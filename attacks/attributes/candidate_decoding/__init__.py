@@ -2,7 +2,8 @@
 
 `closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it
 to several unknown columns at once, and `gls` is to first order right for any other client that
-takes plain steps of SGD. `decode_adam` reads clients that take one full-batch step of Adam.
+takes plain steps of SGD. `decode_adam` reads clients that take one full-batch step of Adam, and
+`decode_partial` those of whose records only some are known.
 """
 
 from attacks.attributes.candidate_decoding.adam import AdamDecoding, decode_adam
@@ -12,6 +13,7 @@ from attacks.attributes.candidate_decoding.gauss_newton import GaussNewton, gaus
 from attacks.attributes.candidate_decoding.gls import gls
 from attacks.attributes.candidate_decoding.gls_round import GLS
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations
+from attacks.attributes.candidate_decoding.partial import PartialDecoding, decode_partial
 
 __all__ = [
     "GLS",
@@ -19,9 +21,11 @@ __all__ = [
     "ClosedForm",
     "Decoding",
     "GaussNewton",
+    "PartialDecoding",
     "candidate_records",
     "closed_form",
     "decode_adam",
+    "decode_partial",
     "gauss_newton",
     "gls",
     "normal_equations",

@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from attacks.attributes.candidate_decoding.candidates import with_first
+from attacks.attributes.candidate_decoding.whitening import heights
+
 Array = jax.Array
 
 
@@ -48,6 +51,41 @@ def minimize_quadratic(
         return (moved, jax.tree.map(lambda m, n: m + momentum * (m - n), moved, now), later), None
 
     return jax.lax.scan(step, (start, start, jnp.ones_like(largest)), length=iterations)[0][0]
+
+
+def most_likely(
+    gram: Array,
+    right: Array,
+    prior: Array,
+    records: int,
+    ridge: float | Array,
+    iterations: int,
+    start: Array | None = None,
+) -> tuple[Array, tuple[Array, Array]]:
+    """Weights `[unknowns]` under which `w' gram w / 2 - right' w` and the pull towards the prior
+    are least; then how far they and their rounding lie above the minimum (`heights`), and the
+    rounding.
+
+    Args:
+      gram, right: of the quadratic.
+      prior: weights of all candidates but every record's first `[unknowns]`.
+      records: how many (static).
+      ridge: of the pull, relative to the precision of a draw from the prior.
+      iterations: of the minimisation (static).
+      start: where it begins; at the prior by default.
+    """
+    precision = ridge / jnp.maximum(prior * (1 - prior), 1e-3)
+    gram, right = gram + jnp.diag(precision), right + precision * prior
+    weights = minimize_quadratic(
+        lambda w: gram @ w - right,
+        prior if start is None else start,
+        lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
+        jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
+        iterations,
+    )
+    every = with_first(weights.reshape(records, -1))
+    rounded = jax.nn.one_hot(every.argmax(1), every.shape[1], dtype=gram.dtype)[:, 1:].reshape(-1)
+    return weights, (jnp.stack(heights(gram, right, prior, weights, rounded)), rounded)
 
 
 def largest_eigenvalue(apply: Callable[[Any], Any], like: Any, iterations: int = 20) -> Array:

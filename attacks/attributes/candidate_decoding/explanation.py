@@ -360,18 +360,18 @@ def verdict(left: Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:
     runs = slice(1, len(left.before) - 2)
     before, after = jnp.diag(left.before), jnp.maximum(jnp.diag(left.after), 0)
     slack = rounded + inexact * before[0] + left.pull
-    length = after[0] / (_most(after[runs], FALSE_ALARMS / 2) + slack)
+    length = after[0] / (largest_of_more(after[runs], FALSE_ALARMS / 2) + slack)
     across, squares = left.after[:, directions], after[directions]
     t = scipy.stats.t.ppf(1 - FALSE_ALARMS / 8, len(left.before) - 4)
     spread = t**2 * (across[runs] ** 2).mean(0) + slack * squares
     there = squares > inexact * before[directions]
     along = jnp.where(there, across[0] ** 2 / jnp.where(there, spread, 1), 0)
-    allowed = _most(before[runs], FALSE_ALARMS) + rounded
+    allowed = largest_of_more(before[runs], FALSE_ALARMS) + rounded
     misfit = jnp.maximum(length, along.max())
     return Fit(1 - before[0] / rounds, 1 - allowed / rounds, misfit)
 
 
-def _most(squares: Array, alarms: float) -> Array:
+def largest_of_more(squares: Array, alarms: float) -> Array:
     """What one more square like these exceeds in so many cases; their logarithms are about
     normal."""
     logs = jnp.log(jnp.maximum(squares, jnp.finfo(squares.dtype).tiny))

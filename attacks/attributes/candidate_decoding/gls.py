@@ -53,7 +53,7 @@ from attacks.attributes.candidate_decoding.candidates import (
     prior_weights,
     with_first,
 )
-from attacks.attributes.candidate_decoding.constraints import minimize_quadratic, onto_simplex
+from attacks.attributes.candidate_decoding.constraints import most_likely
 from attacks.attributes.candidate_decoding.explanation import JUDGED, judge
 from attacks.attributes.candidate_decoding.gls_round import (
     GLS,
@@ -62,7 +62,6 @@ from attacks.attributes.candidate_decoding.gls_round import (
     round_quadratic,
 )
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
-from attacks.attributes.candidate_decoding.whitening import heights
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -201,9 +200,8 @@ def _gls(
 
             rounds = rounds._replace(inner=jax.lax.map(inner, rounds))
         one_pass = functools.partial(_one_pass, client, rounds, prior)
-        weights, (trace, objectives) = jax.lax.scan(
-            one_pass, prior, jax.random.split(key, settings.passes)
-        )
+        weights, heights = jax.lax.scan(one_pass, prior, jax.random.split(key, settings.passes))
+    trace, objectives = heights.T
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     finite = jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objectives[-1])
     failed = ~finite | (trace[-1] < INDEFINITE)
@@ -213,10 +211,10 @@ def _gls(
 
 def _one_pass(
     client: Client, rounds: Round, prior: Array, weights: Array, key: Array
-) -> tuple[Array, list[Array]]:
+) -> tuple[Array, Array]:
     """Least squares over all rounds, linearised at `weights`: the next weights, and how far they
     and their rounding lie above the minimum."""
-    records, count = client.x.shape[:2]
+    records = len(client.x)
     scores = with_first(weights.reshape(records, -1))
 
     def add(total: tuple[Array, Array], one: tuple[Round, Array]) -> tuple[Any, None]:
@@ -228,16 +226,6 @@ def _one_pass(
     numbers = jnp.arange(len(jax.tree.leaves(rounds)[0]))
     (gram, right), _ = jax.lax.scan(add, zero, (rounds, numbers))
     right = right + gram @ weights
-    # Precision of a draw from the prior, per unknown.
-    precision = client.settings.ridge / jnp.maximum(prior * (1 - prior), 1e-3)
-    gram, right = gram + jnp.diag(precision), right + precision * prior
-    solution = minimize_quadratic(
-        lambda w: gram @ w - right,
-        weights,
-        lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
-        jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
-        client.settings.iterations,
-    )
-    chosen = with_first(solution.reshape(records, -1)).argmax(1)
-    rounded = jax.nn.one_hot(chosen, count)[:, 1:].reshape(-1)
-    return solution, heights(gram, right, prior, solution, rounded)
+    ridge, iterations = client.settings.ridge, client.settings.iterations
+    solution, (above, _) = most_likely(gram, right, prior, records, ridge, iterations, weights)
+    return solution, above

@@ -58,13 +58,16 @@ class Attack:
         )
 
         def one_phase(seen: Messages | None) -> tuple[Any, ...]:
-            view = View(self.model, seen, knowledge, victim.training, key, learned)
+            recipe, others = victim.training, victim.others
+            view = View(self.model, seen, knowledge, recipe, key, learned, others)
             answer = self.method.run(view, self.settings)
             if not isinstance(answer, Reconstruction):
                 kind = type(answer).__name__
                 raise TypeError(f"method {self.method.name!r} gave a {kind}, no Reconstruction")
             unknown = jnp.asarray(jnp.nan)
-            labels = unknown if answer.labels is None else accuracy(answer.labels, victim.y)
+            labels = (
+                unknown if answer.labels is None else accuracy(answer.labels, victim.known_labels)
+            )
             values = jnp.stack(answer.values, 1).reshape(-1)
             right = accuracy(values, victim.truth.reshape(-1))
             return right, labels, answer.objective, answer.status, answer.fit
@@ -137,7 +140,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 
 def _imputing(settings: VictimSettings) -> VictimSettings:
     """What a guess without messages depends on: cells that differ in training alone share it."""
-    about = ("attribute", "records", "columns", "participants", "encoding", "labels")
+    about = ("attribute", "records", "columns", "known", "participants", "encoding", "labels")
     return VictimSettings(**{name: getattr(settings, name) for name in about})
 
 

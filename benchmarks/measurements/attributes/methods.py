@@ -5,8 +5,8 @@ a method that `learns` gets what it learned on public records as `view.learned`.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,13 @@ from attacks import (
     GaussNewton,
     Knowledge,
     L2Matching,
+    PartialDecoding,
     Reconstruction,
     Virtual,
     closed_form,
     cos_matching,
     decode_adam,
+    decode_partial,
     fit_public_model,
     gauss_newton,
     gls,
@@ -59,6 +61,7 @@ class View:
       training: its recipe if the method simulates it; else one full-batch step of the same length.
       key: draws what is random in the attack.
       learned: what the method learned on public records.
+      others: how many of its records are not known (static).
     """
 
     model: Model
@@ -67,11 +70,12 @@ class View:
     training: LocalTraining
     key: Array
     learned: Any = None
+    others: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class PublicRecords:
-    """How many public records an adversary has that knows the attribute of these."""
+    """How many public records an adversary has, of which it knows all."""
 
     records: int
 
@@ -131,6 +135,14 @@ def _adam(view: View, settings: AdamDecoding) -> Reconstruction:
     return decode_adam(view.model, view.messages, view.knowledge, settings=settings)
 
 
+def _partial(view: View, settings: PublicRecords) -> Reconstruction:
+    x_public, y_public = view.learned
+    partly = PartialDecoding(view.others, view.training)
+    return decode_partial(
+        view.model, view.messages, view.knowledge, x_public, y_public, settings=partly
+    )
+
+
 def _gls(view: View, settings: GLS) -> Reconstruction:
     plain = view.training.optimizer is optax.sgd  # else there is no path to take points on
     points = settings.points if plain else 1
@@ -170,6 +182,14 @@ def _adam_refuses(settings: VictimSettings) -> str | None:
     return _one_column_known_labels(settings)
 
 
+def _all_known(settings: VictimSettings) -> str | None:
+    if settings.known is None or settings.known == settings.records:
+        return "known=None: where all records are known, `closed_form` is exact"
+    if settings.training.optimizer is not optax.sgd or settings.several_steps or settings.private:
+        return "several steps, private ones or Adam's: it reads one full-batch step of SGD a round"
+    return _one_column_known_labels(settings)
+
+
 def _gls_refuses(settings: VictimSettings) -> str | None:
     training = settings.training
     if not is_linear(training.optimizer):
@@ -180,8 +200,50 @@ def _gls_refuses(settings: VictimSettings) -> str | None:
     return exact or labels or _one_column(settings)
 
 
+class Public(NamedTuple):
+    """Records that the adversary knows whole.
+
+    Attributes:
+      x: `[public, features]`.
+      y: their labels `[public]`.
+      values: of the attribute `[public]`.
+      key: of what is random in learning.
+    """
+
+    x: Array
+    y: Array
+    values: Array
+    key: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Learns:
+    """How a method learns on a seed's public records. These do not depend on the victim, so that
+    all cells share what is learned.
+
+    Attributes:
+      rule: from where the attribute stands, how many values it has, and the records, to what is
+        learned.
+    """
+
+    rule: Callable[[tuple[int, ...], int, Public], Any]
+
+    def __call__(
+        self,
+        name: str,
+        data_dir: str | None,
+        encoding: str,
+        attribute: int,
+        seeds: tuple[int, ...],
+        count: int,
+    ) -> Compiled:
+        """What is learned with every seed `[seeds]`."""
+        return _learn(self.rule, name, data_dir, encoding, attribute, seeds, count)
+
+
 @once
 def _learn(
+    rule: Any,
     name: str,
     data_dir: str | None,
     encoding: str,
@@ -189,31 +251,35 @@ def _learn(
     seeds: tuple[int, ...],
     count: int,
 ) -> Compiled:
-    """Public models by seed: they do not depend on the victim, so all cells share them."""
     data = classified(name, data_dir, encoding=encoding)
     column, values = data.column(attribute), data.values_of(attribute)
     rows = np.stack([public_rows(data, seed)[:count] for seed in seeds])
     keys = jnp.stack([stream(jax.random.key(seed), Stream.ATTACK) for seed in seeds])
-    fit = Fit(column.positions, len(column.values))
-    return run_members(fit, (jnp.asarray(data.x[rows]), jnp.asarray(values[rows]), keys))
+    x, y, known = (jnp.asarray(a[rows]) for a in (data.x, data.y, values))
+    public = Public(x, y, known, keys)
+    return run_members(Rule(rule, column.positions, len(column.values)), public)
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
-    """Fits a model on public records.
+class Rule:
+    """Learns on public records; see `Learns`."""
 
-    Attributes:
-      positions: where the attribute stands.
-      values: how many it has.
-    """
-
+    rule: Any
     positions: tuple[int, ...]
     values: int
 
-    def __call__(self, inputs: tuple[Array, Array, Array]) -> Any:
-        """Its parameters, from public records, their attribute and a key."""
-        public, known, key = inputs
-        return fit_public_model(public, known, jnp.asarray(self.positions), self.values, key)
+    def __call__(self, public: Public) -> Any:
+        """What is learned on them."""
+        return self.rule(self.positions, self.values, public)
+
+
+def _fitted(positions: tuple[int, ...], values: int, public: Public) -> Any:
+    places = jnp.asarray(positions)
+    return fit_public_model(public.x, public.values, places, values, public.key)
+
+
+def _as_they_are(positions: tuple[int, ...], values: int, public: Public) -> Any:
+    return public.x, public.y
 
 
 METHODS = (
@@ -227,7 +293,7 @@ METHODS = (
             PublicRecords(count),
             refuses=_one_column,
             observes=False,
-            learns=_learn,
+            learns=Learns(_fitted),
         )
         for count in (100, 1000)
     ),
@@ -263,6 +329,17 @@ METHODS = (
         ClosedForm(),
         filled=("learning_rate",),
         refuses=_one_column,
+        selects=True,
+        explains=True,
+        x64=True,
+    ),
+    Method(
+        "partial",
+        "decoding of the records that are known, among others, by public ones like these",
+        _partial,
+        PublicRecords(1000),
+        refuses=_all_known,
+        learns=Learns(_as_they_are),
         selects=True,
         explains=True,
         x64=True,
