@@ -1,9 +1,7 @@
-"""A recorded run: what was sent, what came back, as the views that attacks take."""
+"""Reading a recorded run: files of models, or models at hand."""
 
-import dataclasses
 import functools
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,85 +13,13 @@ from jaxfl.domains import checked
 from jaxfl.models import Model
 from jaxfl.recordings.arrays import read_arrays
 from jaxfl.recordings.layout import Layout, layout_of
+from jaxfl.recordings.recording import Recording, stacked_messages
 from jaxfl.transcript import Messages
 
 Returned = Literal["models", "changes", "gradients"]
 """What a client returns: its model; returned - received; or received - returned, of a rate of 1."""
 NEARLY_EQUAL = 1e-4
 """Share of the clients' changes below which models are one."""
-
-
-class RecordingWarning(UserWarning):
-    """A recording is perhaps of something else than it is taken for."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Recording:
-    """A recorded run. Models are pytrees of NumPy's arrays, as the model's parameters.
-
-    Attributes:
-      layout: which array of the first file is which parameter.
-      sent: what everyone was sent, by the file's round number.
-      returned: what came back, by client and by round number.
-    """
-
-    layout: Layout
-    sent: Mapping[int, Any] = dataclasses.field(repr=False)
-    returned: Mapping[str, Mapping[int, Any]] = dataclasses.field(repr=False)
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """Ids of the clients, as file names have them."""
-        return tuple(self.returned)
-
-    @property
-    def rounds(self) -> tuple[int, ...]:
-        """Numbers of the rounds, as file names have them."""
-        return tuple(self.sent)
-
-    def messages(self, client: str, rounds: Sequence[int] | None = None) -> Messages:
-        """View of the server on one client.
-
-        Args:
-          client: its id.
-          rounds: numbers of rounds; by default all in which it sent something.
-
-        Raises:
-          ValueError: if there is no such client, or a round is not held.
-        """
-        if client not in self.returned:
-            raise ValueError(f"client={client!r} is not recorded; recorded: {list(self.clients)}")
-        held = self.returned[client]
-        chosen = list(held) if rounds is None else list(rounds)
-        missing = [t for t in chosen if t not in held]
-        if missing or not chosen:
-            what = f"names round {missing[0]}" if missing else "is empty"
-            raise ValueError(f"rounds={rounds!r} {what}; {client!r} took part in {list(held)}")
-        followed = [t for t in chosen if t + 1 in self.sent]
-        if len(followed) > 1 and all(_equal(held[t], self.sent[t + 1]) for t in followed):
-            warnings.warn(
-                f"client {client!r} returned what everyone is sent in the next round: it is the "
-                "only client of its federation, or its files hold sums of all clients",
-                RecordingWarning,
-                stacklevel=2,
-            )
-        return _messages([self.sent[t] for t in chosen], [held[t] for t in chosen], chosen)
-
-    def checkpoints(self) -> Messages:
-        """View of someone who sees global models alone, as published checkpoints: all clients
-        together taken for one large one, which is sent a round's model and returns the next one's.
-
-        For clients that take one full-batch step and count by their records that is exactly what a
-        client of all their records would send.
-
-        Raises:
-          ValueError: if no two rounds follow each other.
-        """
-        followed = [t for t in self.sent if t + 1 in self.sent]
-        if not followed:
-            raise ValueError(f"rounds {list(self.sent)} hold no two that follow each other")
-        sent = [self.sent[t] for t in followed]
-        return _messages(sent, [self.sent[t + 1] for t in followed], followed)
 
 
 @checked
@@ -191,7 +117,7 @@ def messages_from(
             pairs.append((before, _model_of(before, after, returned_as), number))
     if not pairs:
         raise ValueError("returned holds no model: the client was absent in every round")
-    return _messages(*map(list, zip(*pairs, strict=True)))
+    return stacked_messages(*map(list, zip(*pairs, strict=True)))
 
 
 class _Reader:
@@ -257,18 +183,6 @@ def _model_of(sent: Any, back: Any, returned_as: Returned) -> Any:
         return back
     sign = 1 if returned_as == "changes" else -1
     return jax.tree.map(lambda w, v: np.asarray(w, np.float64) + sign * v, sent, back)
-
-
-def _messages(sent: list[Any], back: list[Any], rounds: list[int]) -> Messages:
-    received, returned = (jax.tree.map(lambda *a: np.stack(a), *models) for models in (sent, back))
-    types = {leaf.dtype for leaf in jax.tree.leaves((received, returned))}
-    with jax.enable_x64(jax.config.read("jax_enable_x64") or np.dtype(np.float64) in types):
-        return Messages.from_arrays(received, returned, rounds)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)
 
 
 def _check_different(by_client: Mapping[str, Mapping[int, Any]]) -> None:

@@ -27,11 +27,13 @@ from attacks import (
     ClosedForm,
     FitWarning,
     Knowledge,
+    PartialDecoding,
     Reconstruction,
     Status,
     UnknownColumn,
     closed_form,
     decode_adam,
+    decode_partial,
     gls,
 )
 from jaxfl import (
@@ -46,7 +48,7 @@ from jaxfl import (
 from jaxfl.datasets import Dataset, load
 from jaxfl.recordings import messages_from
 
-RECORDS, ROUNDS, WIDTH, RATE = 160, 20, 64, 0.1
+RECORDS, PUBLIC, ROUNDS, WIDTH, RATE = 160, 2000, 20, 64, 0.1
 SMOOTHING, WEIGHTS, DROPOUT = 0.1, (1.0, 3.0), 0.2
 
 
@@ -79,6 +81,7 @@ class Client:
       clip: largest norm of an update that is sent.
       proximal: FedProx's mu.
       dropout: whether hidden units are dropped.
+      known: of how many of its records the server knows all but `sex`.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Client:
     clip: float | None = None
     proximal: float = 0.0
     dropout: bool = False
+    known: int = RECORDS
 
 
 def _sgd(**settings: float) -> Callable[..., torch.optim.Optimizer]:
@@ -108,6 +112,8 @@ def _clients() -> list[Client]:
     weighted = {"plugins": (ClassWeights(WEIGHTS),)}
     return [
         Client("SGD, full batch", full),
+        Client("SGD, full batch, half of the records known", full, known=RECORDS // 2),
+        Client("SGD, full batch, a quarter of the records known", full, known=RECORDS // 4),
         Client("SGD, batches of 16, 2 epochs", batches),
         Client("5 full-batch epochs", changed(full, epochs=5)),
         Client("the last batch left out, batches of 48", changed(full, batch_size=48,
@@ -138,6 +144,8 @@ def _clients() -> list[Client]:
 
 def attack_of(client: Client) -> str:
     """The attack that is for such clients."""
+    if client.known < RECORDS:
+        return "decode_partial"
     if client.recipe.optimizer in (optax.adam, optax.adamw):
         return "decode_adam"
     if client.clip is not None or client.rate_of(1) != 1:
@@ -199,9 +207,14 @@ def _federation(client: Client, data: Dataset, rows: np.ndarray, seed: int) -> t
     return sent, returned
 
 
-def _read(client: Client, model: Model, messages: Any, known: Knowledge) -> Reconstruction:
+def _read(
+    client: Client, model: Model, messages: Any, known: Knowledge, public: tuple[Any, Any]
+) -> Reconstruction:
     """By `attack_of` such clients."""
     recipe, attack = client.recipe, attack_of(client)
+    if attack == "decode_partial":
+        partial = PartialDecoding(RECORDS - client.known, recipe)
+        return decode_partial(model, messages, known, *public, settings=partial)
     if attack == "decode_adam":
         decay = 1e-2 if recipe.optimizer is optax.adamw else 0.0
         adam = AdamDecoding(weight_decay=decay, learning_rate=float(recipe.learning_rate))
@@ -214,7 +227,8 @@ def _read(client: Client, model: Model, messages: Any, known: Knowledge) -> Reco
 
 def row(client: Client, data: Dataset, seed: int) -> tuple[float, float, str]:
     """Accuracy, the most frequent value's, and status, of one federation."""
-    rows = np.random.default_rng(seed).permutation(len(data))[: 2 * RECORDS]
+    order = np.random.default_rng(seed).permutation(len(data))
+    rows, public = order[: 2 * RECORDS], order[2 * RECORDS :][:PUBLIC]
     sent, returned = _federation(client, data, rows, seed)
     width = data.x.shape[1]
     model = mlp(width, (WIDTH,), 2)
@@ -223,7 +237,7 @@ def row(client: Client, data: Dataset, seed: int) -> tuple[float, float, str]:
     if isinstance(client.loss, nn.CrossEntropyLoss) and client.loss.label_smoothing:
         model = dataclasses.replace(model, loss=smoothed)
     messages = messages_from(model, sent, returned)
-    own, column = rows[:RECORDS], data.column("sex")
+    own, column = rows[: client.known], data.column("sex")
     truth = data.values_of("sex")[own]
     x = np.array(data.x[own], np.float32)
     x[:, list(column.positions)] = np.nan
@@ -231,7 +245,7 @@ def row(client: Client, data: Dataset, seed: int) -> tuple[float, float, str]:
     known = Knowledge(jnp.asarray(x), jnp.asarray(data.y[own]), (unknown,))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)
-        answer = _read(client, model, messages, known)
+        answer = _read(client, model, messages, known, (data.x[public], data.y[public]))
     right = float((np.asarray(answer.values[0]) == truth).mean())
     most = float(np.bincount(truth).max() / len(truth))
     return right, most, Status(int(answer.status)).name.lower()

@@ -59,6 +59,11 @@ def adam_known():
     return {"model": MODEL, "messages": run.messages(0), "knowledge": knowledge}
 
 
+def partly_known():
+    public = {"x_public": np.concatenate([X, X]), "y_public": np.concatenate([Y, Y])}
+    return public | {"settings": attacks.PartialDecoding(5, ONE_STEP)}
+
+
 def attributes():
     messages = run_of(MODEL).messages(0)
     knowledge = attacks.Knowledge(X, Y, (attacks.binary_column(0, 0.5),))
@@ -79,12 +84,7 @@ def attributes():
         attacks.candidate_records: {"model": MODEL, "knowledge": knowledge},
         attacks.closed_form: known | {"members": 12, "settings": attacks.ClosedForm()},
         attacks.decode_adam: adam_known() | {"settings": attacks.AdamDecoding(iterations=1)},
-        attacks.decode_partial: known
-        | {
-            "x_public": np.concatenate([X, X]),
-            "y_public": np.concatenate([Y, Y]),
-            "settings": attacks.PartialDecoding(5, ONE_STEP),
-        },
+        attacks.decode_partial: known | partly_known(),
         attacks.cos_matching: known | {"key": KEY, "settings": few},
         attacks.l2_lbfgs: known | {"key": KEY, "settings": attacks.L2Matching(evaluations=1)},
         attacks.gauss_newton: known | {"settings": attacks.GaussNewton(0.1, 1, 1)},

@@ -16,8 +16,7 @@ from benchmarks.audits import findings, recorded
 from benchmarks.harness.intervals import Interval
 from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
 from jaxfl.datasets import read_inputs
-from jaxfl.recordings import read_rounds
-from jaxfl.recordings.rounds import RecordingWarning
+from jaxfl.recordings import RecordingWarning, read_rounds
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 RECORDED = ["--csv", str(RECORDINGS / "records.csv"), "--target", "default", "--clients", "client"]

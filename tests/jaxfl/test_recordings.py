@@ -14,8 +14,13 @@ import pytest
 import jaxfl
 from attacks import Knowledge, binary_column, closed_form
 from attacks.fit import MisfitWarning
-from jaxfl.recordings import layout_of, messages_from, read_arrays, read_rounds
-from jaxfl.recordings.rounds import RecordingWarning
+from jaxfl.recordings import (
+    RecordingWarning,
+    layout_of,
+    messages_from,
+    read_arrays,
+    read_rounds,
+)
 
 HERE = Path(__file__).parents[1] / "recordings"
 FORMATS = HERE / "formats"
