@@ -43,9 +43,9 @@ from attacks.attributes.candidate_decoding.candidates import (
     mean_lengths,
     prior_weights,
     with_absence,
-    with_first,
 )
-from attacks.attributes.candidate_decoding.joint import apart, joined, told
+from attacks.attributes.candidate_decoding.decoded import Decoded, decoded
+from attacks.attributes.candidate_decoding.joint import apart, joined
 from attacks.attributes.candidate_decoding.linear_problem import (
     at_one_rate,
     linear_problem,
@@ -53,10 +53,13 @@ from attacks.attributes.candidate_decoding.linear_problem import (
     solve_iteratively,
 )
 from attacks.attributes.candidate_decoding.normal_equations import (
+    covariance,
     normal_equations,
+    precisions,
     solve,
     squared_residual,
 )
+from attacks.attributes.candidate_decoding.shortlist import is_needed, shortlist
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -152,7 +155,8 @@ def closed_form(
         there.
       messages: the client's messages in the rounds to be used; one full-batch SGD step per round.
       knowledge: what is known. Unknown labels make every (value, label) pair a candidate; of
-        several unknown columns every combination of values is one, 64 at most.
+        several unknown columns every combination of values is one, 64 at most. Of more than 16
+        values of one feature a shortlist is drawn up first, if labels are known.
       members: how many of the records are the client's (static), or None if all are. If given,
         being absent is one more candidate of every record, with a gradient of zero.
       settings: see `ClosedForm`.
@@ -207,23 +211,32 @@ def _closed_form(
     if members is not None:
         x, y = (jnp.concatenate([a[:, :1], a], 1) for a in (x, y))
         start = with_absence(start, members / len(x), len(x))
-    records, count = x.shape[:2]
-    solve_for = functools.partial(_least_squares, model, settings, (x, y))
+    listed = None
     with jax.default_matmul_precision("highest"):
+        if members is None and settings.solver != "cg" and is_needed(model, knowledge, MOST_DIRECT):
+            rate, by_round = settings.learning_rate, settings.by_round
+            listed = shortlist(model, messages, (x, y), rate, by_round, settings.ridge)
+            x, y, start = listed.of(x), listed.of(y), listed.prior(start)
+        records, count = x.shape[:2]
+        solve_for = functools.partial(_least_squares, model, settings, (x, y))
         rate, rates, seen = _rates_first(solve_for, messages, settings, members, start)
         start = jnp.append(start, 0) if rate is None else start
         solution = solve_for(seen, rate, members, start)
         weights, rest = jnp.split(solution.unknowns, [records * (count - 1)])
         if rates is None:
             rates = jnp.asarray(1 / rest[0] if rate is None else rate)
-        decoded = _decoded(knowledge, weights.reshape(records, -1), members)
-        rounded = solution.left(jnp.concatenate([decoded.rounded, rest]))
+        close = None
+        if listed is not None and solution.covariance is not None:
+            close = precisions(solution.covariance(), records, count - 1)
+        each = weights.reshape(records, -1)
+        answer = decoded(knowledge, each, close, listed, members is not None)
+        rounded = solution.left(jnp.concatenate([answer.rounded, rest]))
         lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
         averaged = len(x) if members is None else members
         allowed = _allowed(messages, rates * len(x) / averaged * lengths, eps, settings.noise)
         fit = _fit(seen, solution, rounded, rates, averaged, allowed)
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
-    decoding = _decoding(solution, decoded, rounded, rates, fit)
+    decoding = _decoding(solution, answer, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)
 
 
@@ -259,6 +272,7 @@ class _Solution(NamedTuple):
       left: squared residual as a function of the unknowns.
       square: of the right-hand side.
       pull: by how much the ridge may have raised the squared residual.
+      covariance: of the unknowns, see there; None where no matrix is formed.
     """
 
     unknowns: Array
@@ -266,6 +280,7 @@ class _Solution(NamedTuple):
     left: Callable[[Array], Array]
     square: Array
     pull: Array
+    covariance: Callable[[], Array] | None = None
 
 
 def _least_squares(
@@ -284,7 +299,8 @@ def _least_squares(
         moved = jnp.maximum(jnp.abs(unknowns - start), 1)
         pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
         left = functools.partial(squared_residual, system)
-        return _Solution(unknowns, condition, left, system.square, pull)
+        spread = functools.partial(covariance, system, settings.ridge, (unknowns, condition))
+        return _Solution(unknowns, condition, left, system.square, pull, spread)
     problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
     pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
@@ -344,7 +360,7 @@ def _inexact(solution: _Solution) -> Array:
 
 
 def _decoding(
-    solution: "_Solution", decoded: "_Decoded", rounded: Array, rate: Array, fit: Fit
+    solution: "_Solution", decoded: Decoded, rounded: Array, rate: Array, fit: Fit
 ) -> Decoding:
     """All that is said of an answer whose squared residual is `rounded`."""
     # A right-hand side of zero means that no model came back changed.
@@ -367,33 +383,3 @@ def _decoding(
         learning_rate=rate,
         presence=decoded.presence,
     )
-
-
-class _Decoded(NamedTuple):
-    """Weights rounded to one candidate per record, and the values they stand for.
-
-    Attributes:
-      rounded: weights of the chosen candidates, 0 or 1, but the first `[unknowns]`.
-      values: per record.
-      labels: per record, if they were unknown.
-      scores: weights of the values `[records, K]`.
-      presence: sum of a record's weights, if not all are the client's.
-    """
-
-    rounded: Array
-    values: Array
-    labels: Array | None
-    scores: Array
-    presence: Array | None
-
-
-def _decoded(knowledge: Knowledge, weights: Array, members: int | None) -> _Decoded:
-    """One candidate per record, from the weights `[records, K - 1]` of all but the first."""
-    scores = with_first(weights)
-    rounded = jax.nn.one_hot(scores.argmax(1), scores.shape[1], dtype=scores.dtype)[:, 1:].reshape(
-        -1
-    )
-    presence = None
-    if members is not None:
-        presence, scores = 1 - scores[:, 0], scores[:, 1:]
-    return _Decoded(rounded, *told(knowledge, scores), presence)

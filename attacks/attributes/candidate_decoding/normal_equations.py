@@ -167,17 +167,58 @@ def _jacobian_products(
 def solve(system: NormalEquations, start: Array, ridge: float | Array) -> tuple[Array, Array]:
     """The ridge solution around `start`, and an estimate of the condition number by power
     iterations."""
-    # Unknowns of different scale (an inverse rate beside weights) are brought to unit diagonal.
-    scale = jax.lax.rsqrt(jnp.maximum(jnp.diag(system.gram), jnp.finfo(system.gram.dtype).tiny))
-    scaled = system.gram * scale[:, None] * scale[None] + ridge * jnp.eye(
-        len(scale), dtype=scale.dtype
-    )
-    factor = jax.scipy.linalg.cho_factor(scaled, lower=True)
+    scale, scaled, factor = _factorised(system, ridge)
     step = scale * jax.scipy.linalg.cho_solve(factor, scale * (system.right - system.gram @ start))
     largest = largest_eigenvalue(lambda v: scaled @ v, scale)
     return start + step, largest * largest_eigenvalue(
         lambda v: jax.scipy.linalg.cho_solve(factor, v), scale
     )
+
+
+def _factorised(system: NormalEquations, ridge: float | Array) -> tuple[Array, Array, Any]:
+    """Unknowns of different scale (an inverse rate beside weights) are brought to unit diagonal:
+    the scale, the matrix, and its Cholesky factor."""
+    scale = jax.lax.rsqrt(jnp.maximum(jnp.diag(system.gram), jnp.finfo(system.gram.dtype).tiny))
+    scaled = system.gram * scale[:, None] * scale[None] + ridge * jnp.eye(
+        len(scale), dtype=scale.dtype
+    )
+    return scale, scaled, jax.scipy.linalg.cho_factor(scaled, lower=True)
+
+
+def covariance(
+    system: NormalEquations, ridge: float | Array, after: tuple[Array, ...] = ()
+) -> Array:
+    """Covariance of all unknowns, up to the noise's variance. NaN if a number of `after` is, so
+    that it is computed after these: in batches, one call of LAPACK waits for another for ever
+    where there are two cores (jaxlib 0.10)."""
+    scale, _, factor = _factorised(system, ridge)
+    eye = jnp.where(
+        jnp.isnan(sum(map(jnp.sum, after), jnp.zeros(()))),
+        jnp.nan,
+        jnp.eye(len(scale), dtype=scale.dtype),
+    )
+    return jax.scipy.linalg.cho_solve(factor, eye) * scale[:, None] * scale
+
+
+def precisions(covariance: Array, records: int, each: int) -> Array:
+    """Inverses `[records, each, each]` of the covariances of each record's unknowns, which come
+    first."""
+    blocks = covariance[: records * each, : records * each].reshape(records, each, records, each)
+    own = jnp.moveaxis(jnp.diagonal(blocks, 0, 0, 2), -1, 0)
+    return solve_small(own, jnp.broadcast_to(jnp.eye(each, dtype=own.dtype), own.shape))
+
+
+def solve_small(matrices: Array, right: Array) -> Array:
+    """Solutions `[n, k, m]` of many small positive systems `[n, k, k]`, by Gauss and Jordan: see
+    `covariance` for what LAPACK does in batches."""
+    size = matrices.shape[1]
+
+    def eliminate(i: int, whole: Array) -> Array:
+        row = whole[:, i] / whole[:, i, i, None]
+        return (whole - whole[:, :, i, None] * row[:, None]).at[:, i].set(row)
+
+    whole = jnp.concatenate([matrices, right], 2)
+    return jax.lax.fori_loop(0, size, eliminate, whole)[:, :, size:]
 
 
 def squared_residual(system: NormalEquations, solution: Array) -> Array:
