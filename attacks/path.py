@@ -162,6 +162,12 @@ def path_centre(received: Any, update: Any, steps: int) -> Any:
 def at_path_centres(messages: Messages, steps: int) -> Messages:
     """The same pseudo-gradients, as if their models had been received at the centres of the local
     paths of so many steps."""
-    centre = path_centre(messages.received, messages.pseudo_gradient, steps)
+    return at_place(messages, (steps - 1) / (2 * steps))
+
+
+def at_place(messages: Messages, place: float | Array) -> Messages:
+    """The same pseudo-gradients, as if their models had been received after such a fraction of the
+    local paths."""
+    centre = on_path(messages.received, messages.pseudo_gradient, place)
     returned = jax.tree.map(lambda c, u: c - u, centre, messages.pseudo_gradient)
     return Messages(centre, returned, messages.rounds)

@@ -243,8 +243,16 @@ def batch_gradient(
     for plugin in overriding("step_gradient", training.plugins):
         gradient = plugin.step_gradient(model, params, x, y, mask, key)
         _check.alike(f"{type(plugin).__name__}.step_gradient", params, gradient)
-        return gradient
+        # Where 64-bit types are on, a plug-in's own numbers are wider than the model.
+        return jax.tree.map(_no_wider, gradient, params)
     return jax.grad(lambda p: mean_loss(model, p, x, y, key=key, mask=mask))(params)
+
+
+def _no_wider(gradient: Array, parameter: Array) -> Array:
+    """A gradient in float32, or in its parameter's type, if that is wider."""
+    widest = jnp.promote_types(jnp.float32, parameter.dtype)
+    narrow = jnp.promote_types(gradient.dtype, widest) == widest
+    return gradient if narrow else gradient.astype(widest)
 
 
 @checked

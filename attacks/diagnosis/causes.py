@@ -22,7 +22,7 @@ from attacks.diagnosis.numbers import Finding, numbers_say
 from attacks.diagnosis.steps import Otherwise, recipes
 from attacks.diagnosis.structure import Structure, activations, layouts
 from attacks.fit import Fit, FitWarning, Status
-from attacks.path import at_path_centres
+from attacks.path import LocalPath, at_place, local_path
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import checked
 from jaxfl.models import check_parameters
@@ -135,10 +135,20 @@ class _Trial:
     training: LocalTraining
 
     @functools.cached_property
+    def path(self) -> LocalPath:
+        """Of the recipe that was told."""
+        return local_path(self.training, len(self.knowledge.x))
+
+    @property
+    def length(self) -> float:
+        """Of that path, in steps of plain SGD along one gradient."""
+        return float(self.path.total)
+
+    @functools.cached_property
     def decoded(self) -> Decoding:
         """As if of as many steps as were told, whatever their rate."""
-        steps = self.training.steps(len(self.knowledge.x))
-        return _decoded(self.model, at_path_centres(self.messages, steps), self.knowledge)
+        seen = at_place(self.messages, self.path.centre)
+        return _decoded(self.model, seen, self.knowledge)
 
     def fit(self) -> Fit:
         """Of the recipe that was told."""
@@ -283,7 +293,7 @@ def _variants(trial: _Trial) -> Iterator[_Candidate]:
     classes, training = trial.model.classes, trial.training
     if classes is None or overriding("step_gradient", training.plugins):
         return
-    step = float(training.learning_rate) * training.steps(len(trial.knowledge.x))
+    step = float(training.learning_rate) * trial.length
     for cause in ("weight decay", "label smoothing", "class weights"):
         plugin = Otherwise(0.0, 0.0, (1.0,) * classes)
         for _ in range(NEWTON):
@@ -348,9 +358,9 @@ def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:
 
 
 def _named(trial: _Trial, cause: str, share: float, left: _Left) -> Finding:
-    training, records = trial.training, len(trial.knowledge.x)
-    step = float(training.learning_rate) * training.steps(records)
-    rate = float(trial.decoded.learning_rate) / training.steps(records)
+    training = trial.training
+    step = float(training.learning_rate) * trial.length
+    rate = float(trial.decoded.learning_rate) / trial.length
     decay = left.coefficients["weight decay"][0] / step
     told = {
         "learning rate": f"the rate is {rate:.4g}, not {float(training.learning_rate):.4g}",
@@ -365,10 +375,28 @@ def _named(trial: _Trial, cause: str, share: float, left: _Left) -> Finding:
 def _otherwise(trial: _Trial, steps: float) -> Iterator[_Candidate]:
     """What may differ from several steps as told, in the order of its noise."""
     every = list(_recipes(trial, steps, ""))
+    yield from _of_another_rate(trial, steps)
     yield from (each for each in every if each.trial.training.batch_size is None)
     yield from _variants(trial)
     yield from _leaving_less(trial, layouts(trial.model, trial.messages))
     yield from (each for each in every if each.trial.training.batch_size is not None)
+
+
+def _of_another_rate(trial: _Trial, steps: float) -> Iterator[_Candidate]:
+    """Several full-batch steps as told at another rate, by Newton's method: the path, and how far
+    it leads, change with it."""
+    if trial.training.batch_size is not None:
+        return
+    rate = float(trial.training.learning_rate) * steps / trial.length
+    for _ in range(NEWTON):
+        faster = dataclasses.replace(trial.training, learning_rate=rate)
+        varied = dataclasses.replace(trial, training=faster)
+        rate += float(_shares(varied)[1].coefficients["learning rate"][0]) / trial.length
+        if not 0 < rate < np.inf:
+            return
+    faster = dataclasses.replace(trial.training, learning_rate=rate)
+    told = Finding("learning rate", f"the rate {rate:.4g} explains the messages", 1.0)
+    yield _Candidate(told, dataclasses.replace(trial, training=faster))
 
 
 def _structures(trial: _Trial) -> Iterator[_Candidate]:
@@ -378,11 +406,10 @@ def _structures(trial: _Trial) -> Iterator[_Candidate]:
 
 def _leaving_less(trial: _Trial, structures: Iterable[Structure]) -> Iterator[_Candidate]:
     """Structures that leave less of three rounds than the one that was told."""
-    steps = trial.training.steps(len(trial.knowledge.x))
 
     def residual(model: Model, messages: Messages) -> float:
         seen = messages.select(np.asarray(messages.rounds)[:3].tolist())
-        return float(_decoded(model, at_path_centres(seen, steps), trial.knowledge).residual)
+        return float(_decoded(model, at_place(seen, trial.path.centre), trial.knowledge).residual)
 
     plain = residual(trial.model, trial.messages)
     for cause, name, model, messages in structures:

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import struct
 
+from attacks.path import local_path
 from jaxfl import LocalTraining, Model, Plugin, sgd
 from jaxfl.domains import Number
 
@@ -71,6 +73,7 @@ def recipes(
       records: of the client.
       steps: length of its path, in steps of that rate along the first gradient.
     """
+    told, training = training, dataclasses.replace(training, optimizer=optax.sgd)
     plain = functools.partial(dataclasses.replace, training, batch_size=None, drop_last=False)
     for epochs in _near(steps, 1, ALIKE):
         yield "epochs", f"{epochs} full-batch steps", plain(epochs=epochs)
@@ -86,8 +89,8 @@ def recipes(
     ]
     for batches in sorted(divided, key=lambda each: _noise_of(each, records)):
         yield from _of_batches(batches, training, records, steps)
-    if training.batch_size is not None:
-        yield from _of_told_batches(training, records, steps)
+    if told.batch_size is not None:
+        yield from _of_told_batches(told, records, steps)
 
 
 def _noise_of(batches: LocalTraining, records: int) -> tuple[float, float]:
@@ -125,7 +128,7 @@ def _of_told_batches(
             epochs, optimizer = count // batches, sgd(momentum)
             heavy = dataclasses.replace(training, epochs=epochs, optimizer=optimizer)
             yield "momentum", f"momentum {momentum}, {epochs} epochs", heavy
-    rate = float(training.learning_rate) * steps / training.steps(records)
+    rate = float(training.learning_rate) * steps / float(local_path(training, records).total)
     faster = dataclasses.replace(training, learning_rate=rate)
     yield "learning rate", f"the rate {rate:.4g}", faster
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attacks import ClosedForm, Knowledge, MisfitWarning, binary_column, closed_form, diagnose
@@ -255,3 +256,23 @@ def test_a_rate_that_nobody_told_is_no_cause():
     assert (
         diagnose(model, messages, known, LocalTraining(RATE)).findings[0].cause == "learning rate"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "the recipe explains the messages"),
+        ({"optimizer": sgd(0.5)}, "full-batch steps with momentum 0.5"),
+        ({"optimizer": optax.sgd, "epochs": 6}, "6 full-batch steps explains"),
+        ({"learning_rate": 2 * RATE}, "the rate 0.2"),
+    ],
+)
+def test_a_client_told_momentum_is_diagnosed(changes, said):
+    x, y = records(0)
+    told = LocalTraining(RATE, epochs=3, optimizer=sgd(0.9))
+    trained = dataclasses.replace(told, **changes)
+    model = mlp(FEATURES, (32,), 2)
+    run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(4, trained))
+    answer = diagnose(model, run.messages(0), Knowledge(x, y, (binary_column(4),)), told)
+    assert any(said in each.evidence for each in answer.findings), answer

@@ -83,14 +83,18 @@ def judge(
       free_scale: whether updates may have any length (static): then the learning rate is not
         judged.
     """
-    training = jax.tree.map(
-        lambda a: jnp.asarray(a, knowledge.x.dtype) if isinstance(a, float) else a, training
-    )
+    training = _narrow(training, knowledge)
     chosen = answer.values, answer.scores, answer.labels
     with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
         return cast(
             _judge(model, messages, knowledge, chosen, training, key, free_scale), jnp.float32
         )
+
+
+def _narrow(training: LocalTraining, knowledge: Knowledge) -> LocalTraining:
+    """A recipe whose numbers are as wide as the records: clients compute in no more."""
+    dtype = knowledge.x.dtype
+    return jax.tree.map(lambda a: jnp.asarray(a, dtype) if isinstance(a, float) else a, training)
 
 
 def left_along(
@@ -105,6 +109,7 @@ def left_along(
     what is left of the messages and of the directions `[1 + directions] * 2`. Directions are the
     gradient of every class's records and that towards all classes alike, of a classifier; then the
     gradient, and the model. Arguments as for `judge`; not under `jit`."""
+    training = _narrow(training, knowledge)
     chosen = answer.values, answer.scores, answer.labels
     with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
         return np.asarray(_left_along(model, messages, knowledge, chosen, training, key))
