@@ -81,6 +81,22 @@ def _path(optimizer: Optimizer, rate: Array, steps: int) -> LocalPath:
     return LocalPath(-weights / rate, places / last)
 
 
+def moved_alone(training: LocalTraining, received: Any, records: int) -> Any:
+    """Received minus returned model of a client whose gradients are all 0: what weight decay and
+    the like do, and what an optimiser that is linear adds to every update."""
+    optimizer = training.optimizer(training.learning_rate)
+    nothing = jax.tree.map(jnp.zeros_like, received)
+
+    def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+        params, state = carry
+        changes, state = optimizer.update(nothing, state, params)
+        return (optax.apply_updates(params, changes), state), None
+
+    first = received, optimizer.init(received)
+    (last, _), _ = jax.lax.scan(step, first, length=training.steps(records))
+    return jax.tree.map(jnp.subtract, received, last)
+
+
 def check_linear(optimizer: Optimizer, shapes: Any) -> None:
     """Raise `ValueError` unless an optimiser is linear (`is_linear`) on a model of such shapes."""
     if not (is_linear(optimizer) and is_linear(optimizer, shapes)):

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from attacks import Knowledge, PartialDecoding, Status, binary_column, decode_partial
 from attacks.attributes.candidate_decoding import partial
 from attacks.attributes.candidate_decoding.candidates import candidate_records
-from jaxfl import DPSGD, Federated, LocalTraining, mlp, simulate, stack_clients
+from jaxfl import DPSGD, Federated, LocalTraining, mlp, sgd, simulate, stack_clients
 
 RECORDS, KNOWN, FEATURES, PUBLIC, ROUNDS = 60, 30, 12, 600, 10
 OTHERS = RECORDS - KNOWN
@@ -51,10 +51,30 @@ def test_half_of_the_records_are_read_with_nothing_known_of_the_others():
     assert all(answer.status == Status.OK for answer, _ in answers)
 
 
-def test_of_several_full_batch_steps_too():
-    answer, accuracy = decoded(LocalTraining(0.1, epochs=3))
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        LocalTraining(0.1, epochs=3),
+        LocalTraining(0.3, optimizer=sgd(weight_decay=0.1)),
+        LocalTraining(0.05, epochs=3, optimizer=sgd(0.9, 1e-2)),
+    ],
+    ids=["epochs", "decay", "momentum"],
+)
+def test_of_other_full_batch_steps_too(recipe):
+    answer, accuracy = decoded(recipe)
     assert answer.status == Status.OK
     assert accuracy > 0.9
+
+
+def test_copies_of_public_records_change_little():
+    """As where they are drawn with repetition: a copy of a held-out one would say that there is no
+    noise."""
+    run, known, truth, (x, y) = client()
+    settings = PartialDecoding(OTHERS, RECIPE)
+    often = np.repeat(np.arange(PUBLIC), 2)
+    answer = decode_partial(MODEL, run.messages(0), known, x[often], y[often], settings=settings)
+    assert answer.status == Status.OK
+    assert (np.asarray(answer.values[0]) == truth).mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -93,7 +113,10 @@ def test_it_is_least_squares_with_the_public_records_covariance():
         x, y = candidate_records(MODEL, known)
         products = partial._products(MODEL, messages, (x, y), public, settings)
         least = 1e-3 * products.inner[0, 0]
-        seen = jax.tree.map(np.asarray, partial._whitened(products, KNOWN, 2, OTHERS, least))
+        seen = jax.tree.map(
+            np.asarray,
+            partial._whitened(products, (KNOWN, 2), partial._held_out(*public), OTHERS, least),
+        )
         first, other, theirs = (
             written_out(messages, *each)
             for each in ((x[:, 0], y[:, 0]), (x[:, 1], y[:, 1]), public)
@@ -134,6 +157,7 @@ def test_what_it_cannot_read_is_refused():
     call |= {"x_public": x, "y_public": y}
     refused = {
         "batch_size=16": LocalTraining(0.3, batch_size=16),
+        "batch_size=50": LocalTraining(0.3, batch_size=50, drop_last=True),
         "plugins": dataclasses.replace(RECIPE, plugins=(DPSGD(1.0, 1.0),)),
     }
     for words, recipe in refused.items():
@@ -142,5 +166,6 @@ def test_what_it_cannot_read_is_refused():
     settings = PartialDecoding(OTHERS, RECIPE)
     with pytest.raises(ValueError, match="x_public has 19 records"):
         decode_partial(**call | {"x_public": x[:19], "y_public": y[:19]}, settings=settings)
-    with pytest.raises(ValueError, match="y_public"):
-        decode_partial(**call | {"y_public": y + 3}, settings=settings)
+    for labels in (y + 3, np.eye(3)[y]):
+        with pytest.raises(ValueError, match="y_public"):
+            decode_partial(**call | {"y_public": labels}, settings=settings)

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.dtypes import canonicalize_dtype
 
@@ -53,9 +54,9 @@ from attacks.attributes.knowledge import (
     explained,
 )
 from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
-from attacks.path import check_linear, local_path, on_path
+from attacks.path import check_linear, local_path, moved_alone, on_path
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import LocalTraining, Messages, Model
+from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Count, NotNegative, checked
 from jaxfl.models import check_labelled
 
@@ -106,8 +107,8 @@ def decode_partial(
       messages: the client's.
       knowledge: of the records that are known in part; `y=None` and several columns as for `gls`.
       x_public: records of the same kind as the others `[public, features]`, in no order; the more,
-        the better: 2,000 are enough in what was tried, 200 too few. Memory grows with
-        (records K + public)^2.
+        the better: 2,000 are enough in what was tried, 200 too few. None of them is the client's:
+        whoever has such records knows the column. Memory grows with (records K + public)^2.
       y_public: their labels `[public]`.
       settings: see `PartialDecoding`.
       dtype: as for `closed_form`.
@@ -116,6 +117,9 @@ def decode_partial(
       A `Reconstruction`. Its `fit` is in units of the others' noise, not of plain energy:
       `explained` is the share of the messages' whitened energy that the answer and the others'
       mean account for, and `misfit` compares what is left with sums of held-out public records.
+      That is less sure than of other attacks. What the others' noise may hide is no misfit: with
+      few records known, another client's messages, and a wrong number of others. If a few records
+      have far longer gradients than the rest, right answers may be called misfits.
 
     Raises:
       ValueError: as `gls`; if public records are fewer than 20 or do not fit the model, or the
@@ -127,13 +131,14 @@ def decode_partial(
     check_linear(training.optimizer, messages.model_shapes)
     if training.plugins:
         raise ValueError(f"training.plugins holds {training.plugins}; decode_partial knows none")
-    if training.steps(len(knowledge.x) + settings.others) > training.epochs:
+    records = len(knowledge.x) + settings.others
+    if tuple(training.batch_sizes(records)) != (records,):
         raise ValueError(
-            f"training.batch_size={training.batch_size} makes batches of "
-            f"{len(knowledge.x) + settings.others} records; decode_partial is for clients whose "
-            "steps take all of them"
+            f"training.batch_size={training.batch_size} makes batches of {records} records; "
+            "decode_partial is for clients whose steps take all of them"
         )
     x_public, y_public = jnp.asarray(x_public, knowledge.x.dtype), jnp.asarray(y_public)
+    _check.shape((len(x_public),), y_public=y_public)
     named = {"x_name": "x_public", "y_name": "y_public"}
     check_labelled(model, messages.model_shapes, x_public, y_public, **named)
     if len(x_public) < FEWEST:
@@ -141,8 +146,21 @@ def decode_partial(
     joint, dtype = joined("decode_partial", knowledge), floating(dtype)
     with arithmetic(dtype, messages, joint, x_public, settings):
         public, dtype = (x_public, y_public), canonicalize_dtype(dtype)
-        answer = _decode_partial(model, messages, joint, public, settings, dtype)
+        held = _held_out(x_public, y_public)
+        answer = _decode_partial(model, messages, joint, public, held, settings, dtype)
     return explained("decode_partial", messages, apart(answer, knowledge.columns), answer.fit)
+
+
+def _held_out(x: Array, y: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Places of public records that are held out, and of the others. Copies of one record are on
+    one side: a record whose copy is known has no noise."""
+    number = np.arange(len(x))
+    if not _check.is_traced(x, y):
+        whole = np.concatenate([np.asarray(x).reshape(len(x), -1), np.asarray(y)[:, None]], 1)
+        _, first, number = np.unique(whole, axis=0, return_index=True, return_inverse=True)
+        number = np.argsort(np.argsort(first))[number.reshape(-1)]  # in the order given
+    out = number % HELD_OUT == 0
+    return np.flatnonzero(out), np.flatnonzero(~out)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "dtype"))
@@ -151,6 +169,7 @@ def _decode_partial(
     messages: Messages,
     knowledge: Knowledge,
     public: tuple[Array, Array],
+    held_out: tuple[Array, Array],
     settings: PartialDecoding,
     dtype: Any,
 ) -> Reconstruction:
@@ -162,7 +181,7 @@ def _decode_partial(
     with jax.default_matmul_precision("highest"):
         products = _products(model, messages, (x, y), public, settings)
         least = _rounding(model, messages, public, settings, eps, records)
-        seen = _whitened(products, records, count, settings.others, least)
+        seen = _whitened(products, (records, count), held_out, settings.others, least)
         weights, (height, rounded) = most_likely(
             seen.scale * seen.metric[: len(prior), : len(prior)],
             seen.scale * seen.metric[: len(prior), -2],
@@ -214,7 +233,8 @@ def _products(
         received, update = seen
         centre = on_path(received, update, path.centre)
         gradients = factored_gradients(model, centre, x, y)
-        message = jax.tree.map(lambda u: u / unit, update)
+        alone = moved_alone(training, received, records)
+        message = jax.tree.map(lambda u, a: (u - a) / unit, update, alone)
         energy = energies(jax.tree.map(lambda a: a[None], message))[0]
         one = _Products(gradients.inner(gradients), gradients.along(message), energy)
         return jax.tree.map(jnp.add, total, one), None
@@ -263,11 +283,16 @@ class _Whitened(NamedTuple):
 
 
 def _whitened(
-    products: _Products, records: int, count: int, others: int, least: Array
+    products: _Products,
+    shape: tuple[int, int],
+    held_out: tuple[Any, Any],
+    others: int,
+    least: Array,
 ) -> _Whitened:
-    """See there; `least` is what f is at least."""
-    inner, along, vectors = _vectors(products, records, count, others)
-    unknowns = records * (count - 1)
+    """See there; of so many records and candidates of each (`shape`, static); `least` is what f is
+    at least."""
+    inner, along, vectors = _vectors(products, shape, held_out, others)
+    unknowns = shape[0] * (shape[1] - 1)
     # Eigenvectors of the noise, times the roots of their eigenvalues.
     values, turned = jnp.linalg.eigh(inner)
     values = jnp.maximum(values, 0)
@@ -299,20 +324,18 @@ def _whitened(
 
 
 def _vectors(
-    products: _Products, records: int, count: int, others: int
+    products: _Products, shape: tuple[int, int], held_out: tuple[Any, Any], others: int
 ) -> tuple[Array, Array, Array]:
     """Rows of the noise, by inner products: with each other `[fitted] * 2`, and with the vectors of
     `_Whitened` `[fitted, vectors]`; and these with each other."""
     inner, along, energy = products
-    known = records * count
-    public = len(along) - known
-    held = known + jnp.arange(0, public, HELD_OUT)
-    fitted = known + jnp.asarray([m for m in range(public) if m % HELD_OUT])
+    known = shape[0] * shape[1]
+    held, fitted = (known + places for places in held_out)
     # Gradients as combinations of the given ones and, last, of the messages.
     whole = jnp.block([[inner, along[:, None]], [along[None], energy[None, None]]])
     mean = jnp.zeros(len(whole), inner.dtype).at[fitted].set(1 / len(fitted))
     eye = jnp.eye(len(whole), dtype=inner.dtype)
-    ours = eye[:known].reshape(records, count, -1)
+    ours = eye[:known].reshape(*shape, -1)
     message = eye[-1]
     left = message - ours[:, 0].sum(0) - others * mean
     differences = (ours[:, 1:] - ours[:, :1]).reshape(-1, len(whole))
