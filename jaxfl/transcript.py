@@ -181,7 +181,7 @@ class Aggregates:
         ...]`.
       participation: who took part `[rounds, clients]`, boolean.
       rounds: 0-based round numbers `[rounds]`.
-      cohort: participants per round, None if all took part (static).
+      cohort: no round has more participants; None if that is not known, or one had all (static).
     """
 
     received: Any

@@ -19,7 +19,7 @@ from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.diagnosis.advice import BY_ROUND, NO_STEP, advice
 from attacks.diagnosis.numbers import Finding, numbers_say
-from attacks.diagnosis.steps import Otherwise, recipes
+from attacks.diagnosis.steps import Otherwise, means, moved, recipes, shown
 from attacks.diagnosis.structure import Structure, activations, layouts
 from attacks.fit import Fit, FitWarning, Status
 from attacks.path import LocalPath, at_place, local_path
@@ -39,8 +39,6 @@ SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
 UNKNOWN = "unknown records or model"
-UNLIKE = 1.25
-"""By how much weights of classes differ."""
 NEWTON = 4
 """Steps to the size of a cause."""
 ALIKE_NOISE = 2
@@ -301,36 +299,15 @@ def _variants(trial: _Trial) -> Iterator[_Candidate]:
             more = _shares(varied)[1].coefficients[cause] / step
             if not np.isfinite(more).all():
                 break
-            plugin = _moved(plugin, cause, more.tolist())
-        if _means(plugin, cause):
-            evidence = f"{cause} {_shown(plugin, cause)} explains the messages"
+            plugin = moved(plugin, cause, more.tolist())
+        if means(plugin, cause):
+            evidence = f"{cause} {shown(plugin, cause)} explains the messages"
             yield _Candidate(Finding(cause, evidence, 1.0), _with_plugin(trial, plugin))
-
-
-def _means(plugin: Otherwise, cause: str) -> bool:
-    """Whether numbers say what their cause means: weights that are alike are another rate."""
-    if cause == "class weights":
-        return bool(0 < min(plugin.weights) < max(plugin.weights) / UNLIKE)
-    return bool(max(plugin.decay, plugin.smoothing) > 0)
 
 
 def _with_plugin(trial: _Trial, plugin: Otherwise) -> _Trial:
     training = dataclasses.replace(trial.training, plugins=(*trial.training.plugins, plugin))
     return dataclasses.replace(trial, training=training)
-
-
-def _moved(plugin: Otherwise, cause: str, more: list[float]) -> Otherwise:
-    if cause == "weight decay":
-        return dataclasses.replace(plugin, decay=plugin.decay + more[0])
-    if cause == "label smoothing":
-        return dataclasses.replace(plugin, smoothing=plugin.smoothing + more[0])
-    weights = tuple(w + m for w, m in zip(plugin.weights, more, strict=True))
-    return dataclasses.replace(plugin, weights=weights)
-
-
-def _shown(plugin: Otherwise, cause: str) -> str:
-    numbers = {"weight decay": (plugin.decay,), "label smoothing": (plugin.smoothing,)}
-    return ", ".join(f"{number:.2g}" for number in numbers.get(cause, plugin.weights))
 
 
 def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:

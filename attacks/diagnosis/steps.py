@@ -28,6 +28,8 @@ MOST_EPOCHS = 20
 ALIKE, BLURRED = 0.15, 0.4
 """By how much of itself a path may be longer or shorter than a recipe's: gradients change along it;
 and the records of a batch are not all."""
+UNLIKE = 1.25
+"""By how much weights of classes differ."""
 
 
 @struct.dataclass
@@ -60,6 +62,29 @@ class Otherwise(Plugin):
             return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
 
         return jax.tree.map(lambda g, p: g + self.decay * p, jax.grad(loss)(params), params)
+
+
+def means(plugin: Otherwise, cause: str) -> bool:
+    """Whether numbers say what their cause means: weights that are alike are another rate."""
+    if cause == "class weights":
+        return bool(0 < min(plugin.weights) < max(plugin.weights) / UNLIKE)
+    return bool(max(plugin.decay, plugin.smoothing) > 0)
+
+
+def moved(plugin: Otherwise, cause: str, more: list[float]) -> Otherwise:
+    """With so much more of a cause."""
+    if cause == "weight decay":
+        return dataclasses.replace(plugin, decay=plugin.decay + more[0])
+    if cause == "label smoothing":
+        return dataclasses.replace(plugin, smoothing=plugin.smoothing + more[0])
+    weights = tuple(w + m for w, m in zip(plugin.weights, more, strict=True))
+    return dataclasses.replace(plugin, weights=weights)
+
+
+def shown(plugin: Otherwise, cause: str) -> str:
+    """The numbers of a cause."""
+    numbers = {"weight decay": (plugin.decay,), "label smoothing": (plugin.smoothing,)}
+    return ", ".join(f"{number:.2g}" for number in numbers.get(cause, plugin.weights))
 
 
 def recipes(

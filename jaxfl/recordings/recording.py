@@ -1,6 +1,7 @@
 """A recorded run: what was sent, what came back, as the views that attacks take."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -112,6 +113,8 @@ class Recording:
         if missing or not chosen:
             what = f"names round {missing[0]}" if missing else "is empty"
             raise ValueError(f"rounds={rounds!r} {what}; clients' models are held of {held}")
+        if len(set(chosen)) < len(chosen):
+            raise ValueError(f"rounds={rounds!r} names a round twice; name each once")
         counts = {t: len(self._present(t)) for t in chosen}
         if len(set(counts.values())) > 1:
             raise ValueError(
@@ -158,14 +161,16 @@ class Recording:
             models are recorded, or a weight that is not positive; or if no two global models follow
             each other where they are all that is recorded.
         """
+        summed = [t for t in self.sent if self.clients or t + 1 in self.sent]
         if participation is None:
-            participation = {t: self._present(t) for t in self.sent}
-        present = {t: tuple(participation.get(t, ())) for t in self.sent}
-        chosen = [t for t in self.sent if present[t] and (self.clients or t + 1 in self.sent)]
+            participation = {t: self._present(t) for t in summed}
+        _check_participation(participation, summed)
+        present = {t: tuple(participation.get(t, ())) for t in summed}
+        chosen = [t for t in summed if present[t]]
         if not chosen:
             raise ValueError(
                 f"participation={participation!r} names nobody in a round of which a sum is "
-                f"recorded; models are held of rounds {list(self.sent)}"
+                f"recorded; sums are recorded of rounds {summed}"
             )
         everyone = tuple(sorted({name for t in chosen for name in present[t]}))
         _check_alike(everyone, weights)
@@ -228,12 +233,31 @@ def _on_device(tree: Any) -> Any:
         return jax.tree.map(jnp.asarray, tree)
 
 
+def _check_participation(participation: Mapping[int, Sequence[str]], summed: list[int]) -> None:
+    """Raise `ValueError` unless every round is one of which a sum is recorded, with ids, each
+    once."""
+    if not isinstance(participation, Mapping):
+        kind = type(participation).__name__
+        raise ValueError(f"participation is a {kind}; it must be a mapping from rounds to ids")
+    for number, names in participation.items():
+        if isinstance(names, str) or len(set(names)) < len(names):
+            raise ValueError(
+                f"participation[{number!r}]={names!r} must be a sequence of ids, each named once"
+            )
+        if number not in summed:
+            raise ValueError(
+                f"participation names round {number!r}, of which no sum is recorded; recorded: "
+                f"{summed}"
+            )
+
+
 def _check_alike(names: Sequence[str], weights: Mapping[str, float] | None) -> None:
     """Warn where clients do not count alike."""
     if weights is None:
         return
     for name in names:
-        if not weights.get(name, 0) > 0:
+        weight = weights.get(name)
+        if not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
             raise ValueError(f"weights[{name!r}]={weights.get(name)!r} must be a positive number")
     least, most = (pick(weights[name] for name in names) for pick in (min, max))
     if most > least:

@@ -2,13 +2,14 @@
 clients at once; and not where nothing is."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import ClosedForm, Knowledge, Status, UnknownColumn, closed_form
+from attacks import ClosedForm, FitWarning, Knowledge, Status, UnknownColumn, closed_form
 from attacks.attributes.candidate_decoding import shortlist
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.candidate_decoding.normal_equations import solve_small
@@ -78,6 +79,42 @@ def test_another_clients_messages_are_a_misfit():
         answer = closed_form(MODEL, run.messages(1), known, settings=ClosedForm(RATE))
     assert answer.status == Status.MISFIT
     assert right(answer, truth) < 0.2  # one of 41 by guessing
+
+
+def test_a_prior_that_rules_values_out_changes_nothing():
+    run, known, truth = client()
+    prior = np.where(np.isin(np.arange(VALUES), truth), 1.0, 0.0)
+    column = known.columns[0].replace(prior=jnp.asarray(prior / prior.sum(), jnp.float32))
+    settings = ClosedForm(learning_rate=RATE)
+    told = known.replace(columns=(column,))
+    answer = closed_form(MODEL, run.messages(0), told, settings=settings)
+    assert right(answer, truth) == 1
+
+
+def test_the_order_of_values_does_not_matter():
+    run, known, truth = client()
+    order = np.random.default_rng(0).permutation(VALUES)
+    column = known.columns[0].replace(candidates=known.columns[0].candidates[order])
+    told = known.replace(columns=(column,))
+    answer = closed_form(MODEL, run.messages(0), told, settings=ClosedForm(learning_rate=RATE))
+    np.testing.assert_array_equal(order[np.asarray(answer.values[0])], truth)
+
+
+def test_too_few_equations_are_no_misfit():
+    """A value that is not listed may explain what those on the list do not."""
+    for seed in range(4):
+        run, known, _ = client(seed, rounds=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)
+            answer = closed_form(MODEL, run.messages(0), known, settings=ClosedForm(RATE))
+        assert answer.status in (Status.OK, Status.UNCHECKED)
+
+
+def test_values_named_twice_are_not_listed():
+    _, known, _ = client()
+    values = known.columns[0].candidates
+    column = known.columns[0].replace(candidates=jnp.concatenate([values, values[:1]]))
+    assert not shortlist.is_needed(MODEL, known.replace(columns=(column,)), 8000)
 
 
 def test_categories_are_not_listed():

@@ -35,7 +35,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.dtypes import canonicalize_dtype
-from jaxtyping import Num
 from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
@@ -44,7 +43,13 @@ from attacks.attributes.candidate_decoding.candidates import (
     prior_weights,
     with_absence,
 )
-from attacks.attributes.candidate_decoding.decoded import Decoded, decoded
+from attacks.attributes.candidate_decoding.decoded import (
+    Decoded,
+    Decoding,
+    decoded,
+    judged_by_all,
+    needs_all,
+)
 from attacks.attributes.candidate_decoding.joint import apart, joined
 from attacks.attributes.candidate_decoding.linear_problem import (
     at_one_rate,
@@ -62,7 +67,6 @@ from attacks.attributes.candidate_decoding.normal_equations import (
 from attacks.attributes.candidate_decoding.shortlist import is_needed, shortlist
 from attacks.attributes.knowledge import (
     Knowledge,
-    Reconstruction,
     answered,
     check_apart,
     check_knowledge,
@@ -116,27 +120,6 @@ class ClosedForm:
     noise: NotNegative = 0.0
 
 
-@struct.dataclass
-class Decoding(Reconstruction):
-    """A `Reconstruction` with what least squares says about itself. Its `scores` are the weights s,
-    which a good answer has near 0 and 1.
-
-    Attributes:
-      condition: condition number of the normal equations (squared: that of the problem); NaN with
-        "cg".
-      residual: squared residual of the real-valued solution, relative to the right-hand side; what
-        it may be is judged in `fit`.
-      learning_rate: the given rate, or the one found; of every round `[rounds]`, if they differ.
-      presence: sum of each record's weights `[records]`, near 1 for those that are the client's, or
-        None if all are.
-    """
-
-    condition: Num[Array, ""]
-    residual: Num[Array, ""]
-    learning_rate: Num[Array, "..."]
-    presence: Num[Array, "records"] | None
-
-
 @checked
 def closed_form(
     model: Model,
@@ -156,7 +139,9 @@ def closed_form(
       messages: the client's messages in the rounds to be used; one full-batch SGD step per round.
       knowledge: what is known. Unknown labels make every (value, label) pair a candidate; of
         several unknown columns every combination of values is one, 64 at most. Of more than 16
-        values of one feature a shortlist is drawn up first, if labels are known.
+        values of one feature a shortlist is drawn up first, if labels are known, all records are
+        the client's and the solver is direct; `values` are then those nearest by the weights'
+        covariance, which need not have the largest `scores`.
       members: how many of the records are the client's (static), or None if all are. If given,
         being absent is one more candidate of every record, with a gradient of zero.
       settings: see `ClosedForm`.
@@ -166,8 +151,9 @@ def closed_form(
 
     Returns:
       A `Decoding`. Messages that no weights of the candidates explain to within rounding and the
-      stated noise are a misfit: a status, and outside `jit` a warning. So are those that a rate
-      below 0 fits best. Memory of the direct solver grows with ((K-1) records)^2, and without dense
+      stated noise are a misfit: a status, and outside `jit` a warning (where values are
+      listed and `jit` leaves no way to ask all, they are unchecked). So are those that a rate below
+      0 fits best. Memory of the direct solver grows with ((K-1) records)^2, and without dense
       layers also with (K-1) records x parameters; that of "cg" with records x K x features.
 
     Raises:
@@ -187,15 +173,18 @@ def closed_form(
         raise ValueError(
             f"by_round=True does not go with {members=} and {settings.learning_rate=}; leave both"
         )
+    listing = members is None and settings.solver != "cg"
+    listing = listing and is_needed(model, knowledge, MOST_DIRECT)
     with arithmetic(dtype, messages, knowledge, settings):
-        decoding = _closed_form(
-            model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
-        )
+        call = model, messages, knowledge, settings, members, canonicalize_dtype(dtype)
+        decoding = _closed_form(*call, listing)
+        if listing and needs_all(decoding, knowledge, MOST_DIRECT):
+            decoding = judged_by_all(decoding, _closed_form(*call, False))
     warn_of_fit("closed_form", decoding.status, decoding.fit)
     return apart(decoding, columns)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "members", "dtype"))
+@functools.partial(jax.jit, static_argnames=("model", "members", "dtype", "listing"))
 def _closed_form(
     model: Model,
     messages: Messages,
@@ -203,6 +192,7 @@ def _closed_form(
     settings: ClosedForm,
     members: int | None,
     dtype: Any,
+    listing: bool,
 ) -> Decoding:
     eps = precision(messages)
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
@@ -213,9 +203,10 @@ def _closed_form(
         start = with_absence(start, members / len(x), len(x))
     listed = None
     with jax.default_matmul_precision("highest"):
-        if members is None and settings.solver != "cg" and is_needed(model, knowledge, MOST_DIRECT):
+        if listing:
             rate, by_round = settings.learning_rate, settings.by_round
-            listed = shortlist(model, messages, (x, y), rate, by_round, settings.ridge)
+            values = knowledge.columns[0].candidates[:, 0]
+            listed = shortlist(model, messages, (x, y), values, rate, by_round, settings.ridge)
             x, y, start = listed.of(x), listed.of(y), listed.prior(start)
         records, count = x.shape[:2]
         solve_for = functools.partial(_least_squares, model, settings, (x, y))
@@ -235,6 +226,8 @@ def _closed_form(
         averaged = len(x) if members is None else members
         allowed = _allowed(messages, rates * len(x) / averaged * lengths, eps, settings.noise)
         fit = _fit(seen, solution, rounded, rates, averaged, allowed)
+        if listed is not None:  # values that are on no list may explain what these do not
+            fit = dataclasses.replace(fit, misfit=jnp.where(fit.misfit > 1, jnp.nan, fit.misfit))
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)

@@ -1,16 +1,61 @@
-"""From weights that least squares finds to one candidate per record."""
+"""From weights that least squares finds to one candidate per record, and what is said of them."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Num
 
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.joint import told
 from attacks.attributes.candidate_decoding.shortlist import Shortlist, distances_from
-from attacks.attributes.knowledge import Knowledge
+from attacks.attributes.knowledge import Knowledge, Reconstruction
+from attacks.fit import Status, status_of
+from jaxfl import _check
 
 Array = jax.Array
+
+
+@struct.dataclass
+class Decoding(Reconstruction):
+    """A `Reconstruction` with what least squares says about itself. Its `scores` are the weights s,
+    which a good answer has near 0 and 1.
+
+    Attributes:
+      condition: condition number of the normal equations (squared: that of the problem); NaN with
+        "cg".
+      residual: squared residual of the real-valued solution, relative to the right-hand side; what
+        it may be is judged in `fit`.
+      learning_rate: the given rate, or the one found; of every round `[rounds]`, if they differ.
+      presence: sum of each record's weights `[records]`, near 1 for those that are the client's, or
+        None if all are.
+    """
+
+    condition: Num[Array, ""]
+    residual: Num[Array, ""]
+    learning_rate: Num[Array, "..."]
+    presence: Num[Array, "records"] | None
+
+
+def needs_all(decoding: Decoding, knowledge: Knowledge, most: int) -> bool:
+    """Whether values on a list do not explain the messages, so that all values have to be asked;
+    not under `jit`, nor where that is more than `most` unknowns."""
+    unknowns = len(knowledge.x) * (len(knowledge.columns[0].candidates) - 1)
+    if _check.is_traced(decoding.status) or unknowns > most:
+        return False
+    return bool(decoding.status != Status.FAILED and decoding.fit.explained < decoding.fit.allowed)
+
+
+def judged_by_all(listed: Decoding, whole: Decoding) -> Decoding:
+    """The better of two answers, of values on a list and of all, judged by what no values at all
+    explain."""
+    if whole.status == Status.FAILED or whole.objective < listed.objective:
+        return whole
+    fit = dataclasses.replace(listed.fit, misfit=whole.fit.misfit)
+    failed = listed.status == Status.FAILED
+    return dataclasses.replace(listed, fit=fit, status=status_of(failed, fit))
 
 
 class Decoded(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attacks.attributes.candidate_decoding.candidates import factored_gradients, with_first
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
@@ -24,7 +25,7 @@ from attacks.attributes.candidate_decoding.normal_equations import (
     solve_small,
 )
 from attacks.attributes.knowledge import Knowledge
-from jaxfl import Messages, Model
+from jaxfl import Messages, Model, _check
 
 Array = jax.Array
 LISTED, PASSES, MANY = 12, 3, 16
@@ -52,7 +53,10 @@ class Shortlist(NamedTuple):
         """Prior weights of all listed candidates but each record's first, from those of all but the
         first."""
         listed = self.of(with_first(prior.reshape(len(self.places), -1)))
-        return (listed / listed.sum(1, keepdims=True))[:, 1:].reshape(-1)
+        total = listed.sum(1, keepdims=True)
+        some = total > 0  # a value that the prior rules out may be listed
+        shares = jnp.where(some, listed / jnp.where(some, total, 1), 1 / LISTED)
+        return shares[:, 1:].reshape(-1)
 
     def whole(self, listed: Array) -> Array:
         """Numbers of all candidates `[records, K]`, 0 for those that are not listed."""
@@ -65,10 +69,12 @@ class Shortlist(NamedTuple):
 
 
 def is_needed(model: Model, knowledge: Knowledge, most: int) -> bool:
-    """Whether a column has many values along one feature, and least squares for those on a list has
-    `most` unknowns at most."""
-    column = knowledge.columns[0]
-    numeric = column.candidates.shape[1] == 1 and len(column.candidates) > MANY
+    """Whether a column has many values along one feature, no two alike where that can be seen, and
+    least squares for those on a list has `most` unknowns at most."""
+    values = knowledge.columns[0].candidates
+    numeric = values.shape[1] == 1 and len(values) > MANY
+    if numeric and not _check.is_traced(values):
+        numeric = len(np.unique(np.asarray(values))) == len(values)
     fits = len(knowledge.x) * (LISTED - 1) <= most
     return numeric and fits and knowledge.y is not None and model.layers is not None
 
@@ -77,16 +83,18 @@ def shortlist(
     model: Model,
     messages: Messages,
     candidates: tuple[Array, Array],
+    values: Array,
     rate: float | Array | None,
     by_round: bool,
     ridge: float | Array,
 ) -> Shortlist:
-    """The candidates `x [records, K, features]`, `y [records, K]` that are nearest to what least
-    squares says; other arguments as for `normal_equations` and `solve`."""
+    """The candidates `x [records, K, features]`, `y [records, K]`, of values `[K]`, that are
+    nearest to what least squares says; other arguments as for `normal_equations` and `solve`."""
     x, y = candidates
     records, count = y.shape
     inner = _own_products(model, messages, x, y)
     far = jnp.round(jnp.linspace(0, count - 1, LISTED)).astype(jnp.int32)
+    far = jnp.argsort(values)[far].astype(jnp.int32)
 
     def again(places: Array, _: Any) -> tuple[Array, None]:
         listed = Shortlist(places, count)

@@ -182,11 +182,13 @@ def _adam_refuses(settings: VictimSettings) -> str | None:
     return _one_column_known_labels(settings)
 
 
-def _all_known(settings: VictimSettings) -> str | None:
-    if settings.known is None or settings.known == settings.records:
-        return "known=None: where all records are known, `closed_form` is exact"
-    if settings.training.optimizer is not optax.sgd or settings.several_steps or settings.private:
-        return "several steps, private ones or Adam's: it reads one full-batch step of SGD a round"
+def _partial_refuses(settings: VictimSettings) -> str | None:
+    if settings.known in (None, settings.records):
+        return f"known={settings.known}: where all records are known, `closed_form` is exact"
+    if settings.training.optimizer is not optax.sgd or settings.private:
+        return "training.optimizer or epsilon: it reads plain SGD that is not private"
+    if settings.several_steps or settings.training.drop_last:
+        return "several steps, or records left out: it reads one full-batch step a round"
     return _one_column_known_labels(settings)
 
 
@@ -338,7 +340,7 @@ METHODS = (
         "decoding of the records that are known, among others, by public ones like these",
         _partial,
         PublicRecords(1000),
-        refuses=_all_known,
+        refuses=_partial_refuses,
         learns=Learns(_as_they_are),
         selects=True,
         explains=True,
