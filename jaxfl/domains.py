@@ -282,6 +282,8 @@ def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None) -> None:
 def _held(value: Any, hint: Any) -> Iterator[tuple[str, Any, Any, Sizes]]:
     """What a value holds: where, what, of which annotation, beside which axes."""
     sizes: Sizes = {}
+    if get_origin(hint) is Annotated and get_args(hint)[0] is Any:
+        return  # of any type, which its domain knows: a module of another library, say
     if dataclasses.is_dataclass(value):
         for field, its_hint in hints_of(value.__class__).items():
             yield f".{field}", getattr(value, field), its_hint, sizes

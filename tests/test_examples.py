@@ -8,6 +8,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SAYS = {
     "new_attack": ("own/toy", "holds: blind_to_another_clients_messages"),
+    "own_model": ("NNX: 1.000", "Equinox: 1.000", "Haiku: 1.000"),
     "own_run": ("closed_form: MISFIT", "batches", "gls: OK"),
     "own_table": ("Yes: someone who reads what a client sends", "Private training"),
     "secure_aggregation": ("F1 at one half: 1.0",),

@@ -1,12 +1,26 @@
 """The papers' networks, and convolutions as products of matrices beside JAX's own."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
+from jax import Array
 
-from jaxfl import DPSGD, cross_entropy, from_flax, mean_loss, trunk_cnn
+from jaxfl import (
+    DPSGD,
+    LocalTraining,
+    Model,
+    cross_entropy,
+    from_flax,
+    local_update,
+    mean_loss,
+    one_client,
+    trunk_cnn,
+)
 from jaxfl.convolutions import convolve, convolve_transposed
 from jaxfl.defenses import private_gradient
 from tests.conftest import largest_difference
@@ -95,3 +109,25 @@ def test_layers_whose_gradients_are_no_outer_products_are_not_named(module, shap
     found = private_gradient(model, params, x, y, mask, jax.random.key(2), DPSGD(100.0, 0.0))
     plain = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
     assert largest_difference(found, plain) < 1e-6
+
+
+def test_parameters_may_be_a_module_of_another_library():
+    """A record whose own fields are none of ours: they are not looked into."""
+
+    @struct.dataclass
+    class Layer:
+        kernel: Array
+        activation: Callable[[Array], Array] = struct.field(pytree_node=False, default=None)
+
+    def init(key):
+        return Layer(jax.random.normal(key, (4, 2)))
+
+    def apply(params, x, *, key=None, mask=None):
+        return x @ params.kernel
+
+    model = Model(init, apply, cross_entropy, 2)
+    params, x, y = init(jax.random.key(0)), jnp.ones((3, 4)), jnp.zeros(3, int)
+    data, training = one_client(x, y), LocalTraining(0.5)
+    returned = local_update(model, params, data, jax.random.key(1), training)
+    gradient = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
+    assert largest_difference(returned.kernel, params.kernel - 0.5 * gradient.kernel) < 1e-6
