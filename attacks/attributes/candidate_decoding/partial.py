@@ -19,9 +19,9 @@ gradients. So the known part is read by generalised least squares:
 over M public records; f stands for what so few draws do not span. No gradient is formed where the
 model names its dense layers: inner products of gradients, summed over rounds, are all that enters.
 
-Every fifth public record is held out. Of all f that is taken under which what tells the candidates
-apart stands out most among sums of held-out records; these also say how large the noise is in
-truth, and how much of a message they leave unexplained, by which the answer is judged.
+A fifth of the public records is held out. Of all f that is taken under which what tells the
+candidates apart stands out most among sums of held-out records; these also say how large the noise
+is in truth, and how much of a message they leave unexplained, by which the answer is judged.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ from jaxfl.models import check_labelled
 
 Array = jax.Array
 HELD_OUT, FEWEST = 5, 20
-"""Every so many public records one is held out; and how many there are at least."""
+"""One of so many public records is held out; and how many there are at least."""
 FLOORS = tuple(10.0**power for power in range(-10, 1))
 """What is tried as f, relative to the energy of the others' sum."""
 SUMS = 64
@@ -152,14 +152,15 @@ def decode_partial(
 
 
 def _held_out(x: Array, y: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Places of public records that are held out, and of the others. Copies of one record are on
-    one side: a record whose copy is known has no noise."""
-    number = np.arange(len(x))
+    """Places of public records that are held out, drawn once for all, and of the others. Copies of
+    one record are on one side, if they can be seen: a record whose copy is known has no noise."""
+    first = np.arange(len(x))
     if not _check.is_traced(x, y):
         whole = np.concatenate([np.asarray(x).reshape(len(x), -1), np.asarray(y)[:, None]], 1)
-        _, first, number = np.unique(whole, axis=0, return_index=True, return_inverse=True)
-        number = np.argsort(np.argsort(first))[number.reshape(-1)]  # in the order given
-    out = number % HELD_OUT == 0
+        _, places, which = np.unique(whole, axis=0, return_index=True, return_inverse=True)
+        first = places[which.reshape(-1)]
+    drawn = np.random.default_rng(0).permutation(len(x))[first]
+    out = drawn < max(len(x) // HELD_OUT, drawn.min() + 1)
     return np.flatnonzero(out), np.flatnonzero(~out)
 
 
