@@ -101,9 +101,8 @@ def decoded(
     rounded = jax.nn.one_hot(best, scores.shape[1], dtype=scores.dtype)
     chosen, presence = rounded[:, 1:].reshape(-1), None
     if absence:
-        presence, scores, rounded = 1 - scores[:, 0], scores[:, 1:], rounded[:, 1:]
-        best = scores.argmax(1)
-        rounded = jax.nn.one_hot(best, scores.shape[1], dtype=scores.dtype)
+        presence, scores = 1 - scores[:, 0], scores[:, 1:]
+        rounded = jax.nn.one_hot(scores.argmax(1), scores.shape[1], dtype=scores.dtype)
     if listed is not None:
         scores, rounded = listed.whole(scores), listed.whole(rounded)
     values, labels, _ = told(knowledge, rounded)
