@@ -149,9 +149,9 @@ class Recording:
         Args:
           participation: ids of the clients that took part, by round; by default those of which a
             model is recorded.
-          weights: by which the server averages, such as numbers of records, by client; all alike by
-            default. Attacks take sums in which clients count alike: where these do not, a warning
-            says so.
+          weights: by which the server averages where global models are all that is recorded, such
+            as numbers of records, by client; all alike by default. Attacks take sums in which
+            clients count alike: where these do not, a warning says so.
 
         Returns:
           The view, and the clients' ids, in the order of `Aggregates.participation`.
@@ -173,7 +173,8 @@ class Recording:
                 f"recorded; sums are recorded of rounds {summed}"
             )
         everyone = tuple(sorted({name for t in chosen for name in present[t]}))
-        _check_alike(everyone, weights)
+        if not self.clients:  # else models are summed here, and count alike
+            _check_alike(everyone, weights)
         sums = _stacked([self._sum_of(t, present[t]) for t in chosen])
         received, sums = _on_device((_stacked([self.sent[t] for t in chosen]), sums))
         took_part = np.asarray([[name in present[t] for name in everyone] for t in chosen])

@@ -104,26 +104,30 @@ def test_ragged_rounds_are_summed_and_not_anonymous(run: Transcript, folder: Pat
     assert ragged.anonymous(KEY, kept)[1].shape == (ROUNDS - 1, COHORT)
 
 
-def test_weights_that_differ_are_warned_about(folder: Path) -> None:
-    recorded = read_rounds(folder, MODEL)
-    recorded.aggregates(weights=dict.fromkeys("01234", 8))
+def test_weights_that_differ_are_warned_about(run: Transcript, folder: Path) -> None:
+    """Of sums that the server made; those of clients' models are made here."""
+    present, unlike = took_part(run), dict.fromkeys("0123", 8) | {"4": 9}
+    alone = read_rounds(folder, MODEL, returned=None)
+    alone.aggregates(present, weights=dict.fromkeys("01234", 8))
     with pytest.warns(RecordingWarning, match="weights from 8 to 9"):
-        recorded.aggregates(weights=dict.fromkeys("0123", 8) | {"4": 9})
+        alone.aggregates(present, weights=unlike)
+    read_rounds(folder, MODEL).aggregates(weights=unlike)
 
 
 def test_bad_input_is_named(run: Transcript, folder: Path) -> None:
     recorded, alone = read_rounds(folder, MODEL), read_rounds(folder, MODEL, returned=None)
+    present = took_part(run)
     absent = str(next(c for c in range(CLIENTS) if not run.participation[0, c]))
     cases = {
         "participation={}": lambda: recorded.aggregates({}),
         "names nobody": lambda: alone.aggregates(),
         f"names '{absent}' in round 0": lambda: recorded.aggregates({0: [absent]}),
-        r"weights\['4'\]=None": lambda: recorded.aggregates(weights=dict.fromkeys("0123", 8)),
+        r"weights\['4'\]=None": lambda: alone.aggregates(present, dict.fromkeys("0123", 8)),
         "names round 99": lambda: recorded.aggregates({99: ["0"]}),
         "each named once": lambda: alone.aggregates({0: ["0", "0"]}),
         "sequence of ids": lambda: alone.aggregates({0: "ana"}),
         "must be a mapping": lambda: alone.aggregates([["0"]]),
-        r"weights\['0'\]='8'": lambda: recorded.aggregates(weights=dict.fromkeys("01234", "8")),
+        r"weights\['0'\]='8'": lambda: alone.aggregates(present, dict.fromkeys("01234", "8")),
         "a round twice": lambda: recorded.anonymous(KEY, [0, 0]),
         "names round 9;": lambda: recorded.anonymous(KEY, [9]),
         "held of \\[\\]": lambda: alone.anonymous(KEY),
