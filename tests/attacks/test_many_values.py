@@ -20,23 +20,23 @@ MODEL = mlp(FEATURES, (24,), 2)
 NUMBERS = np.linspace(-2, 2, VALUES).astype(np.float32)
 
 
-def records(seed):
+def records(seed, scale=1.0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(RECORDS, FEATURES)).astype(np.float32)
     truth = rng.integers(0, VALUES, RECORDS)
-    x[:, COLUMN] = NUMBERS[truth]
+    x[:, COLUMN] = scale * NUMBERS[truth]
     return x, (x.sum(1) + rng.normal(size=RECORDS) > 0).astype(int), truth
 
 
-def client(seed=0, rounds=20):
+def client(seed=0, rounds=20, scale=1.0):
     """A run's messages of two clients, what is known of the first, and its truth."""
-    (x, y, truth), (x_other, y_other, _) = records(seed), records(seed + 50)
+    (x, y, truth), (x_other, y_other, _) = (records(s, scale) for s in (seed, seed + 50))
     clients = stack_clients([(x, y), (x_other, y_other)])
     key = jax.random.key(seed)
     federated = Federated(rounds, LocalTraining(RATE))
     run = simulate(MODEL, MODEL.init(key), clients, key, federated)
     x[:, COLUMN] = np.nan
-    column = UnknownColumn(jnp.asarray([COLUMN]), jnp.asarray(NUMBERS[:, None]))
+    column = UnknownColumn(jnp.asarray([COLUMN]), jnp.asarray(scale * NUMBERS[:, None]))
     return run, Knowledge(jnp.asarray(x), jnp.asarray(y), (column,)), truth
 
 
@@ -108,6 +108,25 @@ def test_too_few_equations_are_no_misfit():
             warnings.simplefilter("ignore", FitWarning)
             answer = closed_form(MODEL, run.messages(0), known, settings=ClosedForm(RATE))
         assert answer.status in (Status.OK, Status.UNCHECKED)
+
+
+def test_under_jit_what_a_list_does_not_explain_is_unchecked():
+    """There is no way to ask all values: another client's messages have values on no list."""
+    run, known, _ = client()
+    with jax.enable_x64(True):
+        ask = jax.jit(lambda m, k: closed_form(MODEL, m, k, settings=ClosedForm(RATE)))
+        own, another = (ask(run.messages(c), known) for c in (0, 1))
+    assert (own.status, another.status) == (Status.OK, Status.UNCHECKED)
+
+
+def test_a_poor_answer_of_a_column_that_is_not_scaled_is_not_called_good():
+    """Twelve gradients do not span those of numbers far from the other columns'."""
+    run, known, truth = client(scale=20.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        answer = closed_form(MODEL, run.messages(0), known, settings=ClosedForm(RATE))
+    good = answer.fit.explained >= answer.fit.allowed
+    assert right(answer, truth) == 1 or not good or answer.status != Status.OK
 
 
 def test_values_named_twice_are_not_listed():

@@ -227,7 +227,8 @@ def _closed_form(
         allowed = _allowed(messages, rates * len(x) / averaged * lengths, eps, settings.noise)
         fit = _fit(seen, solution, rounded, rates, averaged, allowed)
         if listed is not None:  # values that are on no list may explain what these do not
-            fit = dataclasses.replace(fit, misfit=jnp.where(fit.misfit > 1, jnp.nan, fit.misfit))
+            enough = (fit.misfit <= 1) & (fit.explained >= fit.allowed)
+            fit = dataclasses.replace(fit, misfit=jnp.where(enough, fit.misfit, jnp.nan))
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)

@@ -21,7 +21,7 @@ Array = jax.Array
 @struct.dataclass
 class Decoding(Reconstruction):
     """A `Reconstruction` with what least squares says about itself. Its `scores` are the weights s,
-    which a good answer has near 0 and 1.
+    which a good answer has near 0 and 1; neighbours on a shortlist share theirs.
 
     Attributes:
       condition: condition number of the normal equations (squared: that of the problem); NaN with
@@ -40,12 +40,12 @@ class Decoding(Reconstruction):
 
 
 def needs_all(decoding: Decoding, knowledge: Knowledge, most: int) -> bool:
-    """Whether values on a list do not explain the messages, so that all values have to be asked;
-    not under `jit`, nor where that is more than `most` unknowns."""
+    """Whether values on a list do not explain the messages (their answer is unchecked), so that all
+    values have to be asked; not under `jit`, nor where that is more than `most` unknowns."""
     unknowns = len(knowledge.x) * (len(knowledge.columns[0].candidates) - 1)
     if _check.is_traced(decoding.status) or unknowns > most:
         return False
-    return bool(decoding.status != Status.FAILED and decoding.fit.explained < decoding.fit.allowed)
+    return bool(decoding.status == Status.UNCHECKED)
 
 
 def judged_by_all(listed: Decoding, whole: Decoding) -> Decoding:

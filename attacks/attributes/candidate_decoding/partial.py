@@ -106,9 +106,10 @@ def decode_partial(
       model: the model (static), whose operations mix no records (no batch normalisation).
       messages: the client's.
       knowledge: of the records that are known in part; `y=None` and several columns as for `gls`.
-      x_public: records of the same kind as the others `[public, features]`, in no order; the more,
-        the better: 2,000 are enough in what was tried, 200 too few. None of them is the client's:
-        whoever has such records knows the column. Memory grows with (records K + public)^2.
+      x_public: records of the same kind as the others `[public, features]`, many times as many as
+        these are. None of them is the client's: whoever has such records knows the column. Copies
+        are seen outside `jit` alone: inside, leave none. Memory grows with
+        (records K + public)^2.
       y_public: their labels `[public]`.
       settings: see `PartialDecoding`.
       dtype: as for `closed_form`.

@@ -230,6 +230,7 @@ class Learns:
 
     rule: Callable[[tuple[int, ...], int, Public], Any]
 
+    @once
     def __call__(
         self,
         name: str,
@@ -240,26 +241,13 @@ class Learns:
         count: int,
     ) -> Compiled:
         """What is learned with every seed `[seeds]`."""
-        return _learn(self.rule, name, data_dir, encoding, attribute, seeds, count)
-
-
-@once
-def _learn(
-    rule: Any,
-    name: str,
-    data_dir: str | None,
-    encoding: str,
-    attribute: int,
-    seeds: tuple[int, ...],
-    count: int,
-) -> Compiled:
-    data = classified(name, data_dir, encoding=encoding)
-    column, values = data.column(attribute), data.values_of(attribute)
-    rows = np.stack([public_rows(data, seed)[:count] for seed in seeds])
-    keys = jnp.stack([stream(jax.random.key(seed), Stream.ATTACK) for seed in seeds])
-    x, y, known = (jnp.asarray(a[rows]) for a in (data.x, data.y, values))
-    public = Public(x, y, known, keys)
-    return run_members(Rule(rule, column.positions, len(column.values)), public)
+        data = classified(name, data_dir, encoding=encoding)
+        column, values = data.column(attribute), data.values_of(attribute)
+        rows = np.stack([public_rows(data, seed)[:count] for seed in seeds])
+        keys = jnp.stack([stream(jax.random.key(seed), Stream.ATTACK) for seed in seeds])
+        x, y, known = (jnp.asarray(a[rows]) for a in (data.x, data.y, values))
+        rule = Rule(self.rule, column.positions, len(column.values))
+        return run_members(rule, Public(x, y, known, keys))
 
 
 @dataclasses.dataclass(frozen=True)
