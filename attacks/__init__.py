@@ -113,7 +113,7 @@ from attacks.properties.observations import (
     ridge,
 )
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
-from attacks.properties.shadows import Property
+from attacks.properties.shadows import Prevalence, Property
 from attacks.records.by_products import count_records, lies_in_span
 from attacks.records.matching import MatchedRecords, RecordMatching, match_records
 from attacks.records.progress import RecordSearch
@@ -182,6 +182,7 @@ __all__ = [
     "NoisyOptimum",
     "Observations",
     "PartialDecoding",
+    "Prevalence",
     "Prolin",
     "ProlinAnswer",
     "Property",

@@ -69,12 +69,14 @@ class Ranking:
     Attributes:
       f1: harmonic mean of precision and recall of the scores above a threshold fixed in advance; 0
         where undefined.
+      accuracy: share of clients on the right side of that threshold.
       auc: area under the receiver operating characteristic.
       average_precision: area under the precision-recall curve.
       brier: mean squared error of the scores, where they are probabilities.
     """
 
     f1: float
+    accuracy: float
     auc: float
     average_precision: float
     brier: float
@@ -95,9 +97,10 @@ def ranking(
 
     scores, truth = np.asarray(scores, float), np.asarray(truth, bool)
     if not np.isfinite(scores).all():
-        return Ranking(*[math.nan] * 4)
+        return Ranking(*[math.nan] * 5)
     return Ranking(
         float(f1_score(truth, scores > threshold, zero_division=0)),
+        float(((scores > threshold) == truth).mean()),
         float(roc_auc_score(truth, scores)),
         float(average_precision_score(truth, scores)),
         float(((scores - truth) ** 2).mean())

@@ -32,6 +32,7 @@ from benchmarks.harness.jobs import group
 from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.sums import rarer_value
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.sweep import seeds_of
 from jaxfl import LocalTraining, mlp, sgd
@@ -87,7 +88,8 @@ class Arguments:
     """Private trainings to be tried, comma-separated; "none" is tried in any case."""
     questions: str = ",".join(plan.QUESTIONS)
     """What is asked of simulated clients: of a sensitive column, of whether a person is there, of
-    whole records; what updates show of the epsilon that is promised."""
+    whole records; what updates show of the epsilon that is promised; which clients hold many people
+    with the column's rarer value, by sums alone; whose a record is."""
     seeds: str = "3"
     """How many clients are attacked, each in a run of its own (see `benchmarks.sweep`)."""
     messages: str | None = None
@@ -274,7 +276,11 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         | {"attacked": f"{len(seeds)} clients, each in a run of its own"},
         _seen(federation.rounds, bool(wholes)),
         made,
-        [*findings.notes(rows, made, wholes), *(f"Failed: {status}" for status in failed)],
+        [
+            *findings.notes(rows, made, wholes),
+            *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
+            *(f"Failed: {status}" for status in failed),
+        ],
         "results.csv",
         _command(arguments),
     )
@@ -288,6 +294,15 @@ def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Find
     read = [row for row in own if row["table"] == plan.QUESTIONS[0] and row["metric"] == "accuracy"]
     usual = float(np.bincount(data.y).max() / len(data))
     return findings.finding_of(column, data.column(column).categories, usual, read)
+
+
+def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[str]:
+    """What the rows of an audit say of a column through sums."""
+    name = asked.source(column)
+    data, table = classified(name, None), plan.QUESTIONS[4]
+    own = [row for row in rows if (row["dataset"], row["table"]) == (name, table)]
+    value = data.column(column).categories[rarer_value(data, column)]
+    return findings.summed(column, value, [r for r in own if r["metric"] == "accuracy"])
 
 
 def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:

@@ -3,8 +3,8 @@
 
 Threat model: a server behind secure aggregation. It knows the model of every round, the clients'
 recipe and number of records,
-auxiliary records of their distribution, and what the property is: to hold a given record, or to
-misbehave in a given way.
+auxiliary records of their distribution, and what the property is: to hold a given record, to hold
+more records with an attribute than others, or to misbehave in a given way.
 
 An affine feature of a sum is the sum of the features (Eq. 8), which is why detectors are affine:
 what `observe` makes of an aggregate is the sum of its participants' features. Three ways to train
@@ -35,10 +35,11 @@ from attacks.properties.detector_laws import Detectors, repeat_correlation
 from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
 from attacks.properties.directions import discriminant, logistic, record_gradients, scaled
 from attacks.properties.shadows import (
+    Prevalence,
     Property,
     first_order_updates,
     shadow_updates,
-    slope,
+    slopes,
     target_loss,
 )
 from jaxfl import Behavior, LocalTraining, Model, _check
@@ -79,7 +80,8 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
 
     Raises:
       ValueError: if the records do not fit the model, half of them are fewer than a client has, the
-        property is none, or a setting is out of range.
+        property is none, all or none of the records have its attribute, or a setting is out of
+        range.
     """
     settings = settings or DetectorTraining()
     x, y = jnp.asarray(x), jnp.asarray(y)
@@ -89,8 +91,7 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
     check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
     if prop.target is not None:
         _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
-    if prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior():
-        raise ValueError("prop=Property() sets nobody apart; give it a target or a behaviour")
+    _check_apart(prop, len(x))
     if records > len(x) // 2:
         raise ValueError(
             f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at "
@@ -100,11 +101,31 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
         settings = dataclasses.replace(settings, strategy=strategy_here())
     half_key, repeated_key, *keys = jax.random.split(key, 5)
     fitted, calibrating = halves(half_key, len(x))
-    repeated = _draw(repeated_key, calibrating, records, settings.repeated)
+    repeated, _ = draw_clients(
+        repeated_key, calibrating, records, settings.repeated, prop.prevalence
+    )
     trainer = _Trainer(
         model, x, y, fitted, calibrating, repeated, prop, training, records, settings
     )
     return _train_detectors(trainer, received, tuple(keys))
+
+
+def _check_apart(prop: Property, auxiliary: int) -> None:
+    """Raise `ValueError` unless the property sets clients apart."""
+    if prop.prevalence is not None:
+        carriers = prop.prevalence.carriers
+        _check.shape((auxiliary,), **{"prop.prevalence.carriers": carriers})
+        if not _check.is_traced(carriers) and len(np.unique(np.asarray(carriers))) < 2:
+            raise ValueError(
+                f"prop.prevalence.carriers is {np.asarray(carriers)[0]} for all auxiliary records; "
+                "a detector needs records with and without the attribute"
+            )
+    elif (
+        prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior()
+    ):
+        raise ValueError(
+            "prop=Property() sets nobody apart; give it a target, a prevalence or a behaviour"
+        )
 
 
 def _check_target(
@@ -199,7 +220,8 @@ class _Trainer:
             )
             mean, loss = gradients.mean(0), self._target_loss(target_key)
             target = None if loss is None else ravel_pytree(jax.grad(loss)(params))[0]
-            without, with_ = first_order_updates(mean, target, self.prop, self.records)
+            means = self._of_classes(chosen, gradients)
+            without, with_ = first_order_updates(means, target, self.prop, self.records)
             direction = discriminant(gradients - mean, with_ - without, params, kind.shrinkage)
             return direction / ((gradients - mean) @ direction).std()
 
@@ -207,13 +229,13 @@ class _Trainer:
         """One round's, from the direction that gradients gave or else from shadows, calibrated."""
         kind, held = self.settings.kind, self.settings.calibrating()
         draw_key, other_key, pairs_key, again_key, fit_key, step_key = jax.random.split(key, 6)
-        rows = self._rows(draw_key)
-        other = rows, pairs_key
+        rows, with_property = self._rows(draw_key)
+        other = with_property, pairs_key
         # Pairs share records and dropout but for the property, except where the published detector
         # draws both sides afresh.
         if isinstance(kind, Logistic):
             set_key, other_key = jax.random.split(other_key)
-            other = self._rows(set_key), other_key
+            other = self._rows(set_key)[1], other_key
         *sides, repeated = self._shadows(
             params, (rows, pairs_key), other, (self.repeated, again_key)
         )
@@ -243,21 +265,38 @@ class _Trainer:
         order_key, mask_key, target_key = jax.random.split(key, 3)
         chosen = jax.random.permutation(order_key, self.calibrating)[: self.settings.followed]
         with jax.default_matmul_precision("highest"):
-            mean = self._slope(params, direction, chosen, mask_key)
+            means = self._of_classes(chosen, self._slopes(params, direction, chosen, mask_key))
             loss = self._target_loss(target_key)
             flat, unravel = ravel_pytree(params)
             along = unravel(direction.astype(flat.dtype))
             target = None if loss is None else jax.jvp(loss, (params,), (along,))[1]
-        return jnp.stack(first_order_updates(mean, target, self.prop, self.records))
+        return jnp.stack(first_order_updates(means, target, self.prop, self.records))
 
-    def _rows(self, key: Array) -> Array:
-        """Records of shadow clients `[pairs, records]`: first those that calibrate."""
+    def _of_classes(self, rows: Array, values: Array) -> tuple[Array, Array]:
+        """Means over records of clients without and with the property `[...]`, of values of the
+        first of these rows `[records, ...]`."""
+        if self.prop.prevalence is None:
+            return values.mean(0), values.mean(0)
+        without, with_property = self.prop.prevalence.weights(rows[: len(values)])
+        return without @ values, with_property @ values
+
+    def _rows(self, key: Array) -> tuple[Array, Array]:
+        """Records of shadow clients without and with the property `[pairs, records]`, but for its
+        record: first those that calibrate."""
         calibrate_key, train_key = jax.random.split(key)
         held = self.settings.calibrating()
-        calibrating = _draw(calibrate_key, self.calibrating, self.records, held)
-        return jnp.concatenate(
-            [calibrating, _draw(train_key, self.fitted, self.records, self.settings.pairs - held)]
+        sets = (
+            draw_clients(calibrate_key, self.calibrating, self.records, held, self.prop.prevalence),
+            draw_clients(
+                train_key,
+                self.fitted,
+                self.records,
+                self.settings.pairs - held,
+                self.prop.prevalence,
+            ),
         )
+        without, with_property = (jnp.concatenate(side) for side in zip(*sets, strict=True))
+        return without, with_property
 
     def _shadows(self, params: Any, *sets: tuple[Array, Array]) -> list[Array]:
         """Updates of sets of shadow clients, rows and key of each; the second set has the property.
@@ -291,12 +330,13 @@ class _Trainer:
         others = rows[: 2 * half].reshape(2, half, -1)[::-1]
         with jax.default_matmul_precision("highest"):
             along = jax.lax.map(
-                lambda a: self._slope(params, *a), (means, others, jax.random.split(key))
+                lambda a: self._slopes(params, *a).mean(), (means, others, jax.random.split(key))
             ).sum()
             return jnp.where(along > 0, 2 * jnp.maximum(means[0] @ means[1], 0) / along, 0)
 
-    def _slope(self, params: Any, direction: Array, rows: Array, key: Array) -> Array:
-        return slope(self.model, params, direction, self.x[rows.ravel()], self.y[rows.ravel()], key)
+    def _slopes(self, params: Any, direction: Array, rows: Array, key: Array) -> Array:
+        x, y = self.x[rows.ravel()], self.y[rows.ravel()]
+        return slopes(self.model, params, direction, x, y, key)
 
     def _target_loss(self, key: Array) -> Callable[[Any], Array] | None:
         if self.prop.target is None:
@@ -322,11 +362,15 @@ def halves(key: Array, count: int) -> tuple[Array, Array]:
 
 
 @functools.partial(jax.jit, static_argnames=("size", "sets"))
-def _draw(key: Array, rows: Array, size: int, sets: int) -> Array:
-    """Sets of rows `[sets, size]`, without repetition in a set."""
+def draw_clients(
+    key: Array, rows: Array, size: int, sets: int, prevalence: Prevalence | None
+) -> tuple[Array, Array]:
+    """Sets of rows `[sets, size]`, of clients without and with the property; the same for both if
+    no prevalence sets them apart, without repetition in a set."""
     keys = jax.random.split(key, sets)
-    return rows[
-        jax.lax.map(
-            lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape, jnp.float32), size)[1], keys
-        )
-    ]
+    if prevalence is not None:
+        return jax.lax.map(lambda k: prevalence.drawn(k, rows, size), keys)
+    drawn = jax.lax.map(
+        lambda k: jax.lax.top_k(jax.random.uniform(k, rows.shape, jnp.float32), size)[1], keys
+    )
+    return rows[drawn], rows[drawn]

@@ -10,14 +10,70 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Num
 
-from jaxfl import Behavior, ClientData, LocalTraining, Model, client_round, mean_loss
-from jaxfl.domains import TracedFraction
+from jaxfl import Behavior, ClientData, LocalTraining, Model, _check, client_round, mean_loss
+from jaxfl.domains import Probability, TracedFraction
 from jaxfl.federated import map_clients
 
 Array = jax.Array
 BATCH = 250
 """Records whose loss is differentiated at once; more are no faster on a CPU."""
+
+
+@struct.dataclass
+class Prevalence:
+    """How many of a client's records have an attribute (beyond Kerkouche 2023; the property of
+    Melis et al. 2019 and of distribution inference).
+
+    Attributes:
+      carriers: which auxiliary records have it, True or 1 `[auxiliary]`.
+      without: the expected share of such records among those of a client without the property.
+      with_property: likewise of a client with it.
+    """
+
+    carriers: Num[Array, "auxiliary"]
+    without: Probability
+    with_property: Probability
+
+    def check_whole(self, name: str) -> None:
+        """See `jaxfl.domains.Whole`."""
+        _check.zeros_or_ones(**{f"{name}.carriers": self.carriers})
+        shares = self.without, self.with_property
+        if not any(map(_check.is_traced, shares)) and shares[0] == shares[1]:
+            raise ValueError(
+                f"{name}.with_property={self.with_property} is the share without the property; it "
+                "sets nobody apart"
+            )
+
+    def weights(self, rows: Array) -> tuple[Array, Array]:
+        """Of auxiliary records `[n]` by their row numbers, such that a weighted sum is the mean
+        over records of clients without and with the property: `[n]` each."""
+        carries = jnp.asarray(self.carriers, jnp.float32)[rows]
+        each, rest = (part / jnp.maximum(part.sum(), 1) for part in (carries, 1 - carries))
+        without, with_property = (s * each + (1 - s) * rest for s in self._shares)
+        return without, with_property
+
+    def drawn(self, key: Array, rows: Array, size: int) -> tuple[Array, Array]:
+        """Records `[size]` of a client without and of one with the property, of the auxiliary
+        records `rows`. The two have as many records in common as they can. Records come twice
+        where there are too few of a kind."""
+        count_key, order_key = jax.random.split(key)
+        uniform = jax.random.uniform(count_key, (size,), jnp.float32)
+        noise = jax.random.uniform(order_key, rows.shape, jnp.float32)
+        carries = jnp.asarray(self.carriers, bool)[rows]
+        kinds = []
+        for kind in (carries, ~carries):
+            first = jnp.argsort(jnp.where(kind, noise, 1 + noise))
+            kinds.append(rows[first[jnp.arange(size) % jnp.maximum(kind.sum(), 1)]])
+        mine, others = kinds
+        counts = [(uniform < share).sum() for share in self._shares]
+        without, with_property = (jnp.where(jnp.arange(size) < n, mine, others) for n in counts)
+        return without, with_property
+
+    @property
+    def _shares(self) -> tuple[Any, Any]:
+        return self.without, self.with_property
 
 
 @struct.dataclass
@@ -28,11 +84,13 @@ class Property:
       behavior: what they do: honest training, but for misbehaving clients.
       target: the record `(x [...], y [])` that they hold, or None.
       rate: fraction of clients that the adversary takes to have the property.
+      prevalence: how many of their records have an attribute, or None if as many as of others'.
     """
 
     behavior: Behavior = Behavior()
     target: tuple[Array, Array] | None = None
     rate: TracedFraction = 0.1
+    prevalence: Prevalence | None = None
 
 
 def shadow_updates(  # noqa: PLR0913 - a shadow client is all that a real one is
@@ -82,22 +140,23 @@ def shadow_updates(  # noqa: PLR0913 - a shadow client is all that a real one is
 
 
 def first_order_updates(
-    mean: Array, target: Array | None, prop: Property, records: int
+    means: tuple[Array, Array], target: Array | None, prop: Property, records: int
 ) -> tuple[Array, Array]:
     """What mean updates without and with a property are proportional to, to first order.
 
     Args:
-      mean: gradient of records, the mean over them `[parameters]`, or one linear function of it
-        `[]`.
+      means: gradient of records of clients without and with the property, but for its record: the
+        mean over them `[parameters]`, or one linear function of it `[]`.
       target: likewise of the property's record; None if it has none.
       prop: the property.
       records: records of a client.
 
     Returns:
-      Without and with it, shaped as `mean`.
+      Without and with it, shaped as each of `means`.
     """
+    without, mean = means
     pulled = mean if target is None else mean + (target - mean) / records
-    return mean, prop.behavior.gradient * prop.behavior.update * pulled
+    return without, prop.behavior.gradient * prop.behavior.update * pulled
 
 
 def target_loss(
@@ -108,8 +167,9 @@ def target_loss(
     return mean_loss(model, params, x, y, key=key)
 
 
-def slope(model: Model, params: Any, direction: Array, x: Array, y: Array, key: Array) -> Array:
-    """Derivative of the mean loss of records along a direction `[parameters]`, with dropout: `[]`.
+def slopes(model: Model, params: Any, direction: Array, x: Array, y: Array, key: Array) -> Array:
+    """Derivative of each record's loss along a direction `[parameters]`, with dropout: of the first
+    records, `[records]` but for a few.
 
     Records run in batches of one size, at most `BATCH`; a few that are left over do not count.
     """
@@ -120,9 +180,10 @@ def slope(model: Model, params: Any, direction: Array, x: Array, y: Array, key: 
 
     def one(arguments: tuple[Array, Array, Array]) -> Array:
         x, y, key = arguments
-        return jax.jvp(lambda p: mean_loss(model, p, x, y, key=key), (params,), (tangent,))[1]
+        losses = lambda p: model.loss(model.apply(p, x, key=key), y)  # noqa: E731
+        return jax.jvp(losses, (params,), (tangent,))[1]
 
     split = jax.tree.map(
         lambda a: a[: batches * batch].reshape(batches, batch, *a.shape[1:]), (x, y)
     )
-    return jax.lax.map(one, (*split, jax.random.split(key, batches))).mean()
+    return jax.lax.map(one, (*split, jax.random.split(key, batches))).reshape(-1)

@@ -285,7 +285,77 @@ def notes(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) -> l
         if level.model < finding.usual + LEARNT_NOTHING
     ]
     shown = [_shown(epsilon, mine) for epsilon, mine in _by_epsilon(rows, "epsilon_bound")]
-    return list(dict.fromkeys([*named, *certain, *shown, *useless]))
+    return list(dict.fromkeys([*named, *_sourced(rows), *certain, *shown, *useless]))
+
+
+def summed(column: str, value: str, rows: Rows) -> list[str]:
+    """What sums alone tell of a column, in words; from the rows of its accuracy, if there are."""
+    told = [row for row in rows if row["value"] is not None]
+    if not told:
+        return []
+    settings = told[0]["settings"]
+    clients = int(settings["clients"])
+    by_epsilon = _by_protection(told, "table.epsilon")
+    outcomes = listed(
+        f"{round(clients * sum(r['value'] for r in mine))} of {clients * len(mine)} clients "
+        f"{_with(epsilon)}"
+        for epsilon, mine in by_epsilon
+    )
+    usual = of_hundred(_mean([row["majority"] for row in told]))
+    plain = by_epsilon[0][1]
+    margin = margin_of([r["value"] for r in plain], [r["majority"] for r in plain], clients)
+    hides = (
+        "So secure aggregation alone does not hide it."
+        if margin.low > 0
+        else "That this leaks is not shown."
+    )
+    return [
+        f"Behind secure aggregation, which shows sums over {settings['per_round']} of {clients} "
+        f"clients alone: whether a client holds many people with {column} = {value} was told "
+        f"rightly, after {settings['rounds']} rounds, of {outcomes}. Saying the same of all is "
+        f"right about {usual}. {hides}"
+    ]
+
+
+def _sourced(rows: Rows) -> list[str]:
+    """Whose a record is, in words."""
+    told = [
+        row
+        for row in rows
+        if row["metric"] == "source_accuracy"
+        and row["method"] == "decode_sources"
+        and row["value"] is not None
+    ]
+    if not told:
+        return []
+    outcomes = listed(
+        f"{of_hundred(_mean([row['value'] for row in mine]))} people {_with(epsilon)}"
+        + (
+            ", by an answer that does not explain the updates"
+            if any(row["status"] in DOUBTS for row in mine)
+            else ""
+        )
+        for epsilon, mine in _by_protection(told, "epsilon")
+    )
+    return [
+        "Someone who sees what every client sends, and has all people's records but not whose "
+        f"they are, named the right one of {told[0]['settings']['attacked']} clients for "
+        f"{outcomes}; by chance {of_hundred(_mean([row['chance'] for row in told]))}."
+    ]
+
+
+def _by_protection(rows: Rows, setting: str) -> list[tuple[float, list[Mapping[str, Any]]]]:
+    """Rows by the epsilon that is promised, the largest first; infinite without protection."""
+    groups: dict[float, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        private = row["settings"].get("defense") != "none"
+        epsilon = float(row["settings"][setting]) if private else math.inf
+        groups.setdefault(epsilon, []).append(row)
+    return sorted(groups.items(), key=lambda group: -group[0])
+
+
+def _with(epsilon: float) -> str:
+    return f"with {protection(epsilon)}" if math.isfinite(epsilon) else "without protection"
 
 
 def _by_epsilon(rows: Rows, metric: str) -> list[tuple[float, list[float]]]:

@@ -8,24 +8,30 @@ from typing import Any
 import numpy as np
 import optax
 
-from attacks import GLS, CosMatching
+from attacks import GLS, CosMatching, DetectorTraining
 from benchmarks.audits.findings import Rows, Whole, whole_of
 from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import flatten
 from benchmarks.measurements.attributes import EXPERIMENT as ATTRIBUTES
 from benchmarks.measurements.canaries import EXPERIMENT as CANARIES
+from benchmarks.measurements.local_models.experiment import EXPERIMENT as LOCAL_MODELS
+from benchmarks.measurements.local_models.work import FirstMessages, LocalModelSettings
 from benchmarks.measurements.membership import EXPERIMENT as MEMBERSHIP
+from benchmarks.measurements.properties import EXPERIMENT as PROPERTIES
+from benchmarks.measurements.properties import PropertySettings
 from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
 from benchmarks.scenarios.canaries import CanarySettings
 from benchmarks.scenarios.phases import EVERY_ROUND
 from benchmarks.scenarios.sources import classified, own_table
-from benchmarks.scenarios.splits import sure_records, training_rows
+from benchmarks.scenarios.splits import MOST_PUBLIC, sure_records, training_rows
+from benchmarks.scenarios.sums import TableSettings
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from jaxfl import LocalTraining
 from jaxfl.datasets import Dataset
 
-NAME, QUESTIONS = "audit", ("attribute", "membership", "records", "epsilon")
+NAME = "audit"
+QUESTIONS = ("attribute", "membership", "records", "epsilon", "property", "source")
 MOST_RECORDS, FEWEST_RECORDS = 200, 10
 READ_TOGETHER = 16
 """Records of the one update of which whole records are read."""
@@ -33,6 +39,10 @@ COS_STEPS = 200
 DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
 MOST_CATEGORIES = 100
 """Texts that a column may hold."""
+SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 20
+"""Clients, at most, whose records are told apart, and how many updates of each tell."""
+FEWEST_SUMMED = 4
+"""Clients: of fewer, halves are no sums."""
 LEAST_SHARE = 0.01
 """Share of the second most frequent value below which there is nothing to be told apart."""
 
@@ -124,6 +134,8 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
             ),
             _read_whole(levels),
             _shown(levels[1:] if federation.training.optimizer is optax.sgd else []),
+            _of_sums(attributes, federation.clients),
+            _sources(levels, federation.clients),
         ),
     )
 
@@ -171,6 +183,58 @@ def _shown(private: Sequence[Place]) -> Table:
         places.append(Place(place.dataset, audited))
     about = "What updates show of the epsilon that is promised"
     return Table(QUESTIONS[3], about, CANARIES, lambda size, data_dir: places, ("canaries",))
+
+
+def _of_sums(levels: Sequence[Place], clients: int) -> Table:
+    """Of half of the clients, whose records have the attribute more often than the others': what
+    sums over another half of them in every round tell."""
+    places = []
+    for place in levels if clients >= FEWEST_SUMMED else ():
+        victim: VictimSettings = place.settings
+        half = clients // 2
+        settings = PropertySettings(
+            "",
+            "prevalence",
+            victim.records,
+            clients=clients,
+            positives=half,
+            per_round=half,
+            training=victim.training,
+            auxiliary=MOST_PUBLIC,
+            rounds=victim.rounds,
+            table=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
+            detectors=DetectorTraining(),
+            seen=victim.rounds,
+        )
+        places.append(Place(place.dataset, settings))
+    about = "Which clients' records have an attribute more often, by sums alone"
+    return Table(QUESTIONS[4], about, PROPERTIES, lambda size, data_dir: places, ("gibbs",))
+
+
+def _sources(levels: Sequence[Place], clients: int) -> Table:
+    """Whose is a record that some client holds, to someone who sees what all clients send."""
+    places = []
+    for place in levels:
+        victim: VictimSettings = place.settings
+        settings = LocalModelSettings(
+            hidden=victim.hidden,
+            clients=clients,
+            records=victim.records,
+            training=victim.training,
+            rounds=victim.rounds,
+            every=1,
+            defense="dp" if victim.private else "none",
+            epsilon=victim.epsilon,
+            attacked=min(clients, SOURCE_CLIENTS),
+            measures=("source",),
+            targets=0,
+        )
+        places.append(
+            Place(place.dataset, settings, {"decode_sources": FirstMessages(SOURCE_ROUNDS)})
+        )
+    about = "Whose is a record"
+    methods = "decode_sources", "drop"
+    return Table(QUESTIONS[5], about, LOCAL_MODELS, lambda size, data_dir: places, methods)
 
 
 def wholes_of(suite: Suite, rows: Rows) -> list[Whole]:

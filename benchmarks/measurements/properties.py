@@ -193,6 +193,7 @@ METHODS = (
 )
 METRICS = (
     Metric("f1", "of who has the property, at a threshold fixed in advance", True),
+    Metric("accuracy", "clients of whom it was told rightly", True),
     Metric("auc", "area under the curve of who has it", True, 0.5),
     Metric("average_precision", "of the ranking", True),
     Metric("brier", "squared error of probabilities"),
@@ -228,7 +229,7 @@ def _train(
     settings: PropertySettings, name: str, seeds: Sequence[int], data_dir: str | None
 ) -> Trained:
     data = sums.records_of(name, data_dir)
-    model, training = sums.model_of(data), settings.recipe()
+    model, training = sums.model_of(data, settings), settings.recipe()
     members = [sums.draw(data, settings, seed) for seed in seeds]
     drawn = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     held = drawn.x, drawn.y, drawn.behavior, drawn.x_test, drawn.y_test, drawn.key
@@ -286,8 +287,17 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "detail": trained.detail | {"correlation": correlation},
             }
             averaged = _averaged([scores[s][t] for t in job.cell.settings.prefixes])
-            outcomes += [Outcome(job, metric, value, **facts) for metric, value in averaged.items()]
+            usual = _usual(np.asarray(trained.drawn.positives[s]))
+            outcomes += [
+                Outcome(job, metric, value, majority=usual.get(metric), **facts)
+                for metric, value in averaged.items()
+            ]
         yield outcomes
+
+
+def _usual(positives: np.ndarray) -> Scores:
+    """What saying the same of all clients scores."""
+    return {"accuracy": float(max(positives.mean(), 1 - positives.mean()))}
 
 
 def _decode(

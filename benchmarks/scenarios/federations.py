@@ -153,8 +153,8 @@ def records_of(name: str, settings: FederationSettings, data_dir: str | None) ->
 
 def divide(name: str, data: Dataset, settings: FederationSettings, seed: int) -> list[np.ndarray]:
     """Row numbers of every client: by degree and age for Adult, by airline for fares, LEAF's own;
-    overlapping for faces, of whom more than ten are copies of the ten (Driouich 2023, C.2). Those
-    that are attacked come first."""
+    overlapping for faces, of whom more than ten are copies of the ten (Driouich 2023, C.2); at
+    random where the source names no clients. Those that are attacked come first."""
     rng = np.random.default_rng(seed)
     if name == "adult_bachelors":
         parts = partitions.by_group_and_rest(rng, data, settings.clients)
@@ -162,6 +162,8 @@ def divide(name: str, data: Dataset, settings: FederationSettings, seed: int) ->
         different = min(settings.clients, FACES_CLIENTS)
         parts = partitions.overlapping_classes(rng, data.y, different)
         parts += [parts[c] for c in rng.integers(0, different, settings.clients - different)]
+    elif data.group is None:
+        parts = partitions.by_sizes(rng, len(data), [settings.records] * settings.clients)
     else:
         parts = partitions.by_group(data)
     if settings.attacked < len(parts) and settings.model != "linear":

@@ -2,6 +2,7 @@
 (Kerkouche 2023)."""
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from attacks import Property
+from attacks import Prevalence, Property
 from benchmarks.scenarios.sources import source
+from benchmarks.scenarios.splits import public_rows, split
+from benchmarks.scenarios.victims import private_training
 from jaxfl import (
     Aggregates,
     Behavior,
@@ -23,6 +26,7 @@ from jaxfl import (
     clipped_sgd,
     evaluate,
     lenet,
+    mlp,
     one_client,
     simulate,
 )
@@ -31,11 +35,32 @@ from jaxfl.datasets import Dataset
 Array = jax.Array
 BEHAVIORS = {
     "membership": Behavior(),
+    "prevalence": Behavior(),
     "inversion": Behavior(update=-1.0),
     "ascent": Behavior(gradient=-1.0),
     "free_rider": Behavior(update=0.0),
 }
 TEST_RECORDS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSettings:
+    """Clients that hold records of a table, and train a perceptron (beyond the paper).
+
+    Attributes:
+      attribute: 0-based number of the attribute of which some clients hold more records with the
+        second most frequent value.
+      spread: share of such records of clients with and without the property, in parts of the
+        table's, above and below 1. Where the table says whose a record is, shares are as they are.
+      hidden: widths of the hidden layers.
+      epsilon: of each client's whole training if it took part in every round, at delta = 1e-5, by
+        DP-SGD with gradients clipped to 1; infinity: its training is not private.
+    """
+
+    attribute: int
+    spread: float = 0.5
+    hidden: tuple[int, ...] = (64,)
+    epsilon: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +70,8 @@ class SumsSettings:
     Attributes:
       panel: of the paper's figures.
       property: "membership" (of one record in the positive clients' data), "inversion" (they send
-        their update inverted), "ascent" (they climb the loss) or "free_rider" (they send nothing).
+        their update inverted), "ascent" (they climb the loss), "free_rider" (they send nothing) or
+        "prevalence" (more of their records have an attribute; of a table alone).
       clients, positives, per_round: number of clients, of those with the property, of participants
         in a round.
       records: of every client.
@@ -55,10 +81,11 @@ class SumsSettings:
         for -1.
       auxiliary: records that the adversary has; half of them make directions, the others calibrate.
       rounds: communication rounds.
+      table: of clients with records of a table; None for images.
     """
 
     panel: str
-    property: Literal["membership", "inversion", "ascent", "free_rider"]
+    property: Literal["membership", "inversion", "ascent", "free_rider", "prevalence"]
     records: int
     clients: int = 50
     positives: int = 5
@@ -68,12 +95,16 @@ class SumsSettings:
     factor: float = -0.5
     auxiliary: int = 6000
     rounds: int = 300
+    table: TableSettings | None = None
 
     def recipe(self) -> LocalTraining:
         """What honest clients do in a round."""
+        training = self.training
+        if self.table is not None:
+            training = private_training(training, self.table.epsilon, self.records, self.rounds)
         if not self.clip:
-            return self.training
-        return dataclasses.replace(self.training, optimizer=clipped_sgd(self.clip))
+            return training
+        return dataclasses.replace(training, optimizer=clipped_sgd(self.clip))
 
 
 @struct.dataclass
@@ -106,8 +137,10 @@ class Drawn:
     key: Array
 
 
-def model_of(data: Dataset) -> Model:
+def model_of(data: Dataset, settings: SumsSettings) -> Model:
     """The shared model."""
+    if settings.table is not None:
+        return mlp(data.x.shape[1], settings.table.hidden, data.classes or 0)
     return lenet("mnist" if data.x.shape[-1] == 1 else "cifar10")
 
 
@@ -125,8 +158,85 @@ def draw(data: Dataset, settings: SumsSettings, seed: int) -> Drawn:
     """A federation for a seed.
 
     Raises:
-      ValueError: if the source has too few records.
+      ValueError: if the source has too few records, or its clients hold alike many with the
+        attribute.
     """
+    if settings.table is not None:
+        return _draw_of_table(data, settings, settings.table, seed)
+    return _draw_of_images(data, settings, seed)
+
+
+def rarer_value(data: Dataset, attribute: str | int) -> int:
+    """The second most frequent value of an attribute: what `TableSettings` means.
+
+    Raises:
+      ValueError: if it has one value.
+    """
+    prior = data.prior(attribute)
+    if np.count_nonzero(prior) < 2:
+        raise ValueError(f"attribute={attribute!r} of {data.name} has one value")
+    return int(np.argsort(prior)[-2])
+
+
+def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, seed: int) -> Drawn:
+    """Clients that differ in how many of their records have an attribute."""
+    rng, attribute = np.random.default_rng(seed), table.attribute
+    carries = data.values_of(attribute) == rarer_value(data, attribute)
+    clients, records = settings.clients, settings.records
+    rows = split(data, records, clients, seed)
+    if data.group is None:
+        positives = np.isin(np.arange(clients), rng.permutation(clients)[: settings.positives])
+        each = carries.mean() * (1 + table.spread * np.asarray([-1.0, 1.0]))
+        shares = np.minimum(each, 1.0)
+        counts = rng.binomial(records, shares[positives.astype(int)])
+        parts = _with_counts(rows.training, carries, counts, records)
+    else:
+        parts = np.concatenate([rows.victim[None], rows.others])
+        held = carries[parts].mean(1)
+        positives = np.isin(np.arange(clients), np.argsort(held)[clients - settings.positives :])
+        shares = np.asarray([held[positives == has].mean() for has in (False, True)])
+    if not shares[0] < shares[1]:
+        raise ValueError(
+            f"table.attribute={attribute}: clients of {data.name} all have a share of "
+            f"{shares[0]:.3g} of records with its second most frequent value"
+        )
+    known = public_rows(data, seed)[: settings.auxiliary]
+    prevalence = Prevalence(carries[known], *map(float, shares))
+    prop = jax.tree.map(
+        jnp.asarray, Property(BEHAVIORS[settings.property], None, positives.mean(), prevalence)
+    )
+    among = BEHAVIORS[settings.property].among(positives)
+    x, y = jnp.asarray(data.x[parts]), jnp.asarray(data.y[parts])
+    known_of, held_out = (
+        (jnp.asarray(data.x[chosen]), jnp.asarray(data.y[chosen]))
+        for chosen in (known, rows.test[:TEST_RECORDS])
+    )
+    key = jax.random.key(seed)
+    return Drawn(x, y, jnp.asarray(positives), among, prop, *known_of, *held_out, key)
+
+
+def _with_counts(
+    rows: np.ndarray, carries: np.ndarray, counts: np.ndarray, records: int
+) -> np.ndarray:
+    """Rows of clients `[clients, records]`, of which so many `[clients]` have the attribute."""
+    mine, others = rows[carries[rows]], rows[~carries[rows]]
+    for kind, wanted in ((mine, counts.sum()), (others, (records - counts).sum())):
+        if wanted > len(kind):
+            raise ValueError(
+                f"records={records} for clients={len(counts)} take {wanted} of the {len(kind)} "
+                "training records with, or without, the attribute's value"
+            )
+    ends, rest = np.cumsum(counts), np.cumsum(records - counts)
+    return np.stack(
+        [
+            np.concatenate([mine[end - n : end], others[last - (records - n) : last]])
+            for n, end, last in zip(counts, ends, rest, strict=True)
+        ]
+    )
+
+
+def _draw_of_images(data: Dataset, settings: SumsSettings, seed: int) -> Drawn:
+    """Clients of whom some hold one record, or misbehave (Kerkouche 2023)."""
     rng = np.random.default_rng(seed)
     clients, records, auxiliary = settings.clients, settings.records, settings.auxiliary
     if auxiliary + clients * records + TEST_RECORDS + 1 > len(data):

@@ -98,17 +98,24 @@ class VictimSettings:
     @property
     def recipe(self) -> LocalTraining:
         """What a client does in a round, its privacy included."""
-        if not self.private:
-            return self.training
-        training, records = self.training, self.records
-        batch, steps = training.batch_size, training.steps(records) * self.rounds
-        privacy = DPSGD(CLIP, _noise(self.epsilon, records, batch, steps))
-        return dataclasses.replace(training, plugins=(*training.plugins, privacy))
+        return private_training(self.training, self.epsilon, self.records, self.rounds)
 
     @property
     def protected(self) -> bool:
         """Whether clients do anything to their updates before they send them."""
         return self.upload != Upload()
+
+
+def private_training(
+    training: LocalTraining, epsilon: float, records: int, rounds: int
+) -> LocalTraining:
+    """A recipe with DP-SGD at delta = 1e-5, gradients clipped to 1, for a client of so many records
+    that takes part in so many rounds; unchanged for an infinite epsilon."""
+    if not math.isfinite(epsilon):
+        return training
+    steps = training.steps(records) * rounds
+    privacy = DPSGD(CLIP, _noise(epsilon, records, training.batch_size, steps))
+    return dataclasses.replace(training, plugins=(*training.plugins, privacy))
 
 
 @functools.lru_cache(maxsize=256)

@@ -250,7 +250,8 @@ def properties():
         clients,
     )
     received = jax.tree.map(lambda a: a[:2], run_of(MODEL).received)
-    prop = attacks.Property(jaxfl.Behavior(-1.0))
+    prevalence = attacks.Prevalence(np.arange(len(X)) % 2, 0.2, 0.6)
+    prop = attacks.Property(jaxfl.Behavior(-1.0), prevalence=prevalence)
     few = attacks.DetectorTraining(attacks.FirstOrder(4), pairs=4, masks=4, repeated=2)
     detecting = {
         "model": MODEL,

@@ -48,7 +48,9 @@ def images(monkeypatch):
     data = Dataset("images", x.astype(np.float32), y.astype(np.int32), (), 10)
     monkeypatch.setattr(sums, "records_of", lambda name, data_dir: data)
     monkeypatch.setattr(sums, "TEST_RECORDS", 100)
-    monkeypatch.setattr(sums, "model_of", lambda data: mlp(784, (16,), 10))  # compiles faster
+    monkeypatch.setattr(
+        sums, "model_of", lambda data, settings: mlp(784, (16,), 10)
+    )  # compiles faster
 
 
 def cells(*seen, **changes):
