@@ -19,7 +19,7 @@ import tyro
 import yaml
 from rich.console import Console
 
-from benchmarks.audits import findings, page, plan, recorded
+from benchmarks.audits import findings, notes, page, plan, recorded
 from benchmarks.harness.command_line import (
     UsageError,
     check_options,
@@ -89,7 +89,8 @@ class Arguments:
     questions: str = ",".join(plan.QUESTIONS)
     """What is asked of simulated clients: of a sensitive column, of whether a person is there, of
     whole records; what updates show of the epsilon that is promised; which clients hold many people
-    with the column's rarer value, by sums alone; whose a record is."""
+    with the column's rarer value, by sums alone; whose a record is; which updates without names
+    come from one client."""
     seeds: str = "3"
     """How many clients are attacked, each in a run of its own (see `benchmarks.sweep`)."""
     messages: str | None = None
@@ -277,7 +278,7 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         _seen(federation.rounds, bool(wholes)),
         made,
         [
-            *findings.notes(rows, made, wholes),
+            *notes.of_rows(rows, made, wholes),
             *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
             *(f"Failed: {status}" for status in failed),
         ],
@@ -302,7 +303,7 @@ def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[str]:
     data, table = classified(name, None), plan.QUESTIONS[4]
     own = [row for row in rows if (row["dataset"], row["table"]) == (name, table)]
     value = data.column(column).categories[rarer_value(data, column)]
-    return findings.summed(column, value, [r for r in own if r["metric"] == "accuracy"])
+    return notes.summed(column, value, [r for r in own if r["metric"] == "accuracy"])
 
 
 def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
@@ -319,14 +320,17 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         after=arguments.after,
     )
     clients = recorded.clients_of(run, table, _names(arguments.client or ""))
-    made, notes = [], [f"Arrays were taken for these parameters: {run.layout}".replace("\n", "; ")]
+    made, remarks = (
+        [],
+        [f"Arrays were taken for these parameters: {run.layout}".replace("\n", "; ")],
+    )
     attributes = [attribute.split("+") for attribute in _names(arguments.sensitive)]
     for columns in attributes:
         table.values_of(columns)  # a wrong name is said before anything is computed
     for columns in attributes:
         finding, told = recorded.finding(model, clients, columns, _training(arguments))
         made.append(finding)
-        notes += told
+        remarks += told
     rounds = max(len(client.messages) for client in clients)
     names = ", ".join(client.name for client in clients)
     source = findings.of_clients(rounds) if run.clients else findings.of_global_models(rounds)
@@ -336,7 +340,7 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         _asked(arguments) | {"clients": names},
         _seen(rounds),
         made,
-        notes,
+        remarks,
         "audit.yaml",
         _command(arguments),
     )

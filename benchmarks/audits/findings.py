@@ -11,8 +11,6 @@ from benchmarks.harness.report import GUESSES
 DECODERS = ("gls", "adam", "closed_form", "cos")
 """Attacks on an attribute, the one that reads most kinds of client first: that is chosen before
 anything is scored."""
-LEARNT_NOTHING = 0.02
-"""Accuracy above the most frequent class below which a model is of no use."""
 ROUNDING = 1e-6
 DOUBTS = {
     "misfit": "these updates are not of clients that train as was said, and nothing was found in "
@@ -99,12 +97,12 @@ def level_of(epsilon: float, rows: Rows) -> Level:
         epsilon,
         method,
         accuracy_interval(values, scored),
-        {name: _mean([row[name] for row in chosen if row[name] is not None]) for name in GUESSES},
+        {name: mean([row[name] for row in chosen if row[name] is not None]) for name in GUESSES},
         margin_of(values, best, scored),
         next((d for d in DOUBTS if any(row["status"] == d for row in chosen)), "")
         if chosen
         else "misfit",
-        _mean([row["test_accuracy"] for row in chosen]),
+        mean([row["test_accuracy"] for row in chosen]),
     )
 
 
@@ -117,7 +115,8 @@ def margin_of(values: Sequence[float], best: Sequence[float], scored: int) -> In
     return student_interval([v - g for v, g in zip(values, best, strict=True)])
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """NaN of none."""
     return sum(values) / len(values) if values else math.nan
 
 
@@ -163,7 +162,7 @@ def whole_of(epsilon: float, rows: Rows) -> Whole | None:
         return None
     records = int(mine[0]["settings"]["records"])
     certified = round(records * sum(certain))
-    return Whole(epsilon, records, records * _mean(exact), certified, int(sum(wrong)), len(exact))
+    return Whole(epsilon, records, records * mean(exact), certified, int(sum(wrong)), len(exact))
 
 
 def of_hundred(share: float) -> str:
@@ -269,134 +268,3 @@ def sentences(
 def protection(epsilon: float) -> str:
     """In words."""
     return f"epsilon {epsilon:g}" if math.isfinite(epsilon) else "none"
-
-
-def notes(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) -> list[str]:
-    """What else a reader must know."""
-    members = [row for row in rows if row["table"] == "membership"]
-    named = [_membership(epsilon, mine) for epsilon, mine in _by_epsilon(members, "accuracy")]
-    certain = [_certainty(whole) for whole in wholes]
-    useless = [
-        f"With protection {protection(level.epsilon)} the model is barely of use: right about "
-        f"{of_hundred(level.model)} new people, the most common answer about "
-        f"{of_hundred(finding.usual)}. More records for each client help."
-        for finding in findings
-        for level in finding.levels
-        if level.model < finding.usual + LEARNT_NOTHING
-    ]
-    shown = [_shown(epsilon, mine) for epsilon, mine in _by_epsilon(rows, "epsilon_bound")]
-    return list(dict.fromkeys([*named, *_sourced(rows), *certain, *shown, *useless]))
-
-
-def summed(column: str, value: str, rows: Rows) -> list[str]:
-    """What sums alone tell of a column, in words; from the rows of its accuracy, if there are."""
-    told = [row for row in rows if row["value"] is not None]
-    if not told:
-        return []
-    settings = told[0]["settings"]
-    clients = int(settings["clients"])
-    by_epsilon = _by_protection(told, "table.epsilon")
-    outcomes = listed(
-        f"{round(clients * sum(r['value'] for r in mine))} of {clients * len(mine)} clients "
-        f"{_with(epsilon)}"
-        for epsilon, mine in by_epsilon
-    )
-    usual = of_hundred(_mean([row["majority"] for row in told]))
-    plain = by_epsilon[0][1]
-    margin = margin_of([r["value"] for r in plain], [r["majority"] for r in plain], clients)
-    hides = (
-        "So secure aggregation alone does not hide it."
-        if margin.low > 0
-        else "That this leaks is not shown."
-    )
-    return [
-        f"Behind secure aggregation, which shows sums over {settings['per_round']} of {clients} "
-        f"clients alone: whether a client holds many people with {column} = {value} was told "
-        f"rightly, after {settings['rounds']} rounds, of {outcomes}. Saying the same of all is "
-        f"right about {usual}. {hides}"
-    ]
-
-
-def _sourced(rows: Rows) -> list[str]:
-    """Whose a record is, in words."""
-    told = [
-        row
-        for row in rows
-        if row["metric"] == "source_accuracy"
-        and row["method"] == "decode_sources"
-        and row["value"] is not None
-    ]
-    if not told:
-        return []
-    outcomes = listed(
-        f"{of_hundred(_mean([row['value'] for row in mine]))} people {_with(epsilon)}"
-        + (
-            ", by an answer that does not explain the updates"
-            if any(row["status"] in DOUBTS for row in mine)
-            else ""
-        )
-        for epsilon, mine in _by_protection(told, "epsilon")
-    )
-    return [
-        "Someone who sees what every client sends, and has all people's records but not whose "
-        f"they are, named the right one of {told[0]['settings']['attacked']} clients for "
-        f"{outcomes}; by chance {of_hundred(_mean([row['chance'] for row in told]))}."
-    ]
-
-
-def _by_protection(rows: Rows, setting: str) -> list[tuple[float, list[Mapping[str, Any]]]]:
-    """Rows by the epsilon that is promised, the largest first; infinite without protection."""
-    groups: dict[float, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        private = row["settings"].get("defense") != "none"
-        epsilon = float(row["settings"][setting]) if private else math.inf
-        groups.setdefault(epsilon, []).append(row)
-    return sorted(groups.items(), key=lambda group: -group[0])
-
-
-def _with(epsilon: float) -> str:
-    return f"with {protection(epsilon)}" if math.isfinite(epsilon) else "without protection"
-
-
-def _by_epsilon(rows: Rows, metric: str) -> list[tuple[float, list[float]]]:
-    """Values of a metric by the epsilon that is promised, the largest first."""
-    by_epsilon: dict[float, list[float]] = {}
-    for row in rows:
-        if row["metric"] == metric:
-            values = by_epsilon.setdefault(float(row["settings"]["epsilon"]), [])
-            values += [row["value"]] if row["value"] is not None else []
-    return sorted(by_epsilon.items(), reverse=True)
-
-
-def _membership(epsilon: float, values: Sequence[float]) -> str:
-    return (
-        "Whether a known person is among a client's records was named rightly for "
-        f"{of_hundred(_mean(values))} people (protection: {protection(epsilon)}; by chance 50)."
-    )
-
-
-def _shown(promised: float, bounds: Sequence[float]) -> str:
-    if not bounds:
-        return f"The noise promises an epsilon of {promised:g} at most; nothing was measured."
-    least, most = (math.floor(100 * end(bounds)) / 100 for end in (min, max))
-    shown = f"{least:g} or more" if least == most else f"{least:g} to {most:g} or more"
-    told = (
-        f"The noise promises an epsilon of {promised:g} at most. Updates show "
-        f"{shown if most > 0 else 'nothing of it'}, measured with canaries, which are made-up "
-        f"gradients (bounds of {len(bounds)} clients, 95 % confidence each)."
-    )
-    if min(bounds) <= promised:
-        return told
-    chance = 100 * 0.05 ** len(bounds)
-    return (
-        f"{told} That is more than is promised, which a right accountant and right noise give in "
-        f"{chance:.2g} % of such audits at most: look for a fault in either."
-    )
-
-
-def _certainty(whole: Whole) -> str:
-    return (
-        f"Complete rows (all columns and the answer), protection {protection(whole.epsilon)}: "
-        f"{whole.read:.1f} of {whole.records} on average over {whole.updates} updates. The "
-        f"attacker was certain of {whole.certified} rows, {whole.certified_wrong} of them no one's."
-    )

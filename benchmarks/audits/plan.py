@@ -14,6 +14,8 @@ from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import flatten
 from benchmarks.measurements.attributes import EXPERIMENT as ATTRIBUTES
 from benchmarks.measurements.canaries import EXPERIMENT as CANARIES
+from benchmarks.measurements.linkability import EXPERIMENT as LINKABILITY
+from benchmarks.measurements.linkability import LinkSettings
 from benchmarks.measurements.local_models.experiment import EXPERIMENT as LOCAL_MODELS
 from benchmarks.measurements.local_models.work import FirstMessages, LocalModelSettings
 from benchmarks.measurements.membership import EXPERIMENT as MEMBERSHIP
@@ -23,7 +25,7 @@ from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
 from benchmarks.scenarios.canaries import CanarySettings
 from benchmarks.scenarios.phases import EVERY_ROUND
 from benchmarks.scenarios.sources import classified, own_table
-from benchmarks.scenarios.splits import MOST_PUBLIC, sure_records, training_rows
+from benchmarks.scenarios.splits import public_rows, sure_records, training_rows
 from benchmarks.scenarios.sums import TableSettings
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
@@ -31,7 +33,15 @@ from jaxfl import LocalTraining
 from jaxfl.datasets import Dataset
 
 NAME = "audit"
-QUESTIONS = ("attribute", "membership", "records", "epsilon", "property", "source")
+QUESTIONS = (
+    "attribute",
+    "membership",
+    "records",
+    "epsilon",
+    "property",
+    "source",
+    "linkability",
+)
 MOST_RECORDS, FEWEST_RECORDS = 200, 10
 READ_TOGETHER = 16
 """Records of the one update of which whole records are read."""
@@ -41,8 +51,8 @@ MOST_CATEGORIES = 100
 """Texts that a column may hold."""
 SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 20
 """Clients, at most, whose records are told apart, and how many updates of each tell."""
-FEWEST_SUMMED = 4
-"""Clients: of fewer, halves are no sums."""
+FEWEST_SUMMED, SURE_SHARE = 4, 0.8
+"""Clients: of fewer, halves are no sums; and what share of the training records they take."""
 LEAST_SHARE = 0.01
 """Share of the second most frequent value below which there is nothing to be told apart."""
 
@@ -134,8 +144,9 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
             ),
             _read_whole(levels),
             _shown(levels[1:] if federation.training.optimizer is optax.sgd else []),
-            _of_sums(attributes, federation.clients),
+            _of_sums(attributes, federation.clients, any_source),
             _sources(levels, federation.clients),
+            _anonymous(levels, federation.clients, any_source),
         ),
     )
 
@@ -185,22 +196,25 @@ def _shown(private: Sequence[Place]) -> Table:
     return Table(QUESTIONS[3], about, CANARIES, lambda size, data_dir: places, ("canaries",))
 
 
-def _of_sums(levels: Sequence[Place], clients: int) -> Table:
+def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
     """Of half of the clients, whose records have the attribute more often than the others': what
     sums over another half of them in every round tell."""
-    places = []
+    public, places = len(public_rows(data, seed=0)), []
+    most = public // 2
+    if data.group is None:  # by chance more records with the attribute are asked for than expected
+        most = min(most, int(SURE_SHARE * training_rows(data)) // clients)
     for place in levels if clients >= FEWEST_SUMMED else ():
         victim: VictimSettings = place.settings
         half = clients // 2
         settings = PropertySettings(
             "",
             "prevalence",
-            victim.records,
+            min(victim.records, most),
             clients=clients,
             positives=half,
             per_round=half,
             training=victim.training,
-            auxiliary=MOST_PUBLIC,
+            auxiliary=public,
             rounds=victim.rounds,
             table=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
             detectors=DetectorTraining(),
@@ -235,6 +249,28 @@ def _sources(levels: Sequence[Place], clients: int) -> Table:
     about = "Whose is a record"
     methods = "decode_sources", "drop"
     return Table(QUESTIONS[5], about, LOCAL_MODELS, lambda size, data_dir: places, methods)
+
+
+def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
+    """Which updates without names come from one client. The server's own federation, by whose
+    records' gradients it measures, has as many records."""
+    places = []
+    for place in levels if levels[0].settings.rounds > 1 else ():
+        victim: VictimSettings = place.settings
+        settings = LinkSettings(
+            split="iid" if data.group is None else "named",
+            clients=clients,
+            records=min(victim.records, len(data) // (2 * clients)),
+            training=victim.training,
+            hidden=victim.hidden,
+            epsilon=victim.epsilon,
+            first=0,
+            window=victim.rounds,
+            trunk_round=0,
+        )
+        places.append(Place(place.dataset, settings))
+    about = "Which updates without names come from one client"
+    return Table(QUESTIONS[6], about, LINKABILITY, lambda size, data_dir: places, ("whitened",))
 
 
 def wholes_of(suite: Suite, rows: Rows) -> list[Whole]:

@@ -2,6 +2,7 @@
 senders it knows (Song 2020, section VI)."""
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,13 +11,15 @@ import numpy as np
 
 from attacks import Virtual
 from benchmarks.scenarios.pictures import shared_model
-from benchmarks.scenarios.sources import pictures
+from benchmarks.scenarios.sources import classified, pictures
+from benchmarks.scenarios.victims import private_training
 from jaxfl import (
     Federated,
     LocalTraining,
     Model,
     Record,
     evaluate,
+    mlp,
     one_client,
     simulate,
     stack_clients,
@@ -32,14 +35,18 @@ class AnonymousSettings:
     """Who holds what, and which updates are seen.
 
     Attributes:
-      split: "classes" (three random classes a client, in equal parts), "iid", or "persons" (for
-        faces: a few persons' images in full, and one of every other person).
+      split: "classes" (three random classes a client, in equal parts), "iid", "named" (as the
+        source says whose a record is; the server's own federation shares what these clients leave),
+        or "persons" (for faces: a few persons' images in full, and one of every other person).
       disjoint: whether the server's own federation knows other classes than the clients'.
       clients, records: of either federation; records of each client where the split does not fix
         their number.
       training: of every client.
       widths: of the shared model's convolutions.
       side: pixels down and across.
+      hidden: widths of the hidden layers of a perceptron, for records of a table; None for images.
+      epsilon: of each client's whole training, at delta = 1e-5, by DP-SGD with gradients clipped to
+        1; infinity: its training is not private.
       first, window: updates of so many rounds from this (0-based) one on are linked.
       trunk_round: the siamese network on representatives begins with the shared model of this
         round, one of these.
@@ -47,17 +54,25 @@ class AnonymousSettings:
         federation.
     """
 
-    split: Literal["classes", "iid", "persons"] = "classes"
+    split: Literal["classes", "iid", "named", "persons"] = "classes"
     disjoint: bool = False
     clients: int = 10
     records: int = 100
     training: LocalTraining = LocalTraining(0.002)
     widths: tuple[int, ...] = (32, 64, 128, 256)
     side: tuple[int, int] = (28, 28)
+    hidden: tuple[int, ...] | None = None
+    epsilon: float = math.inf
     first: int = 120
     window: int = 51
     trunk_round: int = 150
     shadow_every: int = 2
+
+    @property
+    def recipe(self) -> LocalTraining:
+        """What a client does in a round, its privacy included."""
+        end = self.first + self.window
+        return private_training(self.training, self.epsilon, self.records, end)
 
 
 class Updates(NamedTuple):
@@ -149,9 +164,13 @@ def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int
             f"trunk_round={settings.trunk_round} must be one of window={settings.window} rounds "
             f"from {settings.first} on"
         )
-    data = pictures(name, data_dir, settings.side)
+    if settings.hidden is None:
+        data = pictures(name, data_dir, settings.side)
+        model = shared_model(data, settings.widths)
+    else:
+        data = classified(name, data_dir)
+        model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
     mine, other = _divide(np.random.default_rng(seed), data, settings)
-    model = shared_model(data, settings.widths)
     # The fourth is not used: recorded results would change without it.
     init_key, client_key, shuffle_key, _, shadow_key, key = jax.random.split(
         jax.random.key(seed), 6
@@ -184,12 +203,37 @@ def _divide(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the clients' federation and of the server's own."""
     order = rng.permutation(len(data))
+    if settings.split == "named":
+        whose = _whose(data, settings)
+        return order[whose[order] >= 0], order[whose[order] < 0]
     if not settings.disjoint:
         mine, other = np.array_split(order, 2)
         return mine, other
     classes = rng.permutation(data.classes or 0)
     chosen = np.isin(data.y[order], classes[: len(classes) // 2])
     return order[chosen], order[~chosen]
+
+
+def _whose(data: Dataset, settings: AnonymousSettings) -> np.ndarray:
+    """The client that holds each record, of those that the source names and that have enough
+    `[records]`; -1 of records that none of them holds.
+
+    Raises:
+      ValueError: if the source names none, or too few have so many records.
+    """
+    if data.group is None:
+        raise ValueError(f"split='named': {data.name} does not say whose its records are")
+    held = [np.flatnonzero(data.group == name) for name in np.unique(data.group)]
+    able = [rows[: settings.records] for rows in held if len(rows) >= settings.records]
+    if len(able) < settings.clients:
+        raise ValueError(
+            f"clients={settings.clients} of records={settings.records}: {len(able)} of {data.name} "
+            "have so many"
+        )
+    whose = np.full(len(data), -1)
+    for client, rows in enumerate(able[: settings.clients]):
+        whose[rows] = client
+    return whose
 
 
 def _parts(
@@ -201,7 +245,7 @@ def _parts(
     parts = []
     taken = np.zeros(len(rows), bool)
     for _ in range(settings.clients):
-        if settings.split == "iid":
+        if settings.split in {"iid", "named"}:
             chosen = rng.permutation(np.flatnonzero(~taken))[:count]
         elif settings.split == "classes":
             held = rng.permutation(classes)[:3]
@@ -238,10 +282,14 @@ def _side(
     window and shuffled by the key `anonymous`; or the server's own."""
     init_key, train_key = keys
     seed = int(jax.random.randint(train_key, (), 0, 2**31 - 1))
-    parts = _parts(np.random.default_rng(seed), data.y, rows, settings)
+    if settings.split == "named" and anonymous is not None:
+        whose = _whose(data, settings)[rows]
+        parts = [rows[whose == client] for client in range(settings.clients)]
+    else:
+        parts = _parts(np.random.default_rng(seed), data.y, rows, settings)
     end = settings.first + settings.window
     record = Record(rounds=tuple(range(settings.first, end)))
-    federated = Federated(end, settings.training, record=record)
+    federated = Federated(end, settings.recipe, record=record)
     clients = stack_clients([(data.x[part], data.y[part]) for part in parts])
     run = simulate(model, model.init(init_key), clients, train_key, federated)
     if anonymous is not None:

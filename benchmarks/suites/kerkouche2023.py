@@ -23,7 +23,9 @@ from attacks import DetectorTraining, FirstOrder, Lda, Logistic
 from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import replace
 from benchmarks.measurements.properties import EXPERIMENT, MEAN_OVER, PropertySettings
-from benchmarks.suites.grids import published_rows
+from benchmarks.scenarios.sums import TableSettings
+from benchmarks.suites.grids import product, published_rows
+from jaxfl import LocalTraining
 from jaxfl.datasets.sources import at_hand
 
 NAME = "kerkouche2023"
@@ -49,6 +51,8 @@ SMALL: dict[str, Any] = {
 }
 PLAINER: dict[str, Any] = {"detectors.pairs": 20, "detectors.kind.gradients": 250}
 """At small size, of CIFAR-10 and of misbehaviour."""
+ADULT_SEX = 9
+"""Number of that attribute."""
 FEWER_RECORDS = 0.4
 """Of CIFAR-10 at small size: of a client's, in parts of the paper's."""
 ALL_SEEN: tuple[int | str, ...] = ("mean", *range(10, 300, 10))
@@ -155,6 +159,27 @@ def _numbers_of_clients(size: str, data_dir: str | None) -> list[Place]:
     return made
 
 
+def _prevalence(size: str, data_dir: str | None) -> list[Place]:
+    """Of Adult's clients by how much more some of them hold of women's records."""
+    clients, rounds = (50, 100) if size == "paper" else (10, 20)
+    base = PropertySettings(
+        "",
+        "prevalence",
+        200,
+        clients=clients,
+        positives=clients // 2,
+        per_round=clients // 2,
+        training=LocalTraining(0.1, batch_size=32),
+        auxiliary=1000,
+        rounds=rounds,
+        table=TableSettings(ADULT_SEX),
+        detectors=DetectorTraining(),
+        seen=rounds,
+    )
+    spreads: dict[str, Sequence[Any]] = {"table.spread": (0.125, 0.25, 0.5, 0.9)}
+    return [Place("adult", replace(base, changes)) for changes in product(spreads)]
+
+
 def _table(name: str, title: str, places: Places, methods: tuple[str, ...] = ()) -> Table:
     """All decoders, if no methods are named."""
     return Table(name, title, EXPERIMENT, places, methods, without=() if methods else ("detector",))
@@ -192,6 +217,11 @@ SUITE = Suite(
             "Detectors, by what they learn from (beyond the paper)",
             _detectors,
             ("gibbs", "box", "prolin", "prolin_paper", "ridge", "ols", "baseline", "detector"),
+        ),
+        _table(
+            "prevalence",
+            "Clients that hold more records with an attribute (beyond the paper)",
+            _prevalence,
         ),
         _table(
             "free_riders", "Clients that send nothing (beyond the paper)", _grid("a", "free_rider")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from benchmarks import audit
-from benchmarks.audits import findings, recorded
+from benchmarks.audits import findings, notes, recorded
 from benchmarks.harness.intervals import Interval
 from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
 from jaxfl.datasets import read_inputs
@@ -75,6 +75,29 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
     assert answer(capsys).split("report:")[0].split("Yes")[1] in said
 
 
+@pytest.mark.slow
+def test_sums_sources_and_updates_without_names_are_asked(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--csv", str(table), *SMALL, "--epsilon", "none", "--seeds", "2", "--out"]
+    words[words.index("attribute")] = "attribute,property,source,linkability"
+    words[words.index("--clients") + 1], words[words.index("--records") + 1] = "6", "30"
+    assert audit.main([*words, str(tmp_path)]) == 0
+    page = " ".join((tmp_path / "report.html").read_text().split())
+    with (tmp_path / "results.csv").open() as file:
+        values = {
+            (row["table"], row["method"], row["metric"]): float(row["value"])
+            for row in csv.DictReader(file)
+        }
+    # One full-batch step a round is read exactly.
+    assert values["source", "decode_sources", "source_accuracy"] > 0.98
+    assert "named the right one of 6 clients for" in page
+    assert values["property", "gibbs", "auc"] > 0.7
+    assert "shows sums over 3 of 6 clients alone: whether a client holds many people" in page
+    assert values["linkability", "whitened", "precision"] > 0.5
+    assert "Where updates of 6 clients come without names" in page
+
+
 @pytest.mark.parametrize(
     ("bounds", "words"),
     [
@@ -88,7 +111,7 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
 )
 def test_what_updates_show_of_a_promise(bounds: list[float | None], words: str) -> None:
     told = {"table": "epsilon", "metric": "epsilon_bound", "settings": {"epsilon": 3.0}}
-    (note,) = findings.notes([told | {"value": bound} for bound in bounds], (), ())
+    (note,) = notes.of_rows([told | {"value": bound} for bound in bounds], (), ())
     assert "epsilon of 3 " in note
     assert words in note
     assert ("look for a fault" in note) == (words == "more than is promised")

@@ -1,0 +1,177 @@
+"""What else a reader of an audit must know: answers to further questions, in a sentence or two."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.audits.findings import (
+    DOUBTS,
+    Finding,
+    Rows,
+    Whole,
+    listed,
+    margin_of,
+    mean,
+    of_hundred,
+    protection,
+)
+
+LEARNT_NOTHING = 0.02
+"""Accuracy above the most frequent class below which a model is of no use."""
+
+
+def of_rows(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) -> list[str]:
+    """What else a reader must know."""
+    members = [row for row in rows if row["table"] == "membership"]
+    named = [_membership(epsilon, mine) for epsilon, mine in _by_epsilon(members, "accuracy")]
+    certain = [_certainty(whole) for whole in wholes]
+    useless = [note for finding in findings for note in _useless(finding)]
+    shown = [_shown(epsilon, mine) for epsilon, mine in _by_epsilon(rows, "epsilon_bound")]
+    others = [*_sourced(rows), *_linked(rows)]
+    return list(dict.fromkeys([*named, *others, *certain, *shown, *useless]))
+
+
+def _useless(finding: Finding) -> list[str]:
+    """Which protections cost the model its use, in words."""
+    levels = [v for v in finding.levels if v.model < finding.usual + LEARNT_NOTHING]
+    if not levels:
+        return []
+    outcomes = listed(f"{of_hundred(v.model)} new people {_with(v.epsilon)}" for v in levels)
+    return [
+        f"The model is barely of use where it is right about {outcomes}: the most common answer is "
+        f"right about {of_hundred(finding.usual)}. More records for each client help."
+    ]
+
+
+def summed(column: str, value: str, rows: Rows) -> list[str]:
+    """What sums alone tell of a column, in words; from the rows of its accuracy, if there are."""
+    told = [row for row in rows if row["value"] is not None]
+    if not told:
+        return []
+    settings = told[0]["settings"]
+    clients = int(settings["clients"])
+    by_epsilon = _by_protection(told, "table.epsilon")
+    outcomes = listed(
+        f"{round(clients * sum(r['value'] for r in mine))} of {clients * len(mine)} clients "
+        f"{_with(epsilon)}"
+        for epsilon, mine in by_epsilon
+    )
+    usual = of_hundred(mean([row["majority"] for row in told]))
+    plain = by_epsilon[0][1]
+    margin = margin_of([r["value"] for r in plain], [r["majority"] for r in plain], clients)
+    hides = (
+        "So secure aggregation alone does not hide it."
+        if margin.low > 0
+        else "That this leaks is not shown."
+    )
+    return [
+        f"Behind secure aggregation, which shows sums over {settings['per_round']} of {clients} "
+        f"clients alone: whether a client holds many people with {column} = {value} was told "
+        f"rightly, after {settings['rounds']} rounds, of {outcomes}. Saying the same of all is "
+        f"right about {usual}. {hides}"
+    ]
+
+
+def _sourced(rows: Rows) -> list[str]:
+    """Whose a record is, in words."""
+    told = [
+        row
+        for row in rows
+        if row["metric"] == "source_accuracy"
+        and row["method"] == "decode_sources"
+        and row["value"] is not None
+    ]
+    if not told:
+        return []
+    by_epsilon = _by_protection(told, "epsilon")
+    outcomes = listed(
+        f"{of_hundred(mean([row['value'] for row in mine]))} people {_with(epsilon)}"
+        for epsilon, mine in by_epsilon
+    )
+    doubted = [e for e, mine in by_epsilon if any(row["status"] in DOUBTS for row in mine)]
+    doubt = f" Answers {listed(map(_with, doubted))} do not explain the updates." if doubted else ""
+    return [
+        "Someone who sees what every client sends, and has all people's records but not whose "
+        f"they are, named the right one of {told[0]['settings']['attacked']} clients for "
+        f"{outcomes}; by chance {of_hundred(mean([row['chance'] for row in told]))}.{doubt}"
+    ]
+
+
+def _linked(rows: Rows) -> list[str]:
+    """Which updates are of one client, in words."""
+    told = [
+        row
+        for row in rows
+        if row["table"] == "linkability"
+        and row["metric"] == "precision"
+        and row["value"] is not None
+    ]
+    if not told:
+        return []
+    outcomes = listed(
+        f"{of_hundred(mean([row['value'] for row in mine]))} {_with(epsilon)}"
+        for epsilon, mine in _by_protection(told, "epsilon")
+    )
+    return [
+        f"Where updates of {told[0]['settings']['clients']} clients come without names (shuffled "
+        "in every round), the one that is most like an update of the next round was of the same "
+        f"client for {outcomes}; by chance {of_hundred(mean([row['chance'] for row in told]))}."
+    ]
+
+
+def _by_protection(rows: Rows, setting: str) -> list[tuple[float, list[Mapping[str, Any]]]]:
+    """Rows by the epsilon that is promised, the largest first; infinite without protection."""
+    groups: dict[float, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        private = row["settings"].get("defense") != "none"
+        epsilon = float(row["settings"][setting]) if private else math.inf
+        groups.setdefault(epsilon, []).append(row)
+    return sorted(groups.items(), key=lambda group: -group[0])
+
+
+def _with(epsilon: float) -> str:
+    return f"with {protection(epsilon)}" if math.isfinite(epsilon) else "without protection"
+
+
+def _by_epsilon(rows: Rows, metric: str) -> list[tuple[float, list[float]]]:
+    """Values of a metric by the epsilon that is promised, the largest first."""
+    by_epsilon: dict[float, list[float]] = {}
+    for row in rows:
+        if row["metric"] == metric:
+            values = by_epsilon.setdefault(float(row["settings"]["epsilon"]), [])
+            values += [row["value"]] if row["value"] is not None else []
+    return sorted(by_epsilon.items(), reverse=True)
+
+
+def _membership(epsilon: float, values: Sequence[float]) -> str:
+    return (
+        "Whether a known person is among a client's records was named rightly for "
+        f"{of_hundred(mean(values))} people (protection: {protection(epsilon)}; by chance 50)."
+    )
+
+
+def _shown(promised: float, bounds: Sequence[float]) -> str:
+    if not bounds:
+        return f"The noise promises an epsilon of {promised:g} at most; nothing was measured."
+    least, most = (math.floor(100 * end(bounds)) / 100 for end in (min, max))
+    shown = f"{least:g} or more" if least == most else f"{least:g} to {most:g} or more"
+    told = (
+        f"The noise promises an epsilon of {promised:g} at most. Updates show "
+        f"{shown if most > 0 else 'nothing of it'}, measured with canaries, which are made-up "
+        f"gradients (bounds of {len(bounds)} clients, 95 % confidence each)."
+    )
+    if min(bounds) <= promised:
+        return told
+    chance = 100 * 0.05 ** len(bounds)
+    return (
+        f"{told} That is more than is promised, which a right accountant and right noise give in "
+        f"{chance:.2g} % of such audits at most: look for a fault in either."
+    )
+
+
+def _certainty(whole: Whole) -> str:
+    return (
+        f"Complete rows (all columns and the answer), protection {protection(whole.epsilon)}: "
+        f"{whole.read:.1f} of {whole.records} on average over {whole.updates} updates. The "
+        f"attacker was certain of {whole.certified} rows, {whole.certified_wrong} of them no one's."
+    )
