@@ -36,6 +36,7 @@ from attacks.attributes.candidate_decoding import (
 )
 from attacks.attributes.cosine import CosMatching, cos_matching
 from attacks.attributes.from_model import infer_from_model
+from attacks.attributes.hiding import Hidden, hide
 from attacks.attributes.imputation import impute
 from attacks.attributes.knowledge import (
     Knowledge,
@@ -164,6 +165,7 @@ __all__ = [
     "Generated",
     "Gibbs",
     "GradientInversion",
+    "Hidden",
     "InferredAttribute",
     "Inversion",
     "InvertedImages",
@@ -228,6 +230,7 @@ __all__ = [
     "gls",
     "gradient_variance",
     "gradient_votes",
+    "hide",
     "identifiability",
     "image_embedding",
     "impute",

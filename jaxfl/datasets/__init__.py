@@ -38,7 +38,7 @@ def load(
       data_dir: folder with local copies of public sources; by default the environment's
         `JAXFL_DATA`. What is not there is downloaded; prepared sets are kept under `JAXFL_CACHE`
         (`~/.cache/jaxfl`).
-      encoding: "onehot" or "scalar", how an attribute of more than two categories is coded (see
+      encoding: "onehot", "scalar" or "dummies", how an attribute's categories are coded (see
         `encode`).
       **options: of the generators (`leaf_synthetic`, `pictures_like`, `purchase_like`), of
         `flight_airlines`, of `read_csv` (`target`, ...), or `size=(height, width)`, to which images

@@ -35,8 +35,11 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     text_encoding: str = "utf-8",
     separator: str | None = None,
     decimal: Literal[".", ","] = ".",
+    standardize: bool = True,
 ) -> Table:
     """Read a CSV file with a header.
+
+    Of columns of one name the second is called `name.1`, and so on, as pandas does.
 
     A column is numeric if all its values are numbers and it has more than two distinct ones,
     categorical otherwise. Missing values ("", "?", "NA", "NaN", "null", "none") become the mean of
@@ -61,6 +64,8 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
       separator: of cells; by default whichever of comma, semicolon, tab and bar the header holds
         most.
       decimal: what stands before a number's decimals.
+      standardize: whether numbers are brought to mean 0 and deviation 1; else they stay as they are
+        in the file.
 
     Raises:
       ValueError: if a named column does not exist, a row has another length than the header, a
@@ -104,6 +109,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         tuple(options),
         classes,
         group=None if client is None else _group([row[header.index(client)] for row in rows]),
+        standardize=standardize,
         sensitive=sensitive,
     )
 
@@ -175,12 +181,7 @@ def read_cells(
         raise ValueError(
             f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines"
         )
-    header, rows = lines[0], lines[1:]
-    repeated = [name for name in header if header.count(name) > 1]
-    if repeated:
-        raise ValueError(
-            f"path={str(path)!r} has two columns named {repeated[0]!r}; names must be distinct"
-        )
+    header, rows = _distinct(lines[0]), lines[1:]
     for number, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise ValueError(
@@ -188,6 +189,16 @@ def read_cells(
                 f"{len(header)}"
             )
     return header, rows
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names, of which a repeated one gets a number."""
+    distinct: list[str] = []
+    for name in names:
+        numbers = (f"{name}.{n}" for n in itertools.count(1))
+        free = itertools.chain([name], (each for each in numbers if each not in names))
+        distinct.append(next(each for each in free if each not in distinct))
+    return distinct
 
 
 def _number(text: str) -> float | None:

@@ -12,7 +12,7 @@ from jaxfl import _check
 from jaxfl.domains import Count, Index, Shape, check, checked
 from jaxfl.schema import Listed, Measured, Schema, tied
 
-Encoding = Literal["onehot", "scalar"]
+Encoding = Literal["onehot", "scalar", "dummies"]
 
 
 MOST_LISTED = 128
@@ -232,7 +232,7 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     Numbers are standardised by the mean and deviation of the whole source, if the table asks for it
     (constant ones become 0). An attribute of two categories is one column of 0 and 1. More
     categories become one column each ("onehot"), or one column that holds the category's code
-    ("scalar").
+    ("scalar"). With "dummies" two categories are two columns, too, as `pandas.get_dummies` does.
     """
     if table.shape is not None:
         pixels, y = (
@@ -293,7 +293,7 @@ def _looks(count: int, encoding: Encoding, codes: Sequence[float] | None) -> np.
     """What each category looks like `[K, width]`; None for a number."""
     if count == 0:
         return None
-    if count <= 2 or encoding == "scalar":
+    if encoding != "dummies" and (count <= 2 or encoding == "scalar"):
         return np.asarray(codes if codes is not None and count > 2 else range(count), np.float32)[
             :, None
         ]

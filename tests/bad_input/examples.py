@@ -500,6 +500,12 @@ def simulation():
     }
 
 
+def hiding():
+    dataset = datasets.load(TABLE, target="income")
+    known = {"x": dataset.x, "y": dataset.y, "schema": dataset.schema(), "columns": ("sex",)}
+    return {attacks.hide: known | {"priors": {"sex": dataset.prior("sex")}}}
+
+
 def data():
     rng = np.random.default_rng(0)
     table = datasets.read_csv(TABLE, target="income")
@@ -518,6 +524,7 @@ def data():
             "text_encoding": "utf-8",
             "separator": ",",
             "decimal": ".",
+            "standardize": True,
         },
         datasets.encode: {"table": table, "encoding": "onehot"},
         datasets.load: {"name": "breast_cancer", "data_dir": None, "encoding": "onehot"},
@@ -562,6 +569,7 @@ def scores():
 
 GROUPS = (
     attributes,
+    hiding,
     membership,
     whole_records,
     local_models,

@@ -1,5 +1,6 @@
 """A CSV file as a source."""
 
+import numpy as np
 import pytest
 
 from jaxfl.datasets import load, read_csv
@@ -39,7 +40,6 @@ def test_csv(tmp_path):
         ("a,b\n1,2\n", {"target": "b", "kinds": {"z": "numeric"}}, "kinds='z' is not a column"),
         ("a,b\n1,2\n", {"target": "b", "kinds": {"a": "text"}}, "kinds.'a'.='text' must be one of"),
         ("a,b\n1,2\n3\n", {"target": "b"}, "has 1 cells in row 3; the header has 2"),
-        ("a,a,b\n1,2,3\n", {"target": "b"}, "two columns named 'a'"),
         ("a,b\n1,1\n2,2\ninf,3\n", {"target": "b"}, "column 'a' holds inf, beyond float32"),
         (
             "a,b\n1,2\n",
@@ -66,6 +66,27 @@ def test_bad_csv(tmp_path, text, options, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_csv(path, **options)
+
+
+def test_columns_of_one_name_are_told_apart_and_can_be_dropped(tmp_path):
+    path = tmp_path / "twice.csv"
+    path.write_text("a,a,a.1,a,b\n" + "".join(f"{i},{2 * i},{3 * i},{i**2},0\n" for i in range(9)))
+    table = read_csv(path, "b")
+    assert table.names == ("a", "a.2", "a.1", "a.3")
+    assert (table.values[:, 1] == 2 * np.arange(9)).all()
+    assert read_csv(path, "b", drop=["a.2", "a.3"]).names == ("a", "a.1")
+
+
+def test_numbers_keep_their_scale_and_two_categories_are_two_dummies_if_that_is_asked(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("size,smoker,b\n" + "".join(f"{i},{'ny'[i % 2]},{i % 2}\n" for i in range(9)))
+    own = load(path, target="b", standardize=False, encoding="dummies")
+    assert (own.x[:, 0] == np.arange(9)).all()
+    smoker = own.column("smoker")
+    assert smoker.positions == (1, 2)
+    assert (own.x[:, 1:] == np.eye(2)[np.arange(9) % 2]).all()
+    assert (smoker.values == np.eye(2)).all()
+    assert load(path, target="b").x.shape == (9, 2)
 
 
 ROWS = "age,town,income\n" + "".join(f"{20 + i}.5,Zürich,{i % 2}\n" for i in range(12))
