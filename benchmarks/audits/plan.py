@@ -49,7 +49,7 @@ COS_STEPS = 200
 DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
 MOST_CATEGORIES = 100
 """Texts that a column may hold."""
-SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 20
+SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 5
 """Clients, at most, whose records are told apart, and how many updates of each tell."""
 FEWEST_SUMMED, SURE_SHARE = 4, 0.8
 """Clients: of fewer, halves are no sums; and what share of the training records they take."""
@@ -217,7 +217,7 @@ def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
             auxiliary=public,
             rounds=victim.rounds,
             table=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
-            detectors=DetectorTraining(),
+            detectors=DetectorTraining(every=2),
             seen=victim.rounds,
         )
         places.append(Place(place.dataset, settings))
