@@ -27,12 +27,14 @@ from attacks.attributes.candidate_decoding import (
     Decoding,
     GaussNewton,
     PartialDecoding,
+    UnrolledGLS,
     candidate_records,
     closed_form,
     decode_adam,
     decode_partial,
     gauss_newton,
     gls,
+    unrolled_gls,
 )
 from attacks.attributes.cosine import CosMatching, cos_matching
 from attacks.attributes.from_model import infer_from_model
@@ -200,6 +202,7 @@ __all__ = [
     "Status",
     "UncheckedWarning",
     "UnknownColumn",
+    "UnrolledGLS",
     "Virtual",
     "Vote",
     "affine_optimum",
@@ -286,6 +289,7 @@ __all__ = [
     "train_siamese",
     "uniform_counts",
     "unit",
+    "unrolled_gls",
     "updates_as_vectors",
     "variance_mixture",
     "vector_embedding",

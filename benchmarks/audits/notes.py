@@ -89,7 +89,11 @@ def _sourced(rows: Rows) -> list[str]:
         for epsilon, mine in by_epsilon
     )
     doubted = [e for e, mine in by_epsilon if any(row["status"] in DOUBTS for row in mine)]
-    doubt = f" Answers {listed(map(_with, doubted))} are not confirmed by the updates." if doubted else ""
+    doubt = (
+        f" Answers {listed(map(_with, doubted))} are not confirmed by the updates."
+        if doubted
+        else ""
+    )
     return [
         "Someone who sees what every client sends, and has all people's records but not whose "
         f"they are, named the right one of {told[0]['settings']['attacked']} clients for "

@@ -2,8 +2,9 @@
 
 `closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it
 to several unknown columns at once, and `gls` is to first order right for any other client that
-takes plain steps of SGD. `decode_adam` reads clients that take one full-batch step of Adam, and
-`decode_partial` those of whose records only some are known.
+takes plain steps of SGD. `decode_adam` reads clients that take one full-batch step of Adam,
+`decode_partial` those of whose records only some are known, and `unrolled_gls` any client whose
+training can be simulated: of Adam in batches, for example.
 """
 
 from attacks.attributes.candidate_decoding.adam import AdamDecoding, decode_adam
@@ -14,6 +15,7 @@ from attacks.attributes.candidate_decoding.gls import gls
 from attacks.attributes.candidate_decoding.gls_round import GLS
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations
 from attacks.attributes.candidate_decoding.partial import PartialDecoding, decode_partial
+from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, unrolled_gls
 
 __all__ = [
     "GLS",
@@ -22,6 +24,7 @@ __all__ = [
     "Decoding",
     "GaussNewton",
     "PartialDecoding",
+    "UnrolledGLS",
     "candidate_records",
     "closed_form",
     "decode_adam",
@@ -29,4 +32,5 @@ __all__ = [
     "gauss_newton",
     "gls",
     "normal_equations",
+    "unrolled_gls",
 ]

@@ -1,0 +1,324 @@
+"""Decoding clients of any optimiser, by generalised least squares through their simulated training.
+
+Threat model: that of `gls`, of a client whose optimiser need not be linear: Adam in batches, for
+example. The server prescribed its recipe, and knows its records but for a column or a few.
+
+The client's own training is simulated on a guess w of the candidates' weights, in M fresh orders of
+its records: round t's updates then have a mean mu_t(w) and deviations D_t `[M, parameters]`. The
+training is differentiable in the weights; its derivative J_t, the mean over some orders, says what
+every candidate would add. A message is, to first order,
+
+    u_t = mu_t(w) + J_t (v - w) + e_t,    cov(e_t) = D_t'D_t / M + f_t I,
+
+where f_t is the runs' mean variance of one number: what M runs do not span, and what the
+linearisation misses. All rounds together are a quadratic in v, which is minimised under 0 <= v and
+sum_k v_nk <= 1; then all is simulated anew on the answer. Only inner products of J_t, D_t and u_t -
+mu_t enter.
+
+Where `gls` applies it is much faster: it takes derivatives from gradients at the path's centre, and
+most of the covariance from theory. Here both come from runs, whatever the client does.
+
+The answer is judged by runs of the client simulated on it that nothing was learned from: what the
+candidates' span leaves of the messages is compared with what it leaves of those.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.dtypes import canonicalize_dtype
+from jax.flatten_util import ravel_pytree
+
+from attacks.attributes.candidate_decoding.candidates import (
+    candidate_records,
+    prior_weights,
+    with_first,
+)
+from attacks.attributes.candidate_decoding.constraints import most_likely
+from attacks.attributes.candidate_decoding.explanation import largest_of_more
+from attacks.attributes.candidate_decoding.joint import apart, joined, told
+from attacks.attributes.candidate_decoding.simulated_client import Guess, guess_of, simulated_runs
+from attacks.attributes.knowledge import (
+    Knowledge,
+    Reconstruction,
+    answered,
+    check_apart,
+    check_knowledge,
+    explained,
+    float_type,
+)
+from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
+from attacks.precision import arithmetic, cast
+from jaxfl import ClassWeights, LocalTraining, Messages, Model
+from jaxfl.domains import Count, Key, NotNegative, Positive, check, checked
+
+Array = jax.Array
+JUDGES = 24
+"""Runs on the answer that nothing is learned from."""
+
+
+@struct.dataclass
+class UnrolledGLS:
+    """Settings of `unrolled_gls`.
+
+    Attributes:
+      training: the client's recipe: any optimiser of optax, whose state begins anew in every round.
+        Of plug-ins it may have `ClassWeights`.
+      runs: simulated in every round and pass, which tell mean and noise (static).
+      tangents: of these many runs the derivative is the mean (static). Most of the time is theirs.
+      passes: linearisations (static).
+      floor: f, in parts of the runs' mean variance of one number.
+      ridge: pull towards the prior, relative to the precision of a draw from it.
+      iterations: of the constrained minimisation (static).
+    """
+
+    training: LocalTraining
+    _: dataclasses.KW_ONLY
+    runs: Count = struct.field(pytree_node=False, default=512)
+    tangents: Count = struct.field(pytree_node=False, default=8)
+    passes: Count = struct.field(pytree_node=False, default=3)
+    floor: Positive = 1.0
+    ridge: NotNegative = 1.0
+    iterations: Count = struct.field(pytree_node=False, default=2000)
+
+
+@checked
+def unrolled_gls(
+    model: Model, messages: Messages, knowledge: Knowledge, key: Key, *, settings: UnrolledGLS
+) -> Reconstruction:
+    """Reconstruct unknown columns, and labels if they are unknown, from the messages of a client
+    with any local training that can be simulated: Adam in batches, for example.
+
+    Args:
+      model: the model (static), whose operations mix no records (no batch normalisation).
+      messages: the client's.
+      knowledge: what is known; `y=None` and several columns as for `gls`.
+      key: draws simulated orders, and dropout.
+      settings: see `UnrolledGLS`.
+
+    Returns:
+      A `Reconstruction`, computed in float64 (in float32 inside an outer `jit` that runs without
+      64-bit types) from runs in the models' own precision. Time grows with records times values,
+      times `tangents`, times what a client's training takes; memory with that product without
+      `tangents`, times the number of parameters. Of its `fit`, `misfit` compares what no values of
+      the unknowns explain with what they do not explain of fresh runs.
+
+    Raises:
+      ValueError: as `gls` but for the optimiser; if the recipe has plug-ins other than
+        `ClassWeights`, or `runs` are fewer than 2.
+    """
+    knowledge = check_knowledge(model, messages, knowledge)
+    check_apart("unrolled_gls", model, messages, knowledge)
+    _check_settings(settings, knowledge)
+    joint, dtype = joined("unrolled_gls", knowledge), jnp.dtype("float64")
+    with arithmetic(dtype, messages, joint, key, settings):
+        answer = _unrolled_gls(model, messages, joint, key, settings, canonicalize_dtype(dtype))
+    return explained("unrolled_gls", messages, apart(answer, knowledge.columns), answer.fit)
+
+
+def _check_settings(settings: UnrolledGLS, knowledge: Knowledge) -> None:
+    check("settings.training.learning_rate", settings.training.learning_rate, Positive)
+    odd = [p for p in settings.training.plugins if not isinstance(p, ClassWeights)]
+    if odd:
+        raise ValueError(
+            f"training.plugins holds {odd[0]!r}; unrolled_gls knows ClassWeights alone"
+        )
+    if odd == [] and settings.training.plugins and knowledge.y is None:
+        raise ValueError("y=None does not go with ClassWeights; give labels")
+    if settings.runs < 2:
+        raise ValueError(f"runs={settings.runs} must be at least 2: how they differ is the noise")
+
+
+@functools.partial(jax.jit, static_argnames=("model", "dtype"))
+def _unrolled_gls(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    key: Array,
+    settings: UnrolledGLS,
+    dtype: Any,
+) -> Reconstruction:
+    narrow, eps = float_type(messages.received), precision(messages)
+    told_by, received = equations(messages.pseudo_gradient), messages.received
+    knowledge, settings = cast((knowledge, settings), narrow)
+    x, y = candidate_records(model, knowledge)
+    client = _Client(model, x, y if knowledge.y is None else knowledge.y, settings)
+    records, count = x.shape[:2]
+    prior = prior_weights(model, knowledge, count).astype(dtype)
+    updates = cast(messages.pseudo_gradient, dtype)
+    left = _rounding(received, updates, eps, settings.training.steps(records))
+    rounds = cast(received, narrow), jax.vmap(lambda u: ravel_pytree(u)[0])(updates), left
+
+    def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
+        total = _summed(client, rounds, weights, key, 1)
+        gram, right = total.gram, total.along[:, 0] + total.gram @ weights
+        limits = cast(settings.ridge, dtype), settings.iterations
+        solution, (heights, rounded) = most_likely(gram, right, prior, records, *limits, weights)
+        return solution, (heights, rounded)
+
+    with jax.default_matmul_precision("highest"):
+        keys = jax.random.split(key, settings.passes + 1)
+        weights, (heights, rounded) = jax.lax.scan(one_pass, prior, keys[1:])
+        fit = _fit(_summed(client, rounds, rounded[-1], keys[0], 1 + JUDGES), rounds, told_by)
+    trace, objectives = heights.T
+    values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
+    failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(trace).all())
+    answer = answered(
+        failed, (values,), (scores,), labels, objective=objectives[-1], trace=trace, fit=fit
+    )
+    return cast(answer, jnp.float32, jnp.int32)
+
+
+def _rounding(received: Any, updates: Any, eps: float, steps: int) -> Array:
+    """Variance of one number `[rounds]` that rounding leaves of an update."""
+    squares = energies(updates)
+    share = rounding(received, updates, jnp.sqrt(squares), eps, steps)
+    numbers = sum(leaf[0].size for leaf in jax.tree.leaves(updates))
+    return jnp.where(squares > 0, share * squares, 0) / numbers
+
+
+@struct.dataclass
+class _Client:
+    """The client as it is simulated: its candidates `[records, K, features]`, labels, recipe."""
+
+    model: Model = struct.field(pytree_node=False)
+    x: Array
+    y: Array
+    settings: UnrolledGLS
+
+    def guess(self, weights: Array) -> Guess:
+        """On weights `[unknowns]` of all candidates but every record's first."""
+        scores = with_first(weights.reshape(len(self.x), -1)).astype(self.x.dtype)
+        training = self.settings.training
+        training = dataclasses.replace(training, optimizer=_smooth(training.optimizer))
+        return guess_of(self.model, training, scores, self.x, self.y, lambda: scores)
+
+    def runs(self, received: Any, weights: Array, key: Array, count: int) -> Array:
+        """Updates `[count, parameters]` of runs in fresh orders."""
+        return simulated_runs(self.guess(weights), received, key, count)
+
+    def derivative(self, received: Any, weights: Array, key: Array) -> Array:
+        """Of the update by the weights, the mean over runs `[unknowns, parameters]`."""
+        one_by_one = jnp.eye(len(weights), dtype=weights.dtype)
+
+        def of_run(key: Array) -> Array:
+            def update(w: Array) -> Array:
+                return self.runs(received, w, key, 1)[0]
+
+            return jax.vmap(lambda t: jax.jvp(update, (weights,), (t,))[1])(one_by_one)
+
+        def add(total: Array, key: Array) -> tuple[Array, None]:
+            return total + of_run(key), None
+
+        count = self.settings.tangents
+        zero = jnp.zeros((len(weights), _numbers(received)), self.x.dtype)
+        return jax.lax.scan(add, zero, jax.random.split(key, count))[0] / count
+
+
+class _Sums(NamedTuple):
+    """Inner products in the metric of the noise, summed over rounds.
+
+    Attributes:
+      gram: of the derivatives `[unknowns, unknowns]`.
+      along: of the derivatives with what is left of the messages and of judging runs `[unknowns, 1
+        + judges]`.
+      inner: of these with themselves `[1 + judges]`.
+      plain: their energy `[1 + judges]`.
+    """
+
+    gram: Array
+    along: Array
+    inner: Array
+    plain: Array
+
+
+def _summed(client: _Client, rounds: Any, weights: Array, key: Array, vectors: int) -> _Sums:
+    """Over all rounds, linearised at `weights`; of the messages, and of `vectors - 1` runs."""
+    unknowns, dtype = len(weights), weights.dtype
+
+    def add(total: _Sums, seen: Any) -> tuple[_Sums, None]:
+        (received, update, left), key = seen
+        learned_key, judging_key, tangent_key = jax.random.split(key, 3)
+        runs = client.runs(received, weights, learned_key, client.settings.runs).astype(dtype)
+        mean = runs.mean(0)
+        rows = update[None]
+        if vectors > 1:
+            judging = client.runs(received, weights, judging_key, vectors - 1).astype(dtype)
+            rows = jnp.concatenate([rows, judging])
+        derivative = client.derivative(received, weights, tangent_key).astype(dtype)
+        floor = cast(client.settings.floor, dtype)
+        noise = (runs - mean) / (len(runs) - 1) ** 0.5
+        one = _in_metric(noise, derivative, rows - mean, floor, left)
+        return jax.tree.map(jnp.add, total, one), None
+
+    shapes = (unknowns, unknowns), (unknowns, vectors), (vectors,), (vectors,)
+    zero = _Sums(*(jnp.zeros(shape, dtype) for shape in shapes))
+    return jax.lax.scan(add, zero, (rounds, jax.random.split(key, len(rounds[1]))))[0]
+
+
+def _in_metric(noise: Array, derivative: Array, rows: Array, floor: Array, least: Array) -> _Sums:
+    """Of one round: inverse of `noise' noise + f I` by Woodbury's identity."""
+    gram = noise @ noise.T
+    f = floor * jnp.trace(gram) / noise.shape[1] + least + jnp.finfo(noise.dtype).tiny
+    factor = jax.scipy.linalg.cholesky(gram + f * jnp.eye(len(gram), dtype=gram.dtype), lower=True)
+    both = jnp.concatenate([derivative, rows])
+    inside = jax.scipy.linalg.solve_triangular(factor, noise @ both.T, lower=True)
+    ours, theirs = jnp.split(inside, [len(derivative)], axis=1)
+    plain = (rows**2).sum(1)
+    return _Sums(
+        (derivative @ derivative.T - ours.T @ ours) / f,
+        (derivative @ rows.T - ours.T @ theirs) / f,
+        (plain - (theirs**2).sum(0)) / f,
+        plain,
+    )
+
+
+def _fit(total: _Sums, rounds: Any, told_by: Array) -> Fit:
+    """Of an answer, from what is left of the messages and of fresh runs on it."""
+    gram = total.gram
+    level = jnp.finfo(gram.dtype).eps * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
+    ridged = gram + level * jnp.eye(len(gram), dtype=gram.dtype)
+    solved = jax.scipy.linalg.solve(ridged, total.along, assume_a="pos")
+    left = jnp.maximum(total.inner - (total.along * solved).sum(0), 0)
+    misfit = left[0] / jnp.maximum(largest_of_more(left[1:], FALSE_ALARMS), 1e-30)
+    energy = (rounds[1] ** 2).sum()
+    allowed = largest_of_more(total.plain[1:], FALSE_ALARMS)
+    misfit = jnp.where(told_by > len(gram), misfit, jnp.nan)
+    return Fit(1 - total.plain[0] / energy, 1 - allowed / energy, misfit)
+
+
+def _numbers(params: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@functools.lru_cache
+def _smooth(optimizer: Any) -> Any:
+    """An optimiser whose steps have no derivative where it is not finite: Adam's, of a parameter
+    that nothing moves, is that of a root at 0."""
+
+    def made(rate: Any) -> optax.GradientTransformation:
+        base = optimizer(rate)
+
+        def update(gradients: Any, state: Any, params: Any = None) -> Any:
+            return jax.tree.map(_finite_tangent, base.update(gradients, state, params))
+
+        return optax.GradientTransformation(base.init, update)
+
+    return made
+
+
+@jax.custom_jvp
+def _finite_tangent(a: Array) -> Array:
+    return a
+
+
+@_finite_tangent.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (a,), (tangent,) = primals, tangents
+    if not jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact):
+        return a, tangent
+    return a, jnp.where(jnp.isfinite(tangent), tangent, 0)
