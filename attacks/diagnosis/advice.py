@@ -20,12 +20,12 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "momentum": "`gls` with this recipe",
         "weight decay": "`gls` with `jaxfl.sgd(weight_decay=...)` in the recipe",
         "class weights": "a `Model` whose loss has them, or `gls` with `jaxfl.ClassWeights`",
-        "Adam": "`decode_adam`, for one full-batch step a round",
+        "Adam": "`decode_adam` for one full-batch step a round, else `unrolled_gls`",
         "learning rate": unknown_rate if one_step else "`gls` with this rate",
         BY_ROUND: by_round,
         "clipped": by_round
         if one_step
-        else "the recipe with this clipping, simulated: `cos_matching` with `Virtual('unrolled')`",
+        else "the recipe with this clipping, simulated: `unrolled_gls`, `cos_matching`",
         "another activation": "the same attack on the model with that activation",
         "layout of arrays": "the same attack on messages in that layout",
         "no training": "other rounds",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from attacks import GLS, CosMatching, DetectorTraining
+from attacks import GLS, CosMatching, DetectorTraining, UnrolledGLS
 from benchmarks.audits.findings import Rows, Whole, whole_of
 from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import flatten
@@ -47,6 +47,7 @@ READ_TOGETHER = 16
 """Records of the one update of which whole records are read."""
 COS_STEPS = 200
 DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
+UNROLLED = UnrolledGLS(LocalTraining(), runs=256, tangents=4, passes=2)
 MOST_CATEGORIES = 100
 """Texts that a column may hold."""
 SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 5
@@ -133,7 +134,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
                 "A sensitive column of a client's records",
                 ATTRIBUTES,
                 lambda size, data_dir: attributes,
-                ("majority", "cos", "closed_form", "gls", "adam"),
+                ("majority", "cos", "closed_form", "gls", "adam", "gls_unrolled"),
             ),
             Table(
                 QUESTIONS[1],
@@ -290,7 +291,7 @@ def _is_of(row: Mapping[str, Any], cell: Cell) -> bool:
 
 
 def _attacks() -> dict[str, Any]:
-    return {"cos": CosMatching(steps=COS_STEPS), "gls": DECODING}
+    return {"cos": CosMatching(steps=COS_STEPS), "gls": DECODING, "gls_unrolled": UNROLLED}
 
 
 def _check_varies(column: str, data: Dataset) -> None:

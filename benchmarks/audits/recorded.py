@@ -19,11 +19,13 @@ from attacks import (
     Reconstruction,
     Status,
     UnknownColumn,
+    UnrolledGLS,
     closed_form,
     decode_adam,
     diagnose,
     gls,
     impute,
+    unrolled_gls,
 )
 from attacks.fit import STATES, FitWarning
 from benchmarks.audits.findings import Finding, finding_of
@@ -136,8 +138,8 @@ def _decoded(
     model: Model, messages: Messages, known: Knowledge, training: LocalTraining
 ) -> tuple[str, Reconstruction]:
     """By a method that is exact for one full-batch step, of SGD at one rate or another in every
-    round, or of Adam, if the messages are of such steps, whatever was told; by the one that knows
-    the noise of batches, and momentum and decay, if those are told."""
+    round, or of Adam, if the messages are of such steps, whatever was told; by one that knows the
+    noise of batches, and momentum and decay, or Adam, if those are told."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the page tells it
         answers: dict[str, Reconstruction] = {}
@@ -152,17 +154,21 @@ def _decoded(
             if answers["gls"].status == Status.OK:
                 return "gls", answers["gls"]
         answers["adam"] = decode_adam(model, messages, known)
-    told = "gls" if "gls" in answers else "closed_form"
-    name = "adam" if answers["adam"].status == Status.OK else told
+        if answers["adam"].status == Status.OK:
+            return "adam", answers["adam"]
+        if _told(training, len(known.x)) == "gls_unrolled":
+            unrolled, key = UnrolledGLS(training), jax.random.key(0)
+            return "gls_unrolled", unrolled_gls(model, messages, known, key, settings=unrolled)
+    name = "gls" if "gls" in answers else "closed_form"
     return name, answers[name]
 
 
 def _told(training: LocalTraining, records: int) -> str:
     """The method that reads clients of a recipe."""
+    one_step = training.steps(records) == 1
     if training.optimizer is optax.adam:
-        return "adam"
-    one_step = training.optimizer is optax.sgd and training.steps(records) == 1
-    return "closed_form" if one_step else "gls"
+        return "adam" if one_step else "gls_unrolled"
+    return "closed_form" if one_step and training.optimizer is optax.sgd else "gls"
 
 
 def _as_told(method: str, training: LocalTraining, records: int) -> bool:

@@ -25,7 +25,7 @@ from benchmarks.harness.programs import reduced_products
 from benchmarks.laws.law import BrokenLawError, Law, require
 from benchmarks.laws.programs import compilations, lower
 from benchmarks.measurements.attributes import View
-from benchmarks.measurements.attributes.methods import Public
+from benchmarks.measurements.attributes.learning import Public
 from benchmarks.scenarios.victims import VictimSettings
 from jaxfl import Federated, LocalTraining, Messages, Model, mlp, simulate, stack_clients
 
@@ -38,14 +38,15 @@ VARIANTS = (
     VictimSettings(0, RECORDS, columns=2, training=LocalTraining(0.5)),
     VictimSettings(0, RECORDS, training=LocalTraining(1e-3, optimizer=optax.adam)),
     VictimSettings(0, RECORDS, known=3 * RECORDS // 4, training=LocalTraining(0.5)),
+    VictimSettings(0, RECORDS, training=LocalTraining(1e-3, 1, 12, optax.adam)),
 )
-"""A full-batch client, one that trains in batches, one with two unknown columns, one of Adam, and
-one of whose records a quarter is not known."""
+"""A full-batch client, one that trains in batches, one with two unknown columns, one of Adam, one
+of whose records a quarter is not known, and one of Adam in batches."""
 CHANCE = 0.5 + 4 * 0.5 / np.sqrt(RECORDS)
 """What a guess of fair bits stays below, but for one case in 30,000."""
 
 
-FEWER = {"steps": 100, "evaluations": 60, "orders": 24, "points": 2}
+FEWER = {"steps": 100, "evaluations": 60, "orders": 24, "points": 2, "runs": 64, "tangents": 4}
 """Budgets of a method here at most, by the names of its settings: laws hold for any budget."""
 
 

@@ -107,6 +107,13 @@ SPECIMENS = (
     ),
     Specimen("quick/attributes", "digits", _PRE5 | {"columns": 2}, _VICTIM),
     Specimen("quick/attributes", "digits", _ADAM, _VICTIM),
+    Specimen(
+        "quick/minibatch",
+        "digits",
+        _ADAM | {"phases": ("pre5",)},
+        _VICTIM | {"training.batch_size": 5},
+        {"gls_unrolled": {"runs": 32, "tangents": 2, "passes": 2}},
+    ),
     Specimen("quick/attributes", "digits", _PRE5 | {"known": 75}, _VICTIM | {"known": 15}),
     Specimen(
         "lyu2021/table11",

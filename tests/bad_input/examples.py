@@ -500,10 +500,16 @@ def simulation():
     }
 
 
-def hiding():
+def unknown_columns():
+    unrolled = attacks.UnrolledGLS(ONE_STEP, runs=2, tangents=1, passes=1)
+    knowledge = attacks.Knowledge(X, Y, (attacks.binary_column(0, 0.5),))
+    seen = {"model": MODEL, "messages": run_of(MODEL).messages(0), "knowledge": knowledge}
     dataset = datasets.load(TABLE, target="income")
     known = {"x": dataset.x, "y": dataset.y, "schema": dataset.schema(), "columns": ("sex",)}
-    return {attacks.hide: known | {"priors": {"sex": dataset.prior("sex")}}}
+    return {
+        attacks.hide: known | {"priors": {"sex": dataset.prior("sex")}},
+        attacks.unrolled_gls: seen | {"key": KEY, "settings": unrolled},
+    }
 
 
 def data():
@@ -569,7 +575,7 @@ def scores():
 
 GROUPS = (
     attributes,
-    hiding,
+    unknown_columns,
     membership,
     whole_records,
     local_models,

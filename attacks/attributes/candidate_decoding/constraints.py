@@ -12,6 +12,10 @@ from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.whitening import heights
 
 Array = jax.Array
+State = tuple[Array, Array, Array]
+INTERIOR, CENTRING, INSIDE = 40, 0.1, 0.995
+"""Steps of an interior point, what share of complementarity each aims at, and how far it goes
+towards the constraints."""
 
 
 def onto_simplex(weights: Array) -> Array:
@@ -53,13 +57,47 @@ def minimize_quadratic(
     return jax.lax.scan(step, (start, start, jnp.ones_like(largest)), length=iterations)[0][0]
 
 
+def interior_point(gram: Array, right: Array, records: int) -> Array:
+    """Weights `[unknowns]`, non-negative and with a sum of at most 1 per record, under which `w'
+    gram w / 2 - right' w` is least, however ill-conditioned it is: a primal-dual method, of as many
+    Cholesky factors as `INTERIOR`.
+
+    Source: Nocedal, Wright (2006), Numerical Optimization, section 16.6.
+    """
+    count = len(right) // records
+
+    def summed(w: Array) -> Array:
+        return w.reshape(records, count).sum(1)
+
+    def step(carry: State, _: None) -> tuple[State, None]:
+        w, z, rest_z = carry
+        rest = 1 - summed(w)
+        aim = jnp.maximum(CENTRING * (z @ w + rest_z @ rest) / (len(w) + records), least)
+        blocks = jnp.kron(jnp.diag(rest_z / rest), jnp.ones((count, count), w.dtype))
+        matrix = gram + jnp.diag(z / w) + blocks
+        slope = right - gram @ w + aim / w - jnp.repeat(aim / rest, count)
+        moved = jax.scipy.linalg.solve(matrix, slope, assume_a="pos")
+        duals = aim / w - z - z / w * moved
+        rest_duals = aim / rest - rest_z + rest_z / rest * summed(moved)
+        ways = (w, moved), (rest, -summed(moved)), (z, duals), (rest_z, rest_duals)
+        far = [jnp.where(d < 0, -at / jnp.where(d < 0, d, 1), jnp.inf).min() for at, d in ways]
+        length = jnp.minimum(1, INSIDE * jnp.stack(far).min())
+        return (w + length * moved, z + length * duals, rest_z + length * rest_duals), None
+
+    w = jnp.full_like(right, 1 / (count + 1))
+    z = jnp.maximum(jnp.abs(gram @ w - right), 1)
+    start = w, z, jnp.maximum(summed(z), 1)
+    least = jnp.finfo(w.dtype).eps * z.mean()  # far below what tells two corners apart
+    return jax.lax.scan(step, start, length=INTERIOR)[0][0]
+
+
 def most_likely(
     gram: Array,
     right: Array,
     prior: Array,
     records: int,
     ridge: float | Array,
-    iterations: int,
+    iterations: int | None,
     start: Array | None = None,
 ) -> tuple[Array, tuple[Array, Array]]:
     """Weights `[unknowns]` under which `w' gram w / 2 - right' w` and the pull towards the prior
@@ -71,18 +109,21 @@ def most_likely(
       prior: weights of all candidates but every record's first `[unknowns]`.
       records: how many (static).
       ridge: of the pull, relative to the precision of a draw from the prior.
-      iterations: of the minimisation (static).
+      iterations: of the minimisation (static); None for `interior_point`.
       start: where it begins; at the prior by default.
     """
     precision = ridge / jnp.maximum(prior * (1 - prior), 1e-3)
     gram, right = gram + jnp.diag(precision), right + precision * prior
-    weights = minimize_quadratic(
-        lambda w: gram @ w - right,
-        prior if start is None else start,
-        lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
-        jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
-        iterations,
-    )
+    if iterations is None:
+        weights = interior_point(gram, right, records)
+    else:
+        weights = minimize_quadratic(
+            lambda w: gram @ w - right,
+            prior if start is None else start,
+            lambda w: onto_simplex(w.reshape(records, -1)).reshape(-1),
+            jnp.abs(gram).sum(1).max(),  # bounds the largest eigenvalue
+            iterations,
+        )
     every = with_first(weights.reshape(records, -1))
     rounded = jax.nn.one_hot(every.argmax(1), every.shape[1], dtype=gram.dtype)[:, 1:].reshape(-1)
     return weights, (jnp.stack(heights(gram, right, prior, weights, rounded)), rounded)

@@ -80,7 +80,8 @@ def _weighted(model: Model, shape: tuple[int, ...]) -> Model:
     shape, and in the last column their losses' weights."""
 
     def apply(params: Any, x: Array, *, key: Array | None = None, mask: Array | None = None) -> Any:
-        candidates = x[..., :-1].reshape(*x.shape[:2], *shape)
+        # Nobody asks how training changes with the candidates, but with their weights.
+        candidates = jax.lax.stop_gradient(x[..., :-1]).reshape(*x.shape[:2], *shape)
         # All candidates of a record get the same dropout.
         outputs = jax.vmap(lambda each: model.apply(params, each, key=key, mask=mask), 1, 1)(
             candidates

@@ -53,7 +53,7 @@ from attacks.attributes.knowledge import (
 )
 from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
 from attacks.precision import arithmetic, cast
-from jaxfl import ClassWeights, LocalTraining, Messages, Model
+from jaxfl import ClassWeights, LocalTraining, Messages, Model, local_update
 from jaxfl.domains import Count, Key, NotNegative, Positive, check, checked
 
 Array = jax.Array
@@ -73,17 +73,15 @@ class UnrolledGLS:
       passes: linearisations (static).
       floor: f, in parts of the runs' mean variance of one number.
       ridge: pull towards the prior, relative to the precision of a draw from it.
-      iterations: of the constrained minimisation (static).
     """
 
     training: LocalTraining
     _: dataclasses.KW_ONLY
-    runs: Count = struct.field(pytree_node=False, default=512)
+    runs: Count = struct.field(pytree_node=False, default=256)
     tangents: Count = struct.field(pytree_node=False, default=8)
     passes: Count = struct.field(pytree_node=False, default=3)
     floor: Positive = 1.0
     ridge: NotNegative = 1.0
-    iterations: Count = struct.field(pytree_node=False, default=2000)
 
 
 @checked
@@ -156,8 +154,8 @@ def _unrolled_gls(
     def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
         total = _summed(client, rounds, weights, key, 1)
         gram, right = total.gram, total.along[:, 0] + total.gram @ weights
-        limits = cast(settings.ridge, dtype), settings.iterations
-        solution, (heights, rounded) = most_likely(gram, right, prior, records, *limits, weights)
+        ridge = cast(settings.ridge, dtype)
+        solution, (heights, rounded) = most_likely(gram, right, prior, records, ridge, None)
         return solution, (heights, rounded)
 
     with jax.default_matmul_precision("highest"):
@@ -207,7 +205,9 @@ class _Client:
 
         def of_run(key: Array) -> Array:
             def update(w: Array) -> Array:
-                return self.runs(received, w, key, 1)[0]
+                model, data, training = self.guess(w)
+                returned = local_update(model, received, data, key, training)
+                return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
 
             return jax.vmap(lambda t: jax.jvp(update, (weights,), (t,))[1])(one_by_one)
 

@@ -5,12 +5,11 @@ a method that `learns` gets what it learned on public records as `view.learned`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from attacks import (
@@ -23,12 +22,12 @@ from attacks import (
     L2Matching,
     PartialDecoding,
     Reconstruction,
+    UnrolledGLS,
     Virtual,
     closed_form,
     cos_matching,
     decode_adam,
     decode_partial,
-    fit_public_model,
     gauss_newton,
     gls,
     l2_lbfgs,
@@ -36,14 +35,12 @@ from attacks import (
     name_by_public_model,
     random_guess,
     statistics,
+    unrolled_gls,
 )
 from attacks.attributes.knowledge import answered
 from attacks.path import is_linear
-from benchmarks.harness.engines import Compiled, once, run_members
 from benchmarks.harness.experiment import Method, Metric
-from benchmarks.scenarios.sources import classified
-from benchmarks.scenarios.splits import public_rows
-from benchmarks.scenarios.streams import Stream, stream
+from benchmarks.measurements.attributes.learning import Learns, as_they_are, fitted
 from benchmarks.scenarios.victims import VictimSettings
 from jaxfl import LocalTraining, Model
 
@@ -150,6 +147,11 @@ def _gls(view: View, settings: GLS) -> Reconstruction:
     return gls(view.model, view.messages, view.knowledge, view.key, settings=settings)
 
 
+def _unrolled(view: View, settings: UnrolledGLS) -> Reconstruction:
+    settings = dataclasses.replace(settings, training=view.training)
+    return unrolled_gls(view.model, view.messages, view.knowledge, view.key, settings=settings)
+
+
 def _one_column(settings: VictimSettings) -> str | None:
     if settings.columns > 1:
         return f"columns={settings.columns}: it is measured on one unknown column alone"
@@ -192,6 +194,14 @@ def _partial_refuses(settings: VictimSettings) -> str | None:
     return _one_column_known_labels(settings)
 
 
+def _unrolled_refuses(settings: VictimSettings) -> str | None:
+    if settings.private or settings.training.mixup:
+        return "epsilon or mixup: it knows neither noise nor pairs of records"
+    if is_linear(settings.training.optimizer):
+        return "training.optimizer: where it is linear in gradients, `gls` does the same faster"
+    return _several_steps(settings) or _one_column(settings)
+
+
 def _gls_refuses(settings: VictimSettings) -> str | None:
     training = settings.training
     if not is_linear(training.optimizer):
@@ -200,76 +210,6 @@ def _gls_refuses(settings: VictimSettings) -> str | None:
     exact = _several_steps(settings) if plain else None
     labels = _known_labels(settings) if training.mixup else None
     return exact or labels or _one_column(settings)
-
-
-class Public(NamedTuple):
-    """Records that the adversary knows whole.
-
-    Attributes:
-      x: `[public, features]`.
-      y: their labels `[public]`.
-      values: of the attribute `[public]`.
-      key: of what is random in learning.
-    """
-
-    x: Array
-    y: Array
-    values: Array
-    key: Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Learns:
-    """How a method learns on a seed's public records. These do not depend on the victim, so that
-    all cells share what is learned.
-
-    Attributes:
-      rule: from where the attribute stands, how many values it has, and the records, to what is
-        learned.
-    """
-
-    rule: Callable[[tuple[int, ...], int, Public], Any]
-
-    @once
-    def __call__(
-        self,
-        name: str,
-        data_dir: str | None,
-        encoding: str,
-        attribute: int,
-        seeds: tuple[int, ...],
-        count: int,
-    ) -> Compiled:
-        """What is learned with every seed `[seeds]`."""
-        data = classified(name, data_dir, encoding=encoding)
-        column, values = data.column(attribute), data.values_of(attribute)
-        rows = np.stack([public_rows(data, seed)[:count] for seed in seeds])
-        keys = jnp.stack([stream(jax.random.key(seed), Stream.ATTACK) for seed in seeds])
-        x, y, known = (jnp.asarray(a[rows]) for a in (data.x, data.y, values))
-        rule = Rule(self.rule, column.positions, len(column.values))
-        return run_members(rule, Public(x, y, known, keys))
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """Learns on public records; see `Learns`."""
-
-    rule: Any
-    positions: tuple[int, ...]
-    values: int
-
-    def __call__(self, public: Public) -> Any:
-        """What is learned on them."""
-        return self.rule(self.positions, self.values, public)
-
-
-def _fitted(positions: tuple[int, ...], values: int, public: Public) -> Any:
-    places = jnp.asarray(positions)
-    return fit_public_model(public.x, public.values, places, values, public.key)
-
-
-def _as_they_are(positions: tuple[int, ...], values: int, public: Public) -> Any:
-    return public.x, public.y
 
 
 METHODS = (
@@ -283,7 +223,7 @@ METHODS = (
             PublicRecords(count),
             refuses=_one_column,
             observes=False,
-            learns=Learns(_fitted),
+            learns=Learns(fitted),
         )
         for count in (100, 1000)
     ),
@@ -329,7 +269,7 @@ METHODS = (
         _partial,
         PublicRecords(1000),
         refuses=_partial_refuses,
-        learns=Learns(_as_they_are),
+        learns=Learns(as_they_are),
         selects=True,
         explains=True,
         x64=True,
@@ -375,6 +315,18 @@ METHODS = (
         selects=True,
         explains=True,
         simulates=True,
+    ),
+    Method(
+        "gls_unrolled",
+        "the same through the client's simulated training, of an optimiser that is not linear",
+        _unrolled,
+        UnrolledGLS(LocalTraining()),
+        filled=("training",),
+        refuses=_unrolled_refuses,
+        selects=True,
+        explains=True,
+        simulates=True,
+        x64=True,
     ),
 )
 METRICS = (

@@ -1,0 +1,159 @@
+"""Clients of any optimiser are read through their simulated training: Adam in batches, dropout; and
+those of plain SGD as `gls` reads them."""
+
+import dataclasses
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attacks import (
+    GLS,
+    Knowledge,
+    MisfitWarning,
+    Status,
+    UnrolledGLS,
+    binary_column,
+    gls,
+    unrolled_gls,
+)
+from attacks.attributes.candidate_decoding import candidate_records
+from attacks.attributes.candidate_decoding.unrolled import _Client, _smooth
+from jaxfl import (
+    ClassWeights,
+    Federated,
+    LocalTraining,
+    Mixup,
+    cross_entropy,
+    from_flax,
+    mlp,
+    simulate,
+    stack_clients,
+)
+
+KEY = jax.random.key(0)
+RECORDS, FEATURES, ROUNDS = 40, 10, 10
+ADAM = LocalTraining(2e-3, 2, 8, optax.adam)
+FEW = {"runs": 96, "tangents": 6, "passes": 2}
+
+
+def records(seed):
+    """Bits that nothing else tells, and labels that have nothing to do with them."""
+    rng = np.random.default_rng(seed)
+    x = (rng.random((RECORDS, FEATURES)) < 0.5).astype(np.float32)
+    return x, rng.integers(0, 2, RECORDS)
+
+
+class Dropped(flax.linen.Module):
+    """A network whose hidden units are dropped in training."""
+
+    @flax.linen.compact
+    def __call__(self, x, train=False):
+        hidden = flax.linen.relu(flax.linen.Dense(24)(x))
+        hidden = flax.linen.Dropout(0.2, deterministic=not train)(hidden)
+        return flax.linen.Dense(2)(hidden)
+
+
+def client_of(training, model=None, seed=0):
+    model = model or mlp(FEATURES, (24,), 2)
+    run = simulate(
+        model,
+        model.init(KEY),
+        stack_clients([records(seed), records(seed + 50)]),
+        jax.random.key(seed),
+        Federated(ROUNDS, training),
+    )
+    x, y = records(seed)
+    x[:, 0] = np.nan
+    return model, run, Knowledge(jnp.asarray(x), jnp.asarray(y), (binary_column(0, 0.5),))
+
+
+def accuracy(answer, seed=0):
+    return float((np.asarray(answer.values[0]) == records(seed)[0][:, 0]).mean())
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam, optax.rmsprop, optax.adamw])
+def test_clients_of_optimizers_that_are_not_linear_are_read_in_batches(optimizer):
+    training = dataclasses.replace(ADAM, optimizer=optimizer)
+    model, run, known = client_of(training)
+    answer = unrolled_gls(model, run.messages(0), known, KEY, settings=UnrolledGLS(training, **FEW))
+    assert accuracy(answer) > 0.94
+    assert answer.status == Status.OK
+    assert 0 < float(answer.fit.explained) < 1
+
+
+def test_another_clients_messages_and_another_recipe_are_misfits():
+    model, run, known = client_of(ADAM)
+    for client, told in ((1, ADAM), (0, dataclasses.replace(ADAM, epochs=1))):
+        with pytest.warns(MisfitWarning):
+            answer = unrolled_gls(
+                model, run.messages(client), known, KEY, settings=UnrolledGLS(told, **FEW)
+            )
+        assert answer.status == Status.MISFIT
+
+
+def test_dropout_is_in_the_simulation():
+    model = from_flax(Dropped(), (FEATURES,), cross_entropy, 2)
+    training = LocalTraining(0.1, 2, 8)
+    model, run, known = client_of(training, model)
+    answer = unrolled_gls(model, run.messages(0), known, KEY, settings=UnrolledGLS(training, **FEW))
+    assert accuracy(answer) >= 0.9
+    assert answer.status == Status.OK
+
+
+@pytest.mark.slow
+def test_clients_of_sgd_are_read_as_gls_reads_them():
+    training = LocalTraining(0.1, 2, 8, plugins=(ClassWeights((1.0, 3.0)),))
+    model, run, known = client_of(training)
+    seen = model, run.messages(0), known, KEY
+    ours = unrolled_gls(*seen, settings=UnrolledGLS(training, **FEW))
+    theirs = gls(*seen, settings=GLS(training))
+    assert (np.asarray(ours.values[0]) == np.asarray(theirs.values[0])).mean() > 0.9
+    assert min(map(accuracy, (ours, theirs))) > 0.9
+
+
+def test_the_derivative_is_that_of_finite_differences():
+    """Of a smooth client: of one step of SGD it is exact, and the same for all orders."""
+    model, run, known = client_of(LocalTraining(0.1))
+    x, _ = candidate_records(model, known)
+    client = _Client(model, x, known.y, UnrolledGLS(LocalTraining(0.1), tangents=2))
+    received = jax.tree.map(lambda a: a[0], run.messages(0).received)
+    weights = jnp.full(RECORDS, 0.5, jnp.float32)
+    derivative = np.asarray(client.derivative(received, weights, KEY))
+    for n in (0, 7):
+        step = jnp.zeros(RECORDS).at[n].set(0.5)
+        ends = [np.asarray(client.runs(received, weights + s, KEY, 1))[0] for s in (step, -step)]
+        assert derivative[n] == pytest.approx(ends[0] - ends[1], abs=2e-6)
+
+
+def test_a_parameter_that_nothing_moves_has_a_derivative():
+    """The root in Adam's step has none at 0."""
+
+    def moved(gradient):
+        optimizer = _smooth(optax.adam)(0.1)
+        updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+        return updates
+
+    at, along = jnp.asarray([0.0, 1.0]), jnp.asarray([0.0, 1.0])
+    updates, tangents = jax.jvp(moved, (at,), (along,))
+    assert np.isfinite(np.asarray(tangents)).all()
+    plain = optax.adam(0.1)
+    same, _ = plain.update(at, plain.init(at), at)
+    assert np.asarray(updates) == pytest.approx(np.asarray(same), rel=1e-6)
+
+
+def test_what_it_cannot_simulate_is_named():
+    model, run, known = client_of(LocalTraining(0.1))
+    seen = model, run.messages(0), known, KEY
+    mixed = LocalTraining(0.1, batch_size=8, plugins=(Mixup(),))
+    with pytest.raises(ValueError, match=r"training\.plugins holds Mixup"):
+        unrolled_gls(*seen, settings=UnrolledGLS(mixed))
+    with pytest.raises(ValueError, match="runs=1 must be at least 2"):
+        unrolled_gls(*seen, settings=UnrolledGLS(ADAM, runs=1))
+    weighted = LocalTraining(0.1, plugins=(ClassWeights((1.0, 3.0)),))
+    unknown = dataclasses.replace(known, y=None)
+    with pytest.raises(ValueError, match="y=None does not go with ClassWeights"):
+        unrolled_gls(model, seen[1], unknown, KEY, settings=UnrolledGLS(weighted))
