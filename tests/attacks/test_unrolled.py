@@ -21,6 +21,7 @@ from attacks import (
     unrolled_gls,
 )
 from attacks.attributes.candidate_decoding import candidate_records
+from attacks.attributes.candidate_decoding.constraints import interior_point
 from attacks.attributes.candidate_decoding.unrolled import _Client, _smooth
 from jaxfl import (
     ClassWeights,
@@ -143,6 +144,26 @@ def test_a_parameter_that_nothing_moves_has_a_derivative():
     plain = optax.adam(0.1)
     same, _ = plain.update(at, plain.init(at), at)
     assert np.asarray(updates) == pytest.approx(np.asarray(same), rel=1e-6)
+
+
+@pytest.mark.parametrize("condition", [10, 1e5, 1e10])
+def test_an_interior_point_satisfies_its_optimality_conditions(condition):
+    """However ill-conditioned the quadratic is."""
+    records, others = 20, 2
+    rng = np.random.default_rng(0)
+    turned = np.linalg.qr(rng.normal(size=(records * others,) * 2))[0]
+    gram = turned * np.geomspace(1, condition, records * others) @ turned.T
+    right = gram @ rng.normal(size=records * others)
+    with jax.enable_x64(True):
+        weights = np.asarray(interior_point(jnp.asarray(gram), jnp.asarray(right), records))
+    slope, weights = (gram @ weights - right).reshape(records, -1), weights.reshape(records, -1)
+    left, tolerance = 1 - weights.sum(1), 1e-9 * np.abs(right).max()
+    assert (weights > 0).all()
+    assert (left > 0).all()
+    # A multiplier of the sum, where it is at its bound; then slopes point into the constraints.
+    held = np.maximum(-slope.min(1), 0)
+    assert (held * left).max() < tolerance
+    assert (weights * (slope + held[:, None])).max() < tolerance
 
 
 def test_what_it_cannot_simulate_is_named():

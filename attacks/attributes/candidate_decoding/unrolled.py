@@ -77,7 +77,7 @@ class UnrolledGLS:
 
     training: LocalTraining
     _: dataclasses.KW_ONLY
-    runs: Count = struct.field(pytree_node=False, default=256)
+    runs: Count = struct.field(pytree_node=False, default=512)
     tangents: Count = struct.field(pytree_node=False, default=8)
     passes: Count = struct.field(pytree_node=False, default=3)
     floor: Positive = 1.0
