@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 import yaml
 
@@ -192,6 +193,20 @@ def test_recorded_clients_with_momentum_are_explained_if_that_is_told(
     assert (int(right[1]) >= 95) == told
     page = (tmp_path / "audit/report.html").read_text()
     assert ("Updates of ana are not explained" in page) == (not told)
+
+
+@pytest.mark.slow
+def test_recorded_clients_of_adam_in_batches_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = write_run(tmp_path, LocalTraining(0.002, 2, 16, optax.adam))
+    words += ["--client", "ana", "--batch-size", "16", "--epochs", "2"]
+    words += ["--optimizer", "adam", "--learning-rate", "0.002"]
+    assert audit.main(words) == 0
+    right = re.search(r"names rightly 'smoker' of (\d+) of 100 people", answer(capsys))
+    assert right
+    assert int(right[1]) >= 90
+    assert "Updates of ana are not explained" not in (tmp_path / "audit/report.html").read_text()
 
 
 @pytest.mark.parametrize("told", ["adam", "sgd"])
