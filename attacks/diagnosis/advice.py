@@ -1,6 +1,7 @@
 """Which attack to use, by what messages say of the client."""
 
 from attacks.attributes.knowledge import Knowledge
+from attacks.path import is_linear
 from jaxfl import LocalTraining
 
 NO_STEP = "no full-batch step"
@@ -10,10 +11,11 @@ BY_ROUND = "another rate in every round"
 def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
     """Which attack to use on messages of a cause, of a client that was told a recipe."""
     one_step = training.steps(len(knowledge.x)) == 1
+    linear = "gls" if is_linear(training.optimizer) else "unrolled_gls"
     unknown_rate = "`closed_form` with `learning_rate=None`, or the rate found"
     by_round = "`closed_form` with `ClosedForm(by_round=True)`"
     known = {
-        "as told": "`closed_form`" if one_step else "`gls` with this recipe",
+        "as told": "`closed_form`" if one_step else f"`{linear}` with this recipe",
         "several steps": "`gls` with the client's batch size and epochs",
         "epochs": "`gls` with so many epochs",
         "batches": "`gls` with this recipe",

@@ -18,7 +18,9 @@ from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decodi
 from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
 from attacks.diagnosis.advice import BY_ROUND, NO_STEP, advice
+from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
 from attacks.diagnosis.numbers import Finding, numbers_say
+from attacks.diagnosis.simulated import by_simulation, is_simulated
 from attacks.diagnosis.steps import Otherwise, means, moved, recipes, shown
 from attacks.diagnosis.structure import Structure, activations, layouts
 from attacks.fit import Fit, FitWarning, Status
@@ -38,7 +40,6 @@ as much: values that were read wrongly blur what is left."""
 SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
-UNKNOWN = "unknown records or model"
 NEWTON = 4
 """Steps to the size of a cause."""
 ALIKE_NOISE = 2
@@ -46,25 +47,6 @@ ALIKE_NOISE = 2
 REDUCED = 0.03
 """Of an update's length, what products whose factors keep ten bits may leave: .0085 on an H200,
 .004 to .014 emulated."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """What messages say of a client, the strongest first.
-
-    Attributes:
-      findings: what was found.
-      fit: of the recipe that was told, or None if nothing is known of the records.
-      attack: which attack to use, and how.
-    """
-
-    findings: tuple[Finding, ...]
-    fit: Fit | None
-    attack: str
-
-    def __str__(self) -> str:
-        lines = [f"{f.cause}: {f.evidence}" for f in self.findings]
-        return "\n".join([*lines, f"use: {self.attack}"])
 
 
 @checked
@@ -99,6 +81,8 @@ def diagnose(
         return Diagnosis(tuple(findings), None, "give `knowledge` to try recipes")
     knowledge = check_knowledge(model, messages, knowledge)
     told = training
+    if training is not None and is_simulated(training, len(knowledge.x)):
+        return by_simulation(model, messages, knowledge, training, findings)
     if training is None:
         training = LocalTraining(float(_decoded(model, messages, knowledge).learning_rate))
     trial = _Trial(model, messages, knowledge, training)

@@ -17,6 +17,7 @@ from attacks import (
     Status,
     UnrolledGLS,
     binary_column,
+    diagnose,
     gls,
     unrolled_gls,
 )
@@ -94,6 +95,16 @@ def test_another_clients_messages_and_another_recipe_are_misfits():
                 model, run.messages(client), known, KEY, settings=UnrolledGLS(told, **FEW)
             )
         assert answer.status == Status.MISFIT
+
+
+@pytest.mark.slow
+def test_a_diagnosis_simulates_the_told_recipe():
+    model, run, known = client_of(ADAM)
+    causes = []
+    for training in (ADAM, dataclasses.replace(ADAM, epochs=1)):
+        diagnosis = diagnose(model, run.messages(0), known, training)
+        causes.append(diagnosis.findings[0].cause)
+    assert causes == ["as told", "unknown records or model"]
 
 
 def test_dropout_is_in_the_simulation():

@@ -1,0 +1,55 @@
+"""A client whose recipe can be simulated alone: several steps of an optimiser that is not linear.
+
+Threat model: as of `attacks.diagnosis.causes`, which asks.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import jax
+
+from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, unrolled_gls
+from attacks.attributes.knowledge import Knowledge
+from attacks.diagnosis.advice import advice
+from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
+from attacks.diagnosis.numbers import Finding
+from attacks.fit import FitWarning
+from attacks.path import is_linear
+from jaxfl import LocalTraining, Messages, Model
+
+KEY = jax.random.key(0)
+RUNS, TANGENTS, PASSES = 128, 4, 2
+"""Of `unrolled_gls`: fewer than to read a client, enough to see whether it is another one."""
+
+
+def is_simulated(training: LocalTraining, records: int) -> bool:
+    """Whether a recipe is one of these."""
+    return training.steps(records) > 1 and not is_linear(training.optimizer)
+
+
+def by_simulation(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    training: LocalTraining,
+    findings: Sequence[Finding],
+) -> Diagnosis:
+    """Whether the recipe explains the messages; what else may be the cause is not tried. `findings`
+    are what the numbers say."""
+    settings = UnrolledGLS(training, runs=RUNS, tangents=TANGENTS, passes=PASSES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        fit = unrolled_gls(model, messages, knowledge, KEY, settings=settings).fit
+    others = [finding for finding in findings if finding.cause != "Adam"]
+    if fit.misfit > 1:
+        evidence = (
+            "this recipe, simulated, does not explain the messages: another rate, batch size, "
+            "number of epochs or optimiser; other records, model or loss"
+        )
+        others = [*others, Finding(UNKNOWN, evidence, 0.5)]
+    elif fit.misfit <= 1:
+        others = [Finding("as told", "the recipe, simulated, explains the messages", 1.0), *others]
+    else:
+        evidence = "there are as many unknowns as equations"
+        others = [*others, Finding("cannot be judged", evidence, 0.0)]
+    return Diagnosis(tuple(others), fit, advice(others[0].cause, training, knowledge))
