@@ -279,6 +279,7 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         made,
         [
             *notes.of_rows(rows, made, wholes),
+            *plan.not_asked(suite, _questions(arguments.questions)),
             *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
             *(f"Failed: {status}" for status in failed),
         ],

@@ -16,6 +16,9 @@ from jaxfl import _check
 from jaxfl.domains import checked
 from jaxfl.schema import Listed, Schema
 
+UNLIKE = 1e-3
+"""How far a record may lie from a value that is its own."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Hidden:
@@ -49,7 +52,7 @@ def hide(
       columns: names of the columns that the adversary does not know. Columns that another one tells
         (a category and its number) are hidden together.
       priors: distributions of columns, by their names, that the adversary knows: of the candidates
-        in the schema's order `[candidates]` (`jaxfl.datasets.Dataset.prior`).
+        in the schema's order `[candidates]` (`jaxfl.datasets.Dataset.prior`, of categories).
 
     Raises:
       ValueError: if a column does not exist, is hidden twice, or holds numbers too many to be
@@ -62,12 +65,18 @@ def hide(
     if odd:
         raise ValueError(f"priors={odd[0]!r} is none of columns={tuple(columns)}")
     _check.shape((None, schema.features), x=x)
-    x, unknown, truth = np.array(x), [], []
+    x, unknown, truth = np.array(x, np.result_type(x, np.float32)), [], []
     for name, attribute in zip(columns, hidden, strict=True):
         places = list(attribute.positions)
         distance = np.abs(x[:, None, places] - attribute.looks).sum(-1)
         if np.isnan(distance).any():
             raise ValueError(f"columns={tuple(columns)} hides {name!r} twice, or x is NaN there")
+        if (distance.min(1) > UNLIKE).any():
+            odd_row = int(distance.min(1).argmax())
+            raise ValueError(
+                f"x[{odd_row}] holds {x[odd_row, places]} for {name!r}, which is none of the "
+                "schema's values; are its records of another scaling or coding?"
+            )
         if name in priors:
             _check.distribution(len(attribute.looks), **{f"priors[{name!r}]": priors[name]})
         prior = jnp.asarray(priors[name], jnp.float32) if name in priors else None

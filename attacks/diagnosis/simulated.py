@@ -1,4 +1,4 @@
-"""A client whose recipe can be simulated alone: several steps of an optimiser that is not linear.
+"""A client whose recipe can be simulated alone: batches of an optimiser that is not linear.
 
 Threat model: as of `attacks.diagnosis.causes`, which asks.
 """
@@ -24,7 +24,8 @@ RUNS, TANGENTS, PASSES = 128, 4, 2
 
 def is_simulated(training: LocalTraining, records: int) -> bool:
     """Whether a recipe is one of these."""
-    return training.steps(records) > 1 and not is_linear(training.optimizer)
+    batches = len(training.batch_sizes(records)) > 1
+    return batches and not is_linear(training.optimizer)
 
 
 def by_simulation(

@@ -192,7 +192,8 @@ class Source:
 def of_clients(rounds: int) -> Source:
     """A client's updates."""
     reader = "someone who reads what a client sends, and holds its records without that column,"
-    return Source(reader, f"{rounds} updates of that client")
+    updates = "one update" if rounds == 1 else f"{rounds} updates"
+    return Source(reader, f"{updates} of that client")
 
 
 def of_global_models(rounds: int) -> Source:

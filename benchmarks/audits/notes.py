@@ -10,11 +10,11 @@ from benchmarks.audits.findings import (
     Rows,
     Whole,
     listed,
-    margin_of,
     mean,
     of_hundred,
     protection,
 )
+from benchmarks.harness.intervals import wilson_interval
 
 LEARNT_NOTHING = 0.02
 """Accuracy above the most frequent class below which a model is of no use."""
@@ -57,18 +57,23 @@ def summed(column: str, value: str, rows: Rows) -> list[str]:
         for epsilon, mine in by_epsilon
     )
     usual = of_hundred(mean([row["majority"] for row in told]))
-    plain = by_epsilon[0][1]
-    margin = margin_of([r["value"] for r in plain], [r["majority"] for r in plain], clients)
+    plain = [row for epsilon, mine in by_epsilon if not math.isfinite(epsilon) for row in mine]
+    hits, trials = round(clients * sum(r["value"] for r in plain)), clients * len(plain)
+    shown = trials and wilson_interval(hits, trials).low > mean([r["majority"] for r in plain])
     hides = (
         "So secure aggregation alone does not hide it."
-        if margin.low > 0
+        if shown
         else "That this leaks is not shown."
+    )
+    more, fewer = (
+        of_hundred(mean([row["detail"][f"share_{which}"] for row in told]))
+        for which in ("with", "without")
     )
     return [
         f"Behind secure aggregation, which shows sums over {settings['per_round']} of {clients} "
-        f"clients alone: whether a client holds many people with {column} = {value} was told "
-        f"rightly, after {settings['rounds']} rounds, of {outcomes}. Saying the same of all is "
-        f"right about {usual}. {hides}"
+        f"clients alone: whether a client holds many people with {column} = {value} ({more} people "
+        f"on average; the others {fewer}) was told rightly, after {settings['rounds']} rounds, of "
+        f"{outcomes}. Saying the same of all is right about {usual}. {hides}"
     ]
 
 

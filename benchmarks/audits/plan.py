@@ -52,6 +52,12 @@ MOST_CATEGORIES = 100
 """Texts that a column may hold."""
 SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 5
 """Clients, at most, whose records are told apart, and how many updates of each tell."""
+NEEDS = {
+    "epsilon": "private clients of plain SGD",
+    "property": "four clients or more",
+    "source": "clients of plain SGD",
+    "linkability": "two rounds or more",
+}
 FEWEST_SUMMED, SURE_SHARE = 4, 0.8
 """Clients: of fewer, halves are no sums; and what share of the training records they take."""
 LEAST_SHARE = 0.01
@@ -126,6 +132,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
             attributes.append(Place(name, settings, _attacks()))
             membership.append(Place(name, dataclasses.replace(settings, participants=1)))
     levels = attributes[: len(federation.epsilons) + 1]
+    plain = federation.training.optimizer is optax.sgd
     return Suite(
         NAME,
         (
@@ -144,9 +151,9 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
                 ("closed_form",),
             ),
             _read_whole(levels),
-            _shown(levels[1:] if federation.training.optimizer is optax.sgd else []),
+            _shown(levels[1:] if plain else []),
             _of_sums(attributes, federation.clients, any_source),
-            _sources(levels, federation.clients),
+            _sources(levels if plain else [], federation.clients),
             _anonymous(levels, federation.clients, any_source),
         ),
     )
@@ -206,15 +213,15 @@ def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
         most = min(most, int(SURE_SHARE * training_rows(data)) // clients)
     for place in levels if clients >= FEWEST_SUMMED else ():
         victim: VictimSettings = place.settings
-        half = clients // 2
+        half, records = clients // 2, min(victim.records, most)
         settings = PropertySettings(
             "",
             "prevalence",
-            min(victim.records, most),
+            records,
             clients=clients,
             positives=half,
             per_round=half,
-            training=victim.training,
+            training=_fitting(victim.training, records),
             auxiliary=public,
             rounds=victim.rounds,
             table=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
@@ -258,11 +265,12 @@ def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
     places = []
     for place in levels if levels[0].settings.rounds > 1 else ():
         victim: VictimSettings = place.settings
+        records = min(victim.records, len(data) // (2 * clients))
         settings = LinkSettings(
             split="iid" if data.group is None else "named",
             clients=clients,
-            records=min(victim.records, len(data) // (2 * clients)),
-            training=victim.training,
+            records=records,
+            training=_fitting(victim.training, records),
             hidden=victim.hidden,
             epsilon=victim.epsilon,
             first=0,
@@ -272,6 +280,18 @@ def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
         places.append(Place(place.dataset, settings))
     about = "Which updates without names come from one client"
     return Table(QUESTIONS[6], about, LINKABILITY, lambda size, data_dir: places, ("whitened",))
+
+
+def _fitting(training: LocalTraining, records: int) -> LocalTraining:
+    """A recipe in whose batches so many records fit."""
+    whole = training.batch_size is None or training.batch_size >= records
+    return dataclasses.replace(training, batch_size=None) if whole else training
+
+
+def not_asked(suite: Suite, asked: Sequence[str]) -> list[str]:
+    """What each question needs that cannot be asked, in words."""
+    empty = [name for name in asked if not suite.table(name).cells(NAME, "small", None)]
+    return [f"Not asked: {name}, which needs {NEEDS[name]}." for name in empty]
 
 
 def wholes_of(suite: Suite, rows: Rows) -> list[Whole]:

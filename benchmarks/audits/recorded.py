@@ -167,7 +167,7 @@ def _told(training: LocalTraining, records: int) -> str:
     """The method that reads clients of a recipe."""
     one_step = training.steps(records) == 1
     if training.optimizer is optax.adam:
-        return "adam" if one_step else "gls_unrolled"
+        return "gls_unrolled" if len(training.batch_sizes(records)) > 1 else "adam"
     return "closed_form" if one_step and training.optimizer is optax.sgd else "gls"
 
 

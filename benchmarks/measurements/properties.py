@@ -284,7 +284,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             correlation = round(float(trained.detectors.correlation[s, -1]), 3)
             facts = shared | {
                 "test_accuracy": float(trained.test_accuracy[s]),
-                "detail": trained.detail | {"correlation": correlation},
+                "detail": trained.detail | {"correlation": correlation} | _shares(trained, s),
             }
             averaged = _averaged([scores[s][t] for t in job.cell.settings.prefixes])
             usual = _usual(np.asarray(trained.drawn.positives[s]))
@@ -293,6 +293,15 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 for metric, value in averaged.items()
             ]
         yield outcomes
+
+
+def _shares(trained: Trained, s: int) -> dict[str, float]:
+    """How many of the records have the attribute, where that is the property."""
+    prevalence = trained.drawn.prop.prevalence
+    if prevalence is None:
+        return {}
+    shares = {"without": prevalence.without, "with": prevalence.with_property}
+    return {f"share_{name}": float(np.asarray(share)[s]) for name, share in shares.items()}
 
 
 def _usual(positives: np.ndarray) -> Scores:

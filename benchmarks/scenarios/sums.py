@@ -188,14 +188,15 @@ def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, 
         positives = np.isin(np.arange(clients), rng.permutation(clients)[: settings.positives])
         each = carries.mean() * (1 + table.spread * np.asarray([-1.0, 1.0]))
         shares = np.minimum(each, 1.0)
-        counts = rng.binomial(records, shares[positives.astype(int)])
-        parts = _with_counts(rows.training, carries, counts, records)
+        drawn = rng.binomial(records, shares[positives.astype(int)])
+        parts = _with_counts(rows.training, carries, drawn, records)
     else:
         parts = np.concatenate([rows.victim[None], rows.others])
         held = carries[parts].mean(1)
-        positives = np.isin(np.arange(clients), np.argsort(held)[clients - settings.positives :])
-        shares = np.asarray([held[positives == has].mean() for has in (False, True)])
-    if not shares[0] < shares[1]:
+        positives = held > _cut(held, clients - settings.positives)
+        sides = [held[positives == has] for has in (False, True)]
+        shares = np.asarray([side.mean() if len(side) else 0.0 for side in sides])
+    if not (positives.any() and shares[0] < shares[1]):
         raise ValueError(
             f"table.attribute={attribute}: clients of {data.name} all have a share of "
             f"{shares[0]:.3g} of records with its second most frequent value"
@@ -215,17 +216,32 @@ def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, 
     return Drawn(x, y, jnp.asarray(positives), among, prop, *known_of, *held_out, key)
 
 
+def _cut(shares: np.ndarray, below: int) -> float:
+    """A share below which lie about so many of `shares`, and at which no two alike are parted: NaN
+    if all are alike."""
+    ranked = np.sort(shares)
+    steps = np.flatnonzero(np.diff(ranked) > 0)
+    if not len(steps):
+        return np.nan
+    at = steps[np.abs(steps + 1 - below).argmin()]
+    return float((ranked[at] + ranked[at + 1]) / 2)
+
+
 def _with_counts(
     rows: np.ndarray, carries: np.ndarray, counts: np.ndarray, records: int
 ) -> np.ndarray:
-    """Rows of clients `[clients, records]`, of which so many `[clients]` have the attribute."""
+    """Rows of clients `[clients, records]`, of which so many `[clients]` have the attribute, or as
+    many as there are."""
     mine, others = rows[carries[rows]], rows[~carries[rows]]
-    for kind, wanted in ((mine, counts.sum()), (others, (records - counts).sum())):
-        if wanted > len(kind):
-            raise ValueError(
-                f"records={records} for clients={len(counts)} take {wanted} of the {len(kind)} "
-                "training records with, or without, the attribute's value"
-            )
+    if records * len(counts) > len(rows):
+        raise ValueError(
+            f"records={records} for clients={len(counts)} exceed {len(rows)} training records"
+        )
+    counts = counts.copy()
+    while counts.sum() > len(mine):
+        counts[counts.argmax()] -= 1
+    while (records - counts).sum() > len(others):
+        counts[counts.argmin()] += 1
     ends, rest = np.cumsum(counts), np.cumsum(records - counts)
     return np.stack(
         [

@@ -82,6 +82,12 @@ def test_what_cannot_be_hidden_is_named(data, columns, said):
         hide(table.x, table.y, table.schema(), columns)
 
 
+def test_records_of_another_scaling_are_named(data):
+    table, _ = data
+    with pytest.raises(ValueError, match=r"x\[\d+\] holds .* for 'age', which is none"):
+        hide(7 * table.x + 3, table.y, table.schema(), ["age"])
+
+
 def test_priors_of_known_columns_are_named(data):
     table, _ = data
     with pytest.raises(ValueError, match="priors='smoker' is none of"):

@@ -501,7 +501,8 @@ def simulation():
 
 
 def unknown_columns():
-    unrolled = attacks.UnrolledGLS(ONE_STEP, runs=2, tangents=1, passes=1)
+    batches = jaxfl.LocalTraining(0.1, batch_size=len(X) // 2)
+    unrolled = attacks.UnrolledGLS(batches, runs=2, tangents=1, passes=1)
     knowledge = attacks.Knowledge(X, Y, (attacks.binary_column(0, 0.5),))
     seen = {"model": MODEL, "messages": run_of(MODEL).messages(0), "knowledge": knowledge}
     dataset = datasets.load(TABLE, target="income")

@@ -12,7 +12,7 @@ from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.whitening import heights
 
 Array = jax.Array
-State = tuple[Array, Array, Array]
+State = tuple[Array, ...]
 INTERIOR, CENTRING, INSIDE = 40, 0.1, 0.995
 """Steps of an interior point, what share of complementarity each aims at, and how far it goes
 towards the constraints."""
@@ -70,25 +70,33 @@ def interior_point(gram: Array, right: Array, records: int) -> Array:
         return w.reshape(records, count).sum(1)
 
     def step(carry: State, _: None) -> tuple[State, None]:
-        w, z, rest_z = carry
-        rest = 1 - summed(w)
+        # What is left of each sum is kept, and not taken anew from 1: it may be too small for that.
+        w, rest, z, rest_z = carry
         aim = jnp.maximum(CENTRING * (z @ w + rest_z @ rest) / (len(w) + records), least)
         blocks = jnp.kron(jnp.diag(rest_z / rest), jnp.ones((count, count), w.dtype))
         matrix = gram + jnp.diag(z / w) + blocks
         slope = right - gram @ w + aim / w - jnp.repeat(aim / rest, count)
         moved = jax.scipy.linalg.solve(matrix, slope, assume_a="pos")
+        rest_moved = -summed(moved)
         duals = aim / w - z - z / w * moved
-        rest_duals = aim / rest - rest_z + rest_z / rest * summed(moved)
-        ways = (w, moved), (rest, -summed(moved)), (z, duals), (rest_z, rest_duals)
-        far = [jnp.where(d < 0, -at / jnp.where(d < 0, d, 1), jnp.inf).min() for at, d in ways]
+        rest_duals = aim / rest - rest_z - rest_z / rest * rest_moved
+        changes = moved, rest_moved, duals, rest_duals
+        far = [
+            jnp.where(d < 0, -at / jnp.where(d < 0, d, 1), jnp.inf).min()
+            for at, d in zip(carry, changes, strict=True)
+        ]
         length = jnp.minimum(1, INSIDE * jnp.stack(far).min())
-        return (w + length * moved, z + length * duals, rest_z + length * rest_duals), None
+        after = tuple(at + length * d for at, d in zip(carry, changes, strict=True))
+        sound = jnp.stack([(jnp.isfinite(a) & (a > 0)).all() for a in after]).all()
+        # At the end rounding may leave a matrix that has no factor; then nothing moves any more.
+        return jax.tree.map(lambda a, b: jnp.where(sound, a, b), after, carry), None
 
     w = jnp.full_like(right, 1 / (count + 1))
     z = jnp.maximum(jnp.abs(gram @ w - right), 1)
-    start = w, z, jnp.maximum(summed(z), 1)
+    start: State = w, 1 - summed(w), z, jnp.maximum(summed(z), 1)
     least = jnp.finfo(w.dtype).eps * z.mean()  # far below what tells two corners apart
-    return jax.lax.scan(step, start, length=INTERIOR)[0][0]
+    w = jax.lax.scan(step, start, length=INTERIOR)[0][0]
+    return jnp.where(jnp.isfinite(gram).all() & jnp.isfinite(right).all(), w, jnp.nan)
 
 
 def most_likely(

@@ -55,6 +55,7 @@ from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, round
 from attacks.precision import arithmetic, cast
 from jaxfl import ClassWeights, LocalTraining, Messages, Model, local_update
 from jaxfl.domains import Count, Key, NotNegative, Positive, check, checked
+from jaxfl.probe import draws_at_random
 
 Array = jax.Array
 JUDGES = 24
@@ -89,7 +90,7 @@ def unrolled_gls(
     model: Model, messages: Messages, knowledge: Knowledge, key: Key, *, settings: UnrolledGLS
 ) -> Reconstruction:
     """Reconstruct unknown columns, and labels if they are unknown, from the messages of a client
-    with any local training that can be simulated: Adam in batches, for example.
+    that trains in batches, by any optimiser that can be simulated: Adam, for example.
 
     Args:
       model: the model (static), whose operations mix no records (no batch normalisation).
@@ -107,26 +108,36 @@ def unrolled_gls(
 
     Raises:
       ValueError: as `gls` but for the optimiser; if the recipe has plug-ins other than
-        `ClassWeights`, or `runs` are fewer than 2.
+        `ClassWeights`, or draws nothing at random (full batches without dropout), or `runs` are
+        fewer than 2.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("unrolled_gls", model, messages, knowledge)
-    _check_settings(settings, knowledge)
+    _check_settings(settings, model, messages, knowledge)
     joint, dtype = joined("unrolled_gls", knowledge), jnp.dtype("float64")
     with arithmetic(dtype, messages, joint, key, settings):
         answer = _unrolled_gls(model, messages, joint, key, settings, canonicalize_dtype(dtype))
     return explained("unrolled_gls", messages, apart(answer, knowledge.columns), answer.fit)
 
 
-def _check_settings(settings: UnrolledGLS, knowledge: Knowledge) -> None:
+def _check_settings(
+    settings: UnrolledGLS, model: Model, messages: Messages, knowledge: Knowledge
+) -> None:
     check("settings.training.learning_rate", settings.training.learning_rate, Positive)
     odd = [p for p in settings.training.plugins if not isinstance(p, ClassWeights)]
     if odd:
         raise ValueError(
             f"training.plugins holds {odd[0]!r}; unrolled_gls knows ClassWeights alone"
         )
-    if odd == [] and settings.training.plugins and knowledge.y is None:
+    if settings.training.plugins and knowledge.y is None:
         raise ValueError("y=None does not go with ClassWeights; give labels")
+    whole = len(settings.training.batch_sizes(len(knowledge.x))) == 1
+    if whole and not draws_at_random(model, messages.model_shapes, knowledge.x):
+        raise ValueError(
+            f"training.batch_size={settings.training.batch_size} makes steps of all "
+            f"{len(knowledge.x)} records, and nothing in them is random: there is no noise to "
+            "learn; see closed_form, gls and decode_adam"
+        )
     if settings.runs < 2:
         raise ValueError(f"runs={settings.runs} must be at least 2: how they differ is the noise")
 

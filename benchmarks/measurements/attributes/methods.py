@@ -199,7 +199,9 @@ def _unrolled_refuses(settings: VictimSettings) -> str | None:
         return "epsilon or mixup: it knows neither noise nor pairs of records"
     if is_linear(settings.training.optimizer):
         return "training.optimizer: where it is linear in gradients, `gls` does the same faster"
-    return _several_steps(settings) or _one_column(settings)
+    if len(settings.training.batch_sizes(settings.records)) == 1:
+        return "training.batch_size: full batches have no noise, by which it whitens"
+    return _one_column(settings)
 
 
 def _gls_refuses(settings: VictimSettings) -> str | None:
