@@ -8,7 +8,7 @@ its records: round t's updates then have a mean mu_t(w) and deviations D_t `[M, 
 training is differentiable in the weights; its derivative J_t, the mean over some orders, says what
 every candidate would add. A message is, to first order,
 
-    u_t = mu_t(w) + J_t (v - w) + e_t,    cov(e_t) = D_t'D_t / M + f_t I,
+    u_t = mu_t(w) + J_t (v - w) + e_t,    cov(e_t) = D_t'D_t / (M - 1) + f_t I,
 
 where f_t is the runs' mean variance of one number: what M runs do not span, and what the
 linearisation misses. All rounds together are a quadratic in v, which is minimised under 0 <= v and
@@ -72,7 +72,7 @@ class UnrolledGLS:
       runs: simulated in every round and pass, which tell mean and noise (static).
       tangents: of these many runs the derivative is the mean (static). Most of the time is theirs.
       passes: linearisations (static).
-      floor: f, in parts of the runs' mean variance of one number.
+      floor: of f, in parts of the runs' mean variance of one number.
       ridge: pull towards the prior, relative to the precision of a draw from it.
     """
 
