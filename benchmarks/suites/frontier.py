@@ -18,7 +18,8 @@ from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.suites.lyu2021 import attacks
 
-METHODS = ("majority", "cos", "closed_form", "gauss_newton", "gls", "adam", "partial")
+EXACT = ("closed_form", "gauss_newton", "adam")
+METHODS = ("majority", "cos", *EXACT, "gls", "gls_unrolled", "partial")
 MOST_RECORDS = {"cos": 1000, "gls": 1000}
 """Up to which a method runs: beyond, it takes minutes per victim."""
 
@@ -27,6 +28,7 @@ SETTINGS = {
     "batch_size": "training.batch_size",
     "epochs": "training.epochs",
     "optimizer": "training.optimizer",
+    "adam_batch_size": "training.batch_size",
     "noise_multiplier": "upload.noise_multiplier",
     "bits": "upload.bits",
 }
@@ -131,6 +133,21 @@ SUITE = Suite(
                 (optax.sgd, optax.adam),
                 (optax.sgd, optax.adam),
                 training__learning_rate=1e-3,
+            ),
+        ),
+        _table(
+            "adam_batch_size",
+            "Records per local step of a client of Adam at rate 0.001; 100 records, the first 20 "
+            "rounds seen",
+            _axis(
+                LOCATION,
+                "adam_batch_size",
+                (None, 32, 8),
+                (None, 32),
+                phases=FIRST20,
+                records=100,
+                training__learning_rate=1e-3,
+                training__optimizer=optax.adam,
             ),
         ),
         _table(

@@ -77,7 +77,13 @@ def accuracy(answer, seed=0):
     return float((np.asarray(answer.values[0]) == records(seed)[0][:, 0]).mean())
 
 
-@pytest.mark.parametrize("optimizer", [optax.adam, optax.rmsprop, optax.adamw])
+VERY_SLOW = pytest.mark.very_slow
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.adam, *(pytest.param(o, marks=VERY_SLOW) for o in (optax.rmsprop, optax.adamw))],
+)
 def test_clients_of_optimizers_that_are_not_linear_are_read_in_batches(optimizer):
     training = dataclasses.replace(ADAM, optimizer=optimizer)
     model, run, known = client_of(training)
@@ -97,7 +103,7 @@ def test_another_clients_messages_and_another_recipe_are_misfits():
         assert answer.status == Status.MISFIT
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_a_diagnosis_simulates_the_told_recipe():
     model, run, known = client_of(ADAM)
     causes = []
@@ -116,7 +122,7 @@ def test_dropout_is_in_the_simulation():
     assert answer.status == Status.OK
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_clients_of_sgd_are_read_as_gls_reads_them():
     training = LocalTraining(0.1, 2, 8, plugins=(ClassWeights((1.0, 3.0)),))
     model, run, known = client_of(training)

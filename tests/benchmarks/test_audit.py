@@ -195,7 +195,7 @@ def test_recorded_clients_with_momentum_are_explained_if_that_is_told(
     assert ("Updates of ana are not explained" in page) == (not told)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_recorded_clients_of_adam_in_batches_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,7 +110,7 @@ def test_scores_that_are_not_finite_are_failures():
     broken = dataclasses.replace(cell.experiment.method("ols"), run=run)
     experiment = dataclasses.replace(cell.experiment, methods=(broken,))
     outcomes = outcomes_of([Job(dataclasses.replace(cell, experiment=experiment), "ols", 0)])
-    assert {o.metric for o in outcomes} == {"f1", "auc", "average_precision"}
+    assert {o.metric for o in outcomes} == {"f1", "accuracy", "auc", "average_precision"}
     assert all(o.value is None and o.status == "diverged" for o in outcomes)
 
 

@@ -162,17 +162,22 @@ def _unrolled_gls(
     left = _rounding(received, updates, eps, settings.training.steps(records))
     rounds = cast(received, narrow), jax.vmap(lambda u: ravel_pytree(u)[0])(updates), left
 
-    def one_pass(weights: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
-        total = _summed(client, rounds, weights, key, 1)
-        gram, right = total.gram, total.along[:, 0] + total.gram @ weights
+    def one_pass(at: Array, seen: tuple[Array, Array]) -> tuple[Array, Any]:
+        key, is_last = seen
+        total = _summed(client, rounds, at, key)
+        right = total.along[:, 0] + total.gram @ at
         ridge = cast(settings.ridge, dtype)
-        solution, (heights, rounded) = most_likely(gram, right, prior, records, ridge, None)
-        return solution, (heights, rounded)
+        found, (heights, rounded) = most_likely(total.gram, right, prior, records, ridge, None)
+        return jnp.where(is_last, rounded, found), (total, found, heights)
 
     with jax.default_matmul_precision("highest"):
-        keys = jax.random.split(key, settings.passes + 1)
-        weights, (heights, rounded) = jax.lax.scan(one_pass, prior, keys[1:])
-        fit = _fit(_summed(client, rounds, rounded[-1], keys[0], 1 + JUDGES), rounds, told_by)
+        # After the last pass the rounded answer is judged, by one more of the same program.
+        keys, last = jax.random.split(key, settings.passes + 1), settings.passes - 1
+        totals, found, heights = jax.lax.scan(
+            one_pass, prior, (keys, jnp.arange(settings.passes + 1) == last)
+        )[1]
+        fit = _fit(jax.tree.map(lambda a: a[-1], totals), rounds, told_by)
+    weights, heights = found[last], heights[: last + 1]
     trace, objectives = heights.T
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(trace).all())
@@ -247,19 +252,17 @@ class _Sums(NamedTuple):
     plain: Array
 
 
-def _summed(client: _Client, rounds: Any, weights: Array, key: Array, vectors: int) -> _Sums:
-    """Over all rounds, linearised at `weights`; of the messages, and of `vectors - 1` runs."""
-    unknowns, dtype = len(weights), weights.dtype
+def _summed(client: _Client, rounds: Any, weights: Array, key: Array) -> _Sums:
+    """Over all rounds, linearised at `weights`; of the messages, and of judging runs."""
+    unknowns, dtype, vectors = len(weights), weights.dtype, 1 + JUDGES
 
     def add(total: _Sums, seen: Any) -> tuple[_Sums, None]:
         (received, update, left), key = seen
         learned_key, judging_key, tangent_key = jax.random.split(key, 3)
         runs = client.runs(received, weights, learned_key, client.settings.runs).astype(dtype)
         mean = runs.mean(0)
-        rows = update[None]
-        if vectors > 1:
-            judging = client.runs(received, weights, judging_key, vectors - 1).astype(dtype)
-            rows = jnp.concatenate([rows, judging])
+        judging = client.runs(received, weights, judging_key, JUDGES).astype(dtype)
+        rows = jnp.concatenate([update[None], judging])
         derivative = client.derivative(received, weights, tangent_key).astype(dtype)
         floor = cast(client.settings.floor, dtype)
         noise = (runs - mean) / (len(runs) - 1) ** 0.5
