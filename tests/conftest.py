@@ -97,6 +97,23 @@ def release_programs():
     jax.clear_caches()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def last_method():
+    """The method whose laws were tried last, as `["name"]`."""
+    return [""]
+
+
+@pytest.fixture(autouse=True)
+def release_programs_between_methods(request, last_method):
+    """Before the limit is reached: laws on what compiles again bear no release under way."""
+    if getattr(request.node, "originalname", "") == "test_methods_obey":
+        method = request.node.callspec.id.partition("-")[0]
+        changed, last_method[0] = method != last_method[0], method
+        if changed and engines.held_mappings() > engines.MOST_MAPPINGS / 3:
+            engines.forget_programs()
+            jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def world():
     rng = np.random.default_rng(0)

@@ -97,16 +97,20 @@ def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec("members"))
 
 
+def held_mappings() -> int:
+    """Memory mappings of this process; 0 where they are not known, and not limited."""
+    try:
+        with open("/proc/self/maps", "rb") as mappings:
+            return sum(1 for _ in mappings)
+    except OSError:  # no Linux
+        return 0
+
+
 def _drop_programs() -> None:
     """Forget compiled programs, ours and JAX's, where a CPU's hold too many memory mappings."""
     if jax.default_backend() != "cpu":
         return
-    try:
-        with open("/proc/self/maps", "rb") as mappings:
-            held = sum(1 for _ in mappings)
-    except OSError:  # no Linux: not known, and no such limit
-        return
-    if held > MOST_MAPPINGS:
+    if held_mappings() > MOST_MAPPINGS:
         _compile.cache_clear()
         jax.clear_caches()
 
