@@ -79,13 +79,7 @@ def summed(column: str, value: str, rows: Rows) -> list[str]:
 
 def _sourced(rows: Rows) -> list[str]:
     """Whose a record is, in words."""
-    told = [
-        row
-        for row in rows
-        if row["metric"] == "source_accuracy"
-        and row["method"] == "decode_sources"
-        and row["value"] is not None
-    ]
+    told = _scored(rows, "decode_sources", "source_accuracy")
     if not told:
         return []
     by_epsilon = _by_protection(told, "epsilon")
@@ -108,13 +102,7 @@ def _sourced(rows: Rows) -> list[str]:
 
 def _linked(rows: Rows) -> list[str]:
     """Which updates are of one client, in words."""
-    told = [
-        row
-        for row in rows
-        if row["table"] == "linkability"
-        and row["metric"] == "precision"
-        and row["value"] is not None
-    ]
+    told = _scored(rows, "whitened", "precision")
     if not told:
         return []
     outcomes = listed(
@@ -128,8 +116,18 @@ def _linked(rows: Rows) -> list[str]:
     ]
 
 
+def _scored(rows: Rows, method: str, metric: str) -> list[Mapping[str, Any]]:
+    """A method's rows of a metric that have a value."""
+    return [
+        row
+        for row in rows
+        if row["metric"] == metric and row["method"] == method and row["value"] is not None
+    ]
+
+
 def _by_protection(rows: Rows, setting: str) -> list[tuple[float, list[Mapping[str, Any]]]]:
-    """Rows by the epsilon that is promised, the largest first; infinite without protection."""
+    """Rows by the epsilon that is promised, the largest first; infinite without protection, which
+    `source` says by its defence: its epsilon is a number all the same."""
     groups: dict[float, list[Mapping[str, Any]]] = {}
     for row in rows:
         private = row["settings"].get("defense") != "none"

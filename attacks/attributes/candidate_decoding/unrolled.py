@@ -167,17 +167,17 @@ def _unrolled_gls(
         total = _summed(client, rounds, at, key)
         right = total.along[:, 0] + total.gram @ at
         ridge = cast(settings.ridge, dtype)
-        found, (heights, rounded) = most_likely(total.gram, right, prior, records, ridge, None)
-        return jnp.where(is_last, rounded, found), (total, found, heights)
+        solution, (heights, rounded) = most_likely(total.gram, right, prior, records, ridge, None)
+        return jnp.where(is_last, rounded, solution), (total, solution, heights)
 
     with jax.default_matmul_precision("highest"):
         # After the last pass the rounded answer is judged, by one more of the same program.
         keys, last = jax.random.split(key, settings.passes + 1), settings.passes - 1
-        totals, found, heights = jax.lax.scan(
+        totals, solutions, heights = jax.lax.scan(
             one_pass, prior, (keys, jnp.arange(settings.passes + 1) == last)
         )[1]
         fit = _fit(jax.tree.map(lambda a: a[-1], totals), rounds, told_by)
-    weights, heights = found[last], heights[: last + 1]
+    weights, heights = solutions[last], heights[: last + 1]
     trace, objectives = heights.T
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(trace).all())
@@ -298,7 +298,8 @@ def _fit(total: _Sums, rounds: Any, told_by: Array) -> Fit:
     ridged = gram + level * jnp.eye(len(gram), dtype=gram.dtype)
     solved = jax.scipy.linalg.solve(ridged, total.along, assume_a="pos")
     left = jnp.maximum(total.inner - (total.along * solved).sum(0), 0)
-    misfit = left[0] / jnp.maximum(largest_of_more(left[1:], FALSE_ALARMS), 1e-30)
+    largest = largest_of_more(left[1:], FALSE_ALARMS)
+    misfit = left[0] / jnp.maximum(largest, jnp.finfo(gram.dtype).tiny)
     energy = (rounds[1] ** 2).sum()
     allowed = largest_of_more(total.plain[1:], FALSE_ALARMS)
     misfit = jnp.where(told_by > len(gram), misfit, jnp.nan)
