@@ -10,6 +10,11 @@ import numpy as np
 Array = jax.Array
 
 
+def as_products() -> bool:
+    """Whether convolutions are products of matrices here."""
+    return jax.default_backend() == "cpu"
+
+
 def convolve(
     x: Array, kernel: Array, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID"
 ) -> Array:
@@ -19,7 +24,7 @@ def convolve(
     On CPUs as a product with the image's patches: kernels that differ between clients, and
     derivatives of derivatives, are several times faster that way.
     """
-    if jax.default_backend() != "cpu":
+    if not as_products():
         numbers = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(
             x, kernel, (stride, stride), padding, dimension_numbers=numbers
@@ -44,7 +49,7 @@ def convolve_transposed(
     a stride: no zeros between pixels are multiplied, and loops and derivatives cost no more than
     elsewhere.
     """
-    if jax.default_backend() != "cpu":
+    if not as_products():
         numbers = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_transpose(
             x, kernel, (stride, stride), padding, dimension_numbers=numbers

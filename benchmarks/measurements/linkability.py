@@ -281,6 +281,7 @@ METHODS = (
 )
 METRICS = (
     Metric("precision", "of the nearest update so many rounds later (rank 1)", True),
+    Metric("train_precision", "the same, in the server's own federation", True),
     Metric("tracking", "of Algorithm 2, K = 3", True),
     Metric("tracking_one_to_one", "the same, no two clients the same", True),
     Metric("matching_accuracy", "of pairs; threshold of the server's own federation", True, 0.5),
@@ -356,12 +357,14 @@ def _scores(
     if interval == 1:
         keys = jax.random.split(stream(drawn.seen.key, Stream.PAIRS))
         flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()
-        shadow, shadow_names = other.reshape(-1, other.shape[-1]), drawn.shadow.senders.ravel()
+        sent = drawn.shadow.senders
+        shadow, shadow_names = other.reshape(-1, other.shape[-1]), sent.ravel()
         learned = link.pair_similarities(shadow, shadow_names, keys[0], settings.pairs)
         tested = link.pair_similarities(flat, names, keys[1], settings.pairs)
         threshold = link.fit_threshold(*learned)
         one_to_one = link.follow(mine, votes=VOTES, one_to_one=True)
         scores |= {
+            "train_precision": link.link_precision(other[1:], sent[1:], other[:-1], sent[:-1]),
             "tracking": link.follow_precision(link.follow(mine, votes=VOTES), senders),
             "tracking_one_to_one": link.follow_precision(one_to_one, senders),
             "matching_accuracy": link.matching_accuracy(*tested, threshold),
