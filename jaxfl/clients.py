@@ -108,9 +108,9 @@ def stack_clients(
         return np.pad(a, [(0, longest - len(a))] + [(0, 0)] * (a.ndim - 1))
 
     return ClientData(
-        jnp.stack([pad(x) for x, _ in pairs]),
-        jnp.stack([pad(y) for _, y in pairs]),
-        jnp.stack([np.arange(longest) < len(x) for x, _ in pairs]),
+        jnp.asarray(np.stack([pad(x) for x, _ in pairs])),
+        jnp.asarray(np.stack([pad(y) for _, y in pairs])),
+        jnp.asarray([np.arange(longest) < len(x) for x, _ in pairs]),
         jnp.asarray(list(ids)),
     )
 

@@ -1,5 +1,7 @@
 """Loss and accuracy of a model on a set of records."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -39,6 +41,11 @@ def evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
       ValueError: on parameters that are not the model's, or records that it does not take.
     """
     check_records_of_one(model, params, data, "data")
+    return _evaluate(model, params, data)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
     count = jnp.maximum(data.mask.sum(), 1)
     x, y = zero_rows(data.x, data.mask), zero_rows(data.y, data.mask)
     outputs = model.apply(params, x, mask=data.mask)

@@ -15,6 +15,7 @@ from jaxfl import _check
 from jaxfl.domains import Count, Index, Key, check
 from jaxfl.evaluation import Evaluation
 from jaxfl.files import read_tree, write_tree
+from jaxfl.views import difference, of_rounds, shuffled
 
 Array = jax.Array
 
@@ -37,7 +38,7 @@ class Messages:
     def pseudo_gradient(self) -> Any:
         """`received - returned`, positive along the gradient: for one full-batch SGD step, learning
         rate x gradient."""
-        return jax.tree.map(jnp.subtract, self.received, self.returned)
+        return difference(self.received, self.returned)
 
     @property
     def unchanged(self) -> Array:
@@ -168,7 +169,7 @@ class AnonymousMessages:
     def pseudo_gradient(self) -> Any:
         """`received - returned`, leaves `[rounds, participants, ...]`, positive along
         the gradient."""
-        return jax.tree.map(lambda w, v: w[:, None] - v, self.received, self.returned)
+        return difference(self.received, self.returned, of_many=True)
 
 
 @struct.dataclass
@@ -235,9 +236,7 @@ class Transcript:
     @property
     def pseudo_gradient(self) -> Any:
         """`received - returned` of the kept clients, leaves `[rounds, kept clients, ...]`."""
-        if self.personal:
-            return jax.tree.map(jnp.subtract, self.received, self.returned)
-        return jax.tree.map(lambda w, v: w[:, None] - v, self.received, self.returned)
+        return difference(self.received, self.returned, of_many=not self.personal)
 
     def messages(self, client: int, rounds: Sequence[int] | None = None) -> Messages:
         """View of an honest-but-curious server or an eavesdropper on one client's channel.
@@ -274,12 +273,10 @@ class Transcript:
             wanted = tuple(t for t in wanted if present[t])
             if not wanted:
                 raise ValueError(f"client={client} took part in none of the rounds asked for")
-        rows = jnp.asarray([self.rounds.index(t) for t in wanted])
-        returned = jax.tree.map(lambda a: a[rows, place], self.returned)
-        received = jax.tree.map(
-            lambda a: a[rows, place] if self.personal else a[rows], self.received
-        )
-        return Messages(received, returned, jnp.asarray(wanted))
+        rows = jnp.asarray(np.asarray([self.rounds.index(t) for t in wanted]))
+        returned = of_rounds(self.returned, rows, place)
+        received = of_rounds(self.received, rows, place if self.personal else None)
+        return Messages(received, returned, jnp.asarray(np.asarray(wanted)))
 
     def anonymous(self, key: Array) -> tuple[AnonymousMessages, Array]:
         """View of a server whose clients hide their identity: senders shuffled per round.
@@ -299,18 +296,10 @@ class Transcript:
                 "anonymous() needs a server that sends everyone the same model; personal "
                 "models name the sender"
             )
-        places = jnp.argmax(
-            self.clients[:, None] == self.ids, axis=1
-        )  # messages are in the order of `clients`
-        present = self.participation[jnp.asarray(self.rounds)][:, places]
-        draws = jax.random.uniform(key, present.shape, jnp.float32)
-        order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, : self.cohort]
-        shuffled = jax.tree.map(
-            lambda a: jax.vmap(lambda models, o: models[o])(a, order), self.returned
-        )
-        return AnonymousMessages(self.received, shuffled, jnp.asarray(self.rounds)), self.clients[
-            order
-        ]
+        rounds = jnp.asarray(np.asarray(self.rounds))
+        who = self.clients, self.ids, self.participation
+        models, senders = shuffled(key, self.returned, rounds, who, self.cohort)
+        return AnonymousMessages(self.received, models, rounds), senders
 
     def aggregates(self) -> Aggregates:
         """View of a server behind secure aggregation: sums of pseudo-gradients and who took part,
@@ -326,8 +315,9 @@ class Transcript:
         if sums is None:
             self._need_everyone("aggregates")
             sums = jax.tree.map(lambda u: u.sum(1), self.pseudo_gradient)
-        rows = jnp.asarray(self.rounds)
-        return Aggregates(self.received, sums, self.participation[rows], rows, self.cohort)
+        rows = np.asarray(self.rounds)
+        participation = of_rounds(self.participation, rows, None)
+        return Aggregates(self.received, sums, participation, jnp.asarray(rows), self.cohort)
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, of all but `private`."""

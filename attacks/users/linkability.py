@@ -106,6 +106,11 @@ def unit(
       centred: take them less their round's mean first, which the model brings about and no client
         (not in the paper). It helps where clients are alike.
     """
+    return _unit(jnp.asarray(descriptors), centred)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unit(descriptors: Array, centred: bool) -> Array:
     if centred:
         descriptors = descriptors - descriptors.mean(1, keepdims=True)
     return descriptors / jnp.maximum(jnp.linalg.norm(descriptors, axis=-1, keepdims=True), 1e-12)
@@ -134,6 +139,13 @@ def pair_similarities(
       ValueError: if there is not one client per sample.
     """
     _check.at_least(0, identities=identities)
+    return _pair_similarities(descriptors, jnp.asarray(identities), key, pairs)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _pair_similarities(
+    descriptors: Array, identities: Array, key: Array, pairs: int
+) -> tuple[Array, Array]:
     first_key, second_key = jax.random.split(key)
     first = jax.random.randint(first_key, (pairs,), 0, len(identities), jnp.int32)
     second = partners(second_key, identities, first)
@@ -146,6 +158,11 @@ def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"])
     """The threshold above which pairs are best taken for one client's (a scalar): half way between
     two neighbours, or minus infinity, where all pairs are best taken so; NaN if a similarity is not
     finite."""
+    return _fit_threshold(similarities, same)
+
+
+@jax.jit
+def _fit_threshold(similarities: Array, same: Array) -> Array:
     order = jnp.argsort(similarities)
     values, truth = similarities[order], same[order]
     right = jnp.cumsum(~truth) + truth.sum() - jnp.cumsum(truth)
@@ -170,6 +187,11 @@ def matching_accuracy(
     Raises:
       ValueError: if there is not one truth per pair.
     """
+    return _matching_accuracy(similarities, same, threshold)
+
+
+@jax.jit
+def _matching_accuracy(similarities: Array, same: Array, threshold: Array) -> Array:
     known = jnp.isfinite(similarities).all() & ~jnp.isnan(threshold)
     return jnp.where(known, ((similarities > threshold) == same).mean(), jnp.nan)
 
@@ -193,7 +215,13 @@ def link_precision(
       ValueError: if shapes do not go together.
     """
     _check.at_least(0, senders=senders, gallery_senders=gallery_senders)
+    return _link_precision(queries, senders, galleries, gallery_senders)
 
+
+@jax.jit
+def _link_precision(
+    queries: Array, senders: Array, galleries: Array, gallery_senders: Array
+) -> Array:
     def one(query: Array, sender: Array, gallery: Array, owners: Array) -> Array:
         return owners[similarity(query, gallery).argmax(1)] == sender
 
@@ -272,7 +300,13 @@ def follow_precision(
       ValueError: if shapes differ.
     """
     _check.at_least(0, senders=senders)
-    names, senders = jnp.asarray(names), jnp.asarray(senders)
     if not _check.is_traced(names) and (np.asarray(names) >= names.shape[1]).any():
-        raise ValueError(f"names holds {int(names.max())}; there are {names.shape[1]} places")
+        raise ValueError(
+            f"names holds {np.asarray(names).max()}; there are {names.shape[1]} places"
+        )
+    return _follow_precision(names, senders)
+
+
+@jax.jit
+def _follow_precision(names: Array, senders: Array) -> Array:
     return jnp.where((names >= 0).all(), (senders[0][names[1:]] == senders[1:]).mean(), jnp.nan)

@@ -351,27 +351,57 @@ def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: A
 def _scores(
     settings: LinkSettings, drawn: Anonymous, mine: Array, other: Array
 ) -> dict[str, float]:
-    senders, interval = drawn.clients.senders, settings.interval
-    query, gallery = (mine[interval:], senders[interval:]), (mine[:-interval], senders[:-interval])
-    scores = {"precision": link.link_precision(*query, *gallery)}
-    if interval == 1:
-        keys = jax.random.split(stream(drawn.seen.key, Stream.PAIRS))
-        flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()
-        sent = drawn.shadow.senders
-        shadow, shadow_names = other.reshape(-1, other.shape[-1]), sent.ravel()
-        learned = link.pair_similarities(shadow, shadow_names, keys[0], settings.pairs)
-        tested = link.pair_similarities(flat, names, keys[1], settings.pairs)
-        threshold = link.fit_threshold(*learned)
-        one_to_one = link.follow(mine, votes=VOTES, one_to_one=True)
-        scores |= {
-            "train_precision": link.link_precision(other[1:], sent[1:], other[:-1], sent[:-1]),
-            "tracking": link.follow_precision(link.follow(mine, votes=VOTES), senders),
-            "tracking_one_to_one": link.follow_precision(one_to_one, senders),
-            "matching_accuracy": link.matching_accuracy(*tested, threshold),
-            "auc": jnp.asarray(detection(np.asarray(tested[0]), np.asarray(tested[1])).auc),
-            "matching_train_accuracy": link.matching_accuracy(*learned, threshold),
-        }
-    return {name: float(value) for name, value in scores.items()}
+    senders = drawn.clients.senders
+    if settings.interval > 1:
+        return {"precision": float(_precision(mine, senders, settings.interval))}
+    keys = jax.random.split(stream(drawn.seen.key, Stream.PAIRS))
+    sides = (mine, senders), (other, drawn.shadow.senders)
+    scores, tested = _all_scores(*sides, keys, settings.pairs)
+    auc = detection(np.asarray(tested[0]), np.asarray(tested[1])).auc
+    return {name: float(value) for name, value in scores.items()} | {"auc": auc}
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _precision(descriptors: Array, senders: Array, interval: int) -> Array:
+    """Of queries so many rounds after their gallery. A scalar."""
+    query, gallery = (
+        (descriptors[rounds], senders[rounds])
+        for rounds in (slice(interval, None), slice(None, -interval))
+    )
+    return link.link_precision(*query, *gallery)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _all_scores(
+    clients: tuple[Array, Array], shadow: tuple[Array, Array], keys: Array, pairs: int
+) -> tuple[dict[str, Array], tuple[Array, Array]]:
+    """All but the area, as one program, and similarities of pairs of the clients with their truth.
+
+    Args:
+      clients, shadow: descriptors `[rounds, participants, d]` of either federation, and who sent
+        the updates `[rounds, participants]`.
+      keys: draw the pairs of either `[2]`.
+      pairs: of either (static).
+    """
+    (mine, senders), (other, sent) = clients, shadow
+    flat, names = mine.reshape(-1, mine.shape[-1]), senders.ravel()
+    learned = link.pair_similarities(
+        other.reshape(-1, other.shape[-1]), sent.ravel(), keys[0], pairs
+    )
+    tested = link.pair_similarities(flat, names, keys[1], pairs)
+    threshold = link.fit_threshold(*learned)
+    followed, one_to_one = (
+        link.follow(mine, votes=VOTES, one_to_one=alone) for alone in (False, True)
+    )
+    scores = {
+        "precision": _precision(mine, senders, 1),
+        "train_precision": _precision(other, sent, 1),
+        "tracking": link.follow_precision(followed, senders),
+        "tracking_one_to_one": link.follow_precision(one_to_one, senders),
+        "matching_accuracy": link.matching_accuracy(*tested, threshold),
+        "matching_train_accuracy": link.matching_accuracy(*learned, threshold),
+    }
+    return scores, tested
 
 
 EXPERIMENT = Experiment(

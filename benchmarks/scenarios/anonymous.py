@@ -2,6 +2,7 @@
 senders it knows (Song 2020, section VI)."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -296,7 +297,12 @@ def _side(
         seen, senders = run.anonymous(anonymous)
         return Side(run.params, Updates(run.received, seen.pseudo_gradient), senders, parts)
     every = settings.shadow_every
-    received, sent = jax.tree.map(lambda a: a[::every], (run.received, run.pseudo_gradient))
+    received, sent = _every((run.received, run.pseudo_gradient), every)
     shape = jax.tree.leaves(sent)[0].shape[:2]
     senders = jnp.broadcast_to(run.clients, shape)
     return Side(run.params, Updates(received, sent), senders, parts)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _every(models: Any, so_many: int) -> Any:
+    return jax.tree.map(lambda a: a[::so_many], models)
