@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.harness.jobs import Group, Outcome
 from benchmarks.harness.operations import operations
+from benchmarks.harness.trees import lengthened
 from jaxfl.federated import map_clients, strategy_here
 from jaxfl.products import full_precision
 from jaxfl.watching import watched_call
@@ -66,8 +66,9 @@ def _run_members(function: Callable[[Any], Any], members: Any, *, x64: bool = Fa
     default = jax.config.jax_default_device  # type: ignore[attr-defined]  # which jax.default_device sets, for this thread
     devices = tuple(jax.local_devices() if default is None else [default])[:count]
     surplus = -count % len(devices)  # the last member is repeated until every device has as many
-    padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], surplus, 0)]), members)
-    placed = jax.device_put(padded, _sharding(devices))
+    placed = jax.device_put(
+        lengthened(members, surplus) if surplus else members, _sharding(devices)
+    )
     leaves, structure = jax.tree.flatten(placed)
     _drop_programs()
     start = time.perf_counter()

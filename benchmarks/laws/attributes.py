@@ -22,6 +22,7 @@ from attacks import (
 )
 from benchmarks.harness.experiment import Method
 from benchmarks.harness.programs import reduced_products
+from benchmarks.harness.trees import stack
 from benchmarks.laws.law import BrokenLawError, Law, require
 from benchmarks.laws.programs import compilations, lower
 from benchmarks.measurements.attributes import View
@@ -303,7 +304,7 @@ def vmap_is_a_loop(trial: Trial) -> None:
     """But for rounding, which a line search magnifies: messages that differ by 1e-7 of themselves
     move as many answers."""
     views = [trial.view(), trial.view(key=jax.random.key(8))]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(arrays_of, views))
+    stacked = stack(map(arrays_of, views))
     with jax.enable_x64(trial.method.x64):
         together = jax.vmap(lambda inputs: trial.compiled(*inputs))(stacked)
     for i, view in enumerate(views):

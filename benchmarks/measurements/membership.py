@@ -33,11 +33,12 @@ from attacks.metrics import accuracy, detection
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome, by_method
+from benchmarks.harness.trees import stack, take
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.phases import rounds_of
 from benchmarks.scenarios.splits import split
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import Victim, VictimSettings, take
+from benchmarks.scenarios.victims import Victim, VictimSettings
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Dataset
 
@@ -217,7 +218,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     drawn = [(c.settings, seed) for c, seed in places]
     trained = victims.train(data, drawn, settings.phases)
     mixed = [_mixed(data, s, seed) for s, seed in drawn]
-    (x, y, attribute), truth = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mixed)
+    (x, y, attribute), truth = stack(mixed)
     rounds = tuple(
         sorted({t for name in settings.phases for t in rounds_of(name, settings.rounds)})
     )

@@ -38,6 +38,7 @@ from attacks.properties.detector_laws import overlap
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome, by_method
+from benchmarks.harness.trees import stack
 from benchmarks.scenarios import sums
 from benchmarks.scenarios.streams import Stream, stream
 from benchmarks.scenarios.sums import SumsSettings
@@ -231,7 +232,7 @@ def _train(
     data = sums.records_of(name, data_dir)
     model, training = sums.model_of(data, settings), settings.recipe()
     members = [sums.draw(data, settings, seed) for seed in seeds]
-    drawn = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    drawn = stack(members)
     held = drawn.x, drawn.y, drawn.behavior, drawn.x_test, drawn.y_test, drawn.key
     trained = run_members(sums.Train(model, training, settings.rounds, settings.per_round), held)
     aggregates, test_accuracy = trained.results

@@ -13,6 +13,7 @@ from flax import struct
 
 from attacks import Knowledge, UnknownColumn
 from benchmarks.harness.engines import run_members
+from benchmarks.harness.trees import stack, take
 from benchmarks.scenarios.phases import kept_rounds
 from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.splits import split
@@ -290,7 +291,7 @@ def train(
     model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
     kept = kept_rounds(phases, settings.rounds)
     members = [draw(data, settings, seed) for settings, seed in drawn]
-    victims, around = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    victims, around = stack(members)
     trained = run_members(Train(model, settings.rounds, kept, null), (victims, around)).results
     messages, another, own, test = trained
     return Run(model, victims, messages, another, kept, np.asarray(own), np.asarray(test))
@@ -356,8 +357,3 @@ def unknown_column(data: Dataset, attribute: int, records: np.ndarray) -> Unknow
     return UnknownColumn(
         jnp.asarray(column.positions), jnp.asarray(column.values), jnp.asarray(prior, jnp.float32)
     )
-
-
-def take(tree: Any, rows: Any) -> Any:
-    """Index every leaf."""
-    return jax.tree.map(lambda a: a[rows], tree)

@@ -14,13 +14,14 @@ from attacks.metrics import accuracy, majority_rate
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
+from benchmarks.harness.trees import join, stack, take
 from benchmarks.measurements.attributes.methods import METHODS, METRICS, View
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.imputation import imputed
 from benchmarks.scenarios.phases import rounds_of
 from benchmarks.scenarios.splits import public_rows
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import Run, Victim, VictimSettings, take
+from benchmarks.scenarios.victims import Run, Victim, VictimSettings
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Dataset
 
@@ -86,7 +87,7 @@ def over_phases(attack: Any, messages: Messages, phases: tuple[tuple[int, ...], 
         answers = jax.lax.map(lambda r: attack(take(messages, r)), rows)
         for j, i in enumerate(same):
             results[i] = take(answers, j)
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+    return stack(results)
 
 
 def phases_of(job: Job) -> tuple[str, ...]:
@@ -176,7 +177,7 @@ def _learned(
         fitted = method.learns(*place, seeds, attack.records)
         models.append(take(fitted.results, seeds.index(seed)))
         times.append(fitted)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+    stacked = stack(models)
     compiling, running = (sum(t[i] for t in times) for i in (1, 2))
     return stacked, Compiled(None, compiling, running / len(times))
 
@@ -204,7 +205,7 @@ def _measure(
         return run_members(function, (members, None, learned), x64=method.x64), None
     # Both in one call: devices are shared evenly, and one seed uses two of them.
     twice = (members, messages, learned), (members, another, learned)
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *twice)
+    both = join(*twice)
     done, count = run_members(function, both, x64=method.x64), len(rows)
     own, null = (take(done.results, part) for part in (slice(count), slice(count, None)))
     return done._replace(results=own), null

@@ -22,6 +22,7 @@ from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.intervals import equivalent_count
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
+from benchmarks.harness.trees import stack
 from benchmarks.measurements.local_models.methods import MEASURE, METHODS, METRICS
 from benchmarks.measurements.local_models.scores import (
     Score,
@@ -183,7 +184,7 @@ def _of_models(
         others = functools.partial(read, [*params[1:], params[0]]) if count > 1 else None
         scores["attribute_accuracy"] = _of_attributes(work, read(params), others)
     if "source" in asked and EXPERIMENT.traits_of(method).names_sources:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+        stacked = stack(params)
         named = np.asarray(least_loss(federation.model, stacked, *work.asked))
         scores |= dict(source_scores([named], *work.targets, federation))
     if "samples" in asked:

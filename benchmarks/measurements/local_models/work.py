@@ -15,6 +15,7 @@ from attacks import Inversion, Knowledge, Mapping, Reconstruction, gls
 from attacks.fit import Fit, FitWarning
 from benchmarks.harness.clock import Clock, Spent
 from benchmarks.harness.experiment import Method
+from benchmarks.harness.trees import stack
 from benchmarks.measurements.local_models.scores import explained, mean, targets
 from benchmarks.scenarios.federations import (
     Federation,
@@ -360,5 +361,5 @@ def read_each(seen: Seen, attack: Callable[[int], Reconstruction]) -> Values:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the row tells it
         answers = [attack(c) for c in range(seen.count)]
-    fits = jax.tree.map(lambda *a: jnp.stack(a), *(answer.fit for answer in answers))
+    fits = stack(answer.fit for answer in answers)
     return Values([np.asarray(answer.values[0]) for answer in answers], fits)

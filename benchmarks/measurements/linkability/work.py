@@ -1,0 +1,169 @@
+"""What the server has of two federations, what is asked of descriptors, and what methods share."""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import (
+    Representatives,
+    Representing,
+    infer_all_counts,
+    round_counts,
+    uniform_counts,
+)
+from attacks.users import linkability as link
+from attacks.users import siamese as networks
+from benchmarks.harness.engines import run_members
+from benchmarks.scenarios.anonymous import AnonymousSettings, Seen, Updates
+from benchmarks.scenarios.pictures import Represent
+from benchmarks.scenarios.streams import Stream, stream
+from jaxfl import Model
+from jaxfl.federated import map_clients, strategy_here
+from jaxfl.models import record_gradient
+
+Array = jax.Array
+Descriptors = tuple[Array, ...]
+TRUNK_RATE = 0.1
+"""Of a centred network's; see `attacks.users.siamese.Siamese.embedding_rate`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkSettings(AnonymousSettings):
+    """Two federations, and what is asked of descriptors.
+
+    Attributes:
+      representing: how representatives are searched for.
+      labels: of representatives: "bias" (inferred from the last bias), "uniform" or "known".
+      siamese: of the siamese networks' training.
+      epoch: after how many of its epochs a siamese network is judged.
+      interval: rounds between a query and its gallery.
+      references: records of the server's own at most, whose gradients `whitened` learns its metric
+        from, and by which labels are inferred.
+      pairs: of updates, of either federation, that are judged to be of one client or not.
+    """
+
+    representing: Representing = Representing(images=30, evaluations=200, tv_weight=1e-5)
+    labels: Literal["bias", "uniform", "known"] = "bias"
+    siamese: networks.Siamese = networks.Siamese(100, 64)
+    epoch: int = 100
+    interval: int = 1
+    references: int = 1000
+    pairs: int = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How descriptors are compared.
+
+    Attributes:
+      centred: less their round's mean; a network's layers see them so too (not in the paper).
+    """
+
+    centred: bool = False
+
+
+class Linking:
+    """What the server has, and what methods share, made once.
+
+    Attributes:
+      seen: of both federations.
+      settings: of the attacks.
+      granted: how many records of each class the sender of each update has, of both federations
+        `[rounds, participants, classes]`; None unless the server is granted these.
+    """
+
+    def __init__(
+        self, seen: Seen, settings: LinkSettings, granted: tuple[Array, Array] | None = None
+    ) -> None:
+        self.seen, self.settings, self.granted = seen, settings, granted
+
+    @property
+    def sides(self) -> tuple[Updates, Updates]:
+        """The clients', and the server's own."""
+        return self.seen.clients, self.seen.shadow
+
+    @property
+    def trunk(self) -> Any:
+        """The shared model at the round that the siamese network begins with."""
+        at = self.settings.trunk_round - self.settings.first
+        return jax.tree.map(lambda a: a[at], self.seen.clients.received)
+
+    @property
+    def known(self) -> tuple[Array, Array]:
+        """Some of the server's own records."""
+        order = np.random.default_rng(self.settings.first).permutation(len(self.seen.y))
+        rows = order[: self.settings.references]
+        return jnp.asarray(self.seen.x[rows]), jnp.asarray(self.seen.y[rows])
+
+    def gradients(self) -> Array:
+        """Gradients of `known` records `[records, parameters]`, at models of all observed rounds by
+        turns."""
+        rounds = jnp.arange(len(self.known[1])) % self.settings.window
+        return _record_gradients(self.seen.model, self.seen.clients.received, *self.known, rounds)
+
+    def counts(self, place: int) -> Array:
+        """How many representatives of each class `[rounds, participants, classes]` the server asks
+        for, of the clients' side (0) or its own (1)."""
+        model, images = self.seen.model, self.settings.representing.images
+        received, sent = self.sides[place]
+        if self.granted is not None:
+            shared = functools.partial(round_counts, images=images)
+            return jax.vmap(jax.vmap(shared))(self.granted[place].astype(jnp.float32))
+        if self.settings.labels == "uniform":
+            classes, shape = model.classes or 0, jax.tree.leaves(sent)[0].shape[:2]
+            return jnp.broadcast_to(uniform_counts(images, classes), (*shape, classes))
+        bias = link.last_bias(model, sent)
+        return infer_all_counts(model, received, bias, *self.known, images, self.seen.virtual)
+
+    @functools.cached_property
+    def representatives(self) -> tuple[Representatives, Representatives]:
+        """Of the clients' side and of the server's own, fields `[rounds, participants, ...]`. All
+        begin with the same noise, which would tell the updates of one client apart otherwise."""
+        seen, made = self.seen, []
+        settings = dataclasses.replace(self.settings.representing, virtual=seen.virtual)
+        function = Represent(seen.model, seen.shape, settings)
+        for place, side in enumerate(self.sides):
+            counts = self.counts(place)
+            keys = jnp.broadcast_to(stream(seen.key, Stream.REPRESENTATIVES), counts.shape[:2])
+            made.append(run_members(function, (*side, counts, keys)).results)
+        return made[0], made[1]
+
+    def train(
+        self, samples: Descriptors, embedding: networks.Embedding, start: Any, rule: Rule
+    ) -> Descriptors:
+        """Descriptors of samples after each epoch of a siamese network's training, from `start`. A
+        trunk that has learned already learns at `TRUNK_RATE`, if the rule is not the paper's."""
+        slower = rule.centred and start is not None
+        flat = tuple(s.reshape(-1, *s.shape[2:]) for s in samples)
+        settings = self.settings.siamese
+        trained = networks.train_siamese(
+            embedding,
+            flat[1],
+            self.seen.senders.ravel(),
+            stream(self.seen.key, Stream.SIAMESE),
+            start=start,
+            described=flat,
+            settings=dataclasses.replace(
+                settings, embedding_rate=TRUNK_RATE if slower else 1.0, centred=rule.centred
+            ),
+        )
+        mine, other = (
+            d.reshape(len(d), *sample.shape[:2], -1)
+            for d, sample in zip(trained.descriptors, samples, strict=True)
+        )
+        return mine, other, trained.loss
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: Array) -> Array:
+    """Gradients of single records `[records, parameters]`, each at the model of its round."""
+
+    def one(arguments: Any) -> Array:
+        record, label, t = arguments
+        return record_gradient(model, jax.tree.map(lambda a: a[t], received), record, label)
+
+    return map_clients(one, (x, y, rounds), strategy_here())
