@@ -180,7 +180,7 @@ def test_recorded_clients_that_clip_are_read_and_said_to(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("told", [True, pytest.param(False, marks=pytest.mark.very_slow)])
 def test_recorded_clients_with_momentum_are_explained_if_that_is_told(
     told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attacks.users import linkability as link
 from benchmarks.harness.jobs import Job
+from benchmarks.laws.programs import compilations
 from benchmarks.measurements import linkability, solvers
+from benchmarks.measurements.linkability.scores import linked
 from benchmarks.scenarios import anonymous
 from benchmarks.suites import SUITES
 from benchmarks.suites.grids import published_rows
@@ -67,6 +70,26 @@ def test_a_siamese_network_begins_with_the_model_of_its_round():
     for outside in (1, 8):
         with pytest.raises(ValueError, match=f"trunk_round={outside}"):
             draw(tiny("table3", TINY_LINKS, trunk_round=outside))
+
+
+@pytest.mark.slow
+def test_two_federations_and_their_scores_are_few_programs():
+    """On an accelerator the compiler takes longer than all else here: 207 programs of two
+    federations took a minute, and 135 of a method's scores another half."""
+    cell = tiny("table3", TINY_LINKS, clients=5)  # a size of its own: nothing is compiled already
+    with compilations() as of_federations:
+        drawn = draw(cell)
+    sides = [
+        link.unit(link.last_bias(drawn.seen.model, side.pseudo_gradient))
+        for side in (drawn.seen.clients, drawn.seen.shadow)
+    ]
+    with compilations() as of_scores:
+        linked(drawn, *sides, interval=1, pairs=300)
+    with compilations() as of_another_interval:
+        linked(drawn, *sides, interval=2, pairs=300)
+    assert len(of_federations) < 40, of_federations
+    assert len(of_scores) < 10, of_scores
+    assert len(of_another_interval) == 1, of_another_interval
 
 
 @pytest.mark.slow
