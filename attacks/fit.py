@@ -103,6 +103,7 @@ def no_fit() -> Fit:
     return Fit(nothing, nothing, nothing)
 
 
+@jax.jit
 def status_of(failed: Array, fit: Fit) -> Array:
     """`Status` as an integer array, like `failed`."""
     unchecked = jnp.isfinite(fit.explained) & (jnp.isnan(fit.misfit) | (fit.allowed <= 0))

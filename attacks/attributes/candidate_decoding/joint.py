@@ -2,6 +2,7 @@
 candidate."""
 
 import dataclasses
+import functools
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -32,13 +33,20 @@ def joined(attack: str, knowledge: Knowledge) -> Knowledge:
 
 def apart(answer: Answer, columns: tuple[UnknownColumn, ...]) -> Answer:
     """The answer on a joint column as one on each."""
-    counts = [len(column.candidates) for column in columns]
-    (joint,), (weights,) = answer.values, answer.scores
+    counts = tuple(len(column.candidates) for column in columns)
+    values, scores = _apart(answer.values[0], answer.scores[0], counts)
+    return dataclasses.replace(answer, values=values, scores=scores)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _apart(
+    joint: Array, weights: Array, counts: tuple[int, ...]
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     values = [jnp.where(joint < 0, -1, v) for v in jnp.unravel_index(jnp.maximum(joint, 0), counts)]
     weights = weights.reshape(len(weights), *counts)
     axes = range(1, len(counts) + 1)
     scores = [weights.sum(tuple(a for a in axes if a != axis)) for axis in axes]
-    return dataclasses.replace(answer, values=tuple(values), scores=tuple(scores))
+    return tuple(values), tuple(scores)
 
 
 class Told(NamedTuple):
