@@ -56,7 +56,6 @@ def _wrapped(
 ) -> Model:
     accepted = inspect.signature(type(module).__call__).parameters
 
-    @jax.jit
     def variables(key: Array) -> dict[str, Any]:
         return dict(module.init(key, jnp.zeros((1, *record_shape))))
 

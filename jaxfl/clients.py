@@ -97,19 +97,23 @@ def stack_clients(
     ]
     for c, (x, y) in enumerate(pairs):
         _check_records(f"records[{c}][0]", f"records[{c}][1]", x, y)
-        if x.shape[1:] != pairs[0][0].shape[1:]:
-            raise ValueError(
-                f"records[{c}][0] has records of shape {x.shape[1:]}; client 0 has "
-                f"{pairs[0][0].shape[1:]}"
-            )
+        for place, kind in ((0, "records"), (1, "labels")):
+            given, first = pairs[c][place].shape[1:], pairs[0][place].shape[1:]
+            if given != first:
+                raise ValueError(
+                    f"records[{c}][{place}] has {kind} of shape {given}; client 0 has {first}"
+                )
     longest = max(len(x) for x, _ in pairs)
 
-    def pad(a: np.ndarray) -> np.ndarray:
-        return np.pad(a, [(0, longest - len(a))] + [(0, 0)] * (a.ndim - 1))
+    def stacked(arrays: list[np.ndarray]) -> Array:
+        padded = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), jnp.result_type(*arrays))
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        return jnp.asarray(padded)
 
     return ClientData(
-        jnp.asarray(np.stack([pad(x) for x, _ in pairs])),
-        jnp.asarray(np.stack([pad(y) for _, y in pairs])),
+        stacked([x for x, _ in pairs]),
+        stacked([y for _, y in pairs]),
         jnp.asarray([np.arange(longest) < len(x) for x, _ in pairs]),
         jnp.asarray(list(ids)),
     )

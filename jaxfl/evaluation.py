@@ -30,7 +30,7 @@ class Evaluation:
 @checked
 def evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
     """Loss and accuracy of one model on one client's (or any) records; `vmap` it over models or
-    clients.
+    clients. A `Model` that is made anew is compiled anew.
 
     Args:
       model: the model (static).

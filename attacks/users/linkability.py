@@ -300,11 +300,12 @@ def follow_precision(
       ValueError: if shapes differ.
     """
     _check.at_least(0, senders=senders)
+    names = jnp.asarray(names)
     if not _check.is_traced(names) and (np.asarray(names) >= names.shape[1]).any():
         raise ValueError(
             f"names holds {np.asarray(names).max()}; there are {names.shape[1]} places"
         )
-    return _follow_precision(names, senders)
+    return _follow_precision(names, jnp.asarray(senders))
 
 
 @jax.jit

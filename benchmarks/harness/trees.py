@@ -9,9 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+MOST_AT_ONCE = 64
+"""Trees that are stacked by one program: one of very many arguments compiles for a minute."""
+
 
 def take(tree: Any, rows: Any) -> Any:
-    """Index every leaf: by an integer, integers or a slice, or by several of them, one an axis."""
+    """Index every leaf: by an integer, integers or a slice, or by several of them, one an axis.
+    What is on the host stays there."""
+    if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree)):
+        return jax.tree.map(lambda leaf: leaf[rows], tree)
     each = rows if isinstance(rows, tuple) else (rows,)
     slices = tuple((r.start, r.stop, r.step) if isinstance(r, slice) else None for r in each)
     numbers = tuple(None if isinstance(r, slice) else _numbers(r) for r in each)
@@ -31,12 +37,15 @@ def _take(tree: Any, numbers: tuple[Any, ...], slices: tuple[Any, ...]) -> Any:
 
 def stack(trees: Iterable[Any]) -> Any:
     """Trees of one structure as one, along a new first axis."""
-    return _stack(tuple(trees))
+    given = tuple(trees)
+    return _program(given) if len(given) <= MOST_AT_ONCE else _stacked(given)
 
 
-@jax.jit
-def _stack(trees: tuple[Any, ...]) -> Any:
+def _stacked(trees: tuple[Any, ...]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+_program = jax.jit(_stacked)
 
 
 @jax.jit

@@ -130,7 +130,11 @@ METHODS = (
 )
 METRICS = (
     Metric("precision", "of the nearest update so many rounds later (rank 1)", True),
-    Metric("train_precision", "the same, in the server's own federation", True),
+    Metric(
+        "train_precision",
+        "of the nearest update, in the server's own federation, of the rounds that it learns from",
+        True,
+    ),
     Metric("tracking", "of Algorithm 2, K = 3", True),
     Metric("tracking_one_to_one", "the same, no two clients the same", True),
     Metric("matching_accuracy", "of pairs; threshold of the server's own federation", True, 0.5),
