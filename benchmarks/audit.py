@@ -20,6 +20,7 @@ import yaml
 from rich.console import Console
 
 from benchmarks.audits import findings, notes, page, plan, recorded
+from benchmarks.audits.recorded_sums import read_participation, told_by_sums
 from benchmarks.harness.command_line import (
     UsageError,
     check_options,
@@ -43,7 +44,7 @@ from jaxfl.recordings import read_rounds
 PROG = "python -m benchmarks.audit"
 KEPT = "finished rows are kept; run the same command to go on"
 ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
-ONLY_RECORDED = ("client", "sent", "returned", "after")
+ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +104,9 @@ class Arguments:
     """Name of the files with what came back; "" if there are none: global models alone."""
     after: str | None = None
     """Name of the files with the global model after a round, in place of --sent."""
+    participation: str = ""
+    """Table with the columns round and client: who took part, where secure aggregation leaves
+    global models alone."""
     config: str | None = None
     """An audit.yaml whose settings hold where the command line says nothing else."""
     out: str = "audit"
@@ -320,18 +324,18 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         returned=arguments.returned or None,
         after=arguments.after,
     )
+    participation = read_participation(arguments.participation)
     clients = recorded.clients_of(run, table, _names(arguments.client or ""))
-    made, remarks = (
-        [],
-        [f"Arrays were taken for these parameters: {run.layout}".replace("\n", "; ")],
-    )
+    layout = str(run.layout).replace("\n", "; ")
+    made, remarks = [], [f"Arrays were taken for these parameters: {layout}"]
     attributes = [attribute.split("+") for attribute in _names(arguments.sensitive)]
     for columns in attributes:
         table.values_of(columns)  # a wrong name is said before anything is computed
     for columns in attributes:
         finding, told = recorded.finding(model, clients, columns, _training(arguments))
         made.append(finding)
-        remarks += told
+        asked = model, run, table, columns, _training(arguments)
+        remarks += [*told, told_by_sums(*asked, participation)]
     rounds = max(len(client.messages) for client in clients)
     names = ", ".join(client.name for client in clients)
     source = findings.of_clients(rounds) if run.clients else findings.of_global_models(rounds)
@@ -341,7 +345,7 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         _asked(arguments) | {"clients": names},
         _seen(rounds),
         made,
-        remarks,
+        list(dict.fromkeys(remarks)),
         "audit.yaml",
         _command(arguments),
     )

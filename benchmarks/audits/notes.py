@@ -16,6 +16,7 @@ from benchmarks.audits.findings import (
 )
 from benchmarks.harness.intervals import wilson_interval
 
+HALVES = "with", "without"
 LEARNT_NOTHING = 0.02
 """Accuracy above the most frequent class below which a model is of no use."""
 
@@ -56,25 +57,41 @@ def summed(column: str, value: str, rows: Rows) -> list[str]:
         f"{_with(epsilon)}"
         for epsilon, mine in by_epsilon
     )
-    usual = of_hundred(mean([row["majority"] for row in told]))
     plain = [row for epsilon, mine in by_epsilon if not math.isfinite(epsilon) for row in mine]
     hits, trials = round(clients * sum(r["value"] for r in plain)), clients * len(plain)
-    shown = trials and wilson_interval(hits, trials).low > mean([r["majority"] for r in plain])
-    hides = (
-        "So secure aggregation alone does not hide it."
-        if shown
-        else "That this leaks is not shown."
+    shares = [mean([row["detail"][f"share_{which}"] for row in told]) for which in HALVES]
+    seen = f"{settings['per_round']} of {clients} clients", settings["rounds"]
+    usual = mean([row["majority"] for row in told])
+    leaks = trials and wilson_interval(hits, trials).low > mean([r["majority"] for r in plain])
+    return [by_sums(seen, f"{column} = {value}", shares, outcomes, usual, bool(leaks))]
+
+
+def by_sums(
+    seen: tuple[str, int],
+    what: str,
+    shares: Sequence[float],
+    outcomes: str,
+    usual: float,
+    leaks: bool,
+) -> str:
+    """What sums tell, in words.
+
+    Args:
+      seen: over whom, and in how many rounds.
+      what: the column and its value.
+      shares: of people with it among those of clients that hold many, and of the others.
+      outcomes: of how many clients it is told rightly.
+      usual: share of clients of whom it is, if the same is said of all.
+      leaks: whether more are told rightly, beyond chance.
+    """
+    (clients, rounds), (more, fewer) = seen, map(of_hundred, shares)
+    hides = "So secure aggregation alone does not hide it."
+    return (
+        f"Behind secure aggregation, which shows sums over {clients} alone: whether a client holds "
+        f"many people with {what} ({more} people on average; the others {fewer}) was told rightly, "
+        f"after {rounds} rounds, of {outcomes}. Saying the same of all is right about "
+        f"{of_hundred(usual)}. {hides if leaks else 'That this leaks is not shown.'}"
     )
-    more, fewer = (
-        of_hundred(mean([row["detail"][f"share_{which}"] for row in told]))
-        for which in ("with", "without")
-    )
-    return [
-        f"Behind secure aggregation, which shows sums over {settings['per_round']} of {clients} "
-        f"clients alone: whether a client holds many people with {column} = {value} ({more} people "
-        f"on average; the others {fewer}) was told rightly, after {settings['rounds']} rounds, of "
-        f"{outcomes}. Saying the same of all is right about {usual}. {hides}"
-    ]
 
 
 def _sourced(rows: Rows) -> list[str]:

@@ -46,6 +46,7 @@ MOST_RECORDS, FEWEST_RECORDS = 200, 10
 READ_TOGETHER = 16
 """Records of the one update of which whole records are read."""
 COS_STEPS = 200
+DETECTORS = DetectorTraining(every=2)
 DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
 UNROLLED = UnrolledGLS(LocalTraining(), runs=256, tangents=4, passes=2)
 MOST_CATEGORIES = 100
@@ -221,11 +222,11 @@ def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
             clients=clients,
             positives=half,
             per_round=half,
-            training=_fitting(victim.training, records),
+            training=fitting(victim.training, records),
             auxiliary=public,
             rounds=victim.rounds,
             table=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
-            detectors=DetectorTraining(every=2),
+            detectors=DETECTORS,
             seen=victim.rounds,
         )
         places.append(Place(place.dataset, settings))
@@ -270,7 +271,7 @@ def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
             split="iid" if data.group is None else "named",
             clients=clients,
             records=records,
-            training=_fitting(victim.training, records),
+            training=fitting(victim.training, records),
             hidden=victim.hidden,
             epsilon=victim.epsilon,
             first=0,
@@ -282,7 +283,7 @@ def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
     return Table(QUESTIONS[6], about, LINKABILITY, lambda size, data_dir: places, ("whitened",))
 
 
-def _fitting(training: LocalTraining, records: int) -> LocalTraining:
+def fitting(training: LocalTraining, records: int) -> LocalTraining:
     """A recipe in whose batches so many records fit."""
     whole = training.batch_size is None or training.batch_size >= records
     return dataclasses.replace(training, batch_size=None) if whole else training

@@ -64,9 +64,14 @@ def clients_of(run: Recording, table: Inputs, only: Sequence[str] = ()) -> list[
     """
     if not run.clients:
         nobody = dataclasses.replace(table, x=table.x[:0], y=table.y[:0], clients=())
-        return [Client(EVERYONE, run.checkpoints(), table, nobody, table)]
+        return [Client(EVERYONE, run.checkpoints(), _held(table), nobody, table)]
     chosen = tuple(only) or run.clients
     return [Client(n, run.messages(n), table.of(n), _without(table, n), table) for n in chosen]
+
+
+def _held(table: Inputs) -> Inputs:
+    """Records of clients: all of them if the table names none."""
+    return table if set(table.clients) == {""} else _without(table, "")
 
 
 def _without(table: Inputs, client: str) -> Inputs:

@@ -193,7 +193,7 @@ def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, 
     else:
         parts = np.concatenate([rows.victim[None], rows.others])
         held = carries[parts].mean(1)
-        positives = held > _cut(held, clients - settings.positives)
+        positives = held > parting_share(held, clients - settings.positives)
         sides = [held[positives == has] for has in (False, True)]
         shares = np.asarray([side.mean() if len(side) else 0.0 for side in sides])
     if not (positives.any() and shares[0] < shares[1]):
@@ -216,7 +216,7 @@ def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, 
     return Drawn(x, y, jnp.asarray(positives), among, prop, *known_of, *held_out, key)
 
 
-def _cut(shares: np.ndarray, below: int) -> float:
+def parting_share(shares: np.ndarray, below: int) -> float:
     """A share below which lie about so many of `shares`, and at which no two alike are parted: NaN
     if all are alike."""
     ranked = np.sort(shares)

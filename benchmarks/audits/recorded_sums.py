@@ -1,0 +1,177 @@
+"""What sums of a recorded run give away: which clients hold many people with a value.
+
+The server is granted who took part in which round, the clients' recipe and records of nobody: rows
+of the table that name no client."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Prevalence, Property, gibbs, observe, train_detectors
+from attacks.metrics import ranking
+from benchmarks.audits.notes import by_sums
+from benchmarks.audits.plan import DETECTORS, FEWEST_SUMMED, fitting
+from benchmarks.harness.intervals import wilson_interval
+from benchmarks.scenarios.sums import parting_share
+from jaxfl import Aggregates, LocalTraining, Model
+from jaxfl.datasets import Inputs
+from jaxfl.datasets.csv import read_cells
+from jaxfl.recordings import Recording
+
+THRESHOLD = 0.5
+"""Of the probability that a client holds many, from which on it is said to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves:
+    """Clients that hold many people with a value, and the others.
+
+    Attributes:
+      many: who holds many `[clients]`.
+      shares: of such people among those of a client that holds many, and of another.
+      carries: which of nobody's records have the value `[auxiliary]`.
+      nobody: these records.
+      records: of a client, their median.
+      value: in words.
+    """
+
+    many: np.ndarray
+    shares: tuple[float, float]
+    carries: np.ndarray
+    nobody: Inputs
+    records: int
+    value: str
+
+
+Participation = Mapping[int, Sequence[str]]
+"""Ids of the clients that took part, by round."""
+
+
+def read_participation(path: str) -> Participation | None:
+    """Who took part, from a table with the columns `round` and `client`; None from none ("").
+
+    Raises:
+      ValueError: if there is no such file, a column is missing, or a round is no integer.
+    """
+    if not path:
+        return None
+    if not Path(path).is_file():
+        raise ValueError(f"participation={path!r} is no file")
+    header, rows = read_cells(Path(path), "utf-8", None)
+    for name in ("round", "client"):
+        if name not in header:
+            columns = ", ".join(header)
+            raise ValueError(f"participation={path!r} lacks the column {name!r}; it has {columns}")
+    rounds, clients = ([row[header.index(name)] for row in rows] for name in ("round", "client"))
+    odd = [text for text in rounds if not text.isdigit()]
+    if odd:
+        raise ValueError(f"participation={path!r} holds the round {odd[0]!r}, which is no integer")
+    by_round: dict[int, list[str]] = {}
+    for number, client in zip(rounds, clients, strict=True):
+        by_round.setdefault(int(number), []).append(client)
+    return by_round
+
+
+def told_by_sums(
+    model: Model,
+    run: Recording,
+    table: Inputs,
+    columns: Sequence[str],
+    training: LocalTraining,
+    participation: Participation | None = None,
+) -> str:
+    """What sums tell of columns that stand for one attribute, in words; or what it needs to ask.
+    Who took part is told where clients' models are not recorded."""
+    seen = _sums(run, participation)
+    halves = seen if isinstance(seen, str) else _halves(seen[1], table, columns)
+    if isinstance(seen, str) or isinstance(halves, str):
+        return f"Not asked: which clients hold many people of one kind, by sums, {halves}."
+    aggregates, names = seen
+    scores = _scores(model, aggregates, halves, training)
+    what = f"{' + '.join(columns)} = {halves.value}"
+    if not np.isfinite(scores).all():
+        return f"Of {what}, sums tell nothing: the detectors are not finite."
+    clients, rate = len(names), float(halves.many.mean())
+    usual = max(rate, 1 - rate)
+    right = round(clients * ranking(scores, halves.many, THRESHOLD).accuracy)
+    each = np.asarray(aggregates.participation).sum(1)
+    over = f"{each.min()}" if each.min() == each.max() else f"{each.min()} to {each.max()}"
+    return by_sums(
+        (f"{over} of {clients} clients", len(aggregates.rounds)),
+        what,
+        halves.shares,
+        f"{right} of {clients} clients",
+        usual,
+        wilson_interval(right, clients).low > usual,
+    )
+
+
+def _scores(
+    model: Model, aggregates: Aggregates, halves: Halves, training: LocalTraining
+) -> np.ndarray:
+    """Probability that a client holds many `[clients]`."""
+    more, fewer = halves.shares
+    prevalence = Prevalence(jnp.asarray(halves.carries), fewer, more)
+    key = jax.random.key(0)
+    detectors = train_detectors(
+        model,
+        aggregates.received,
+        jnp.asarray(halves.nobody.x),
+        jnp.asarray(halves.nobody.y),
+        Property(rate=float(halves.many.mean()), prevalence=prevalence),
+        key,
+        training=fitting(training, halves.records),
+        records=halves.records,
+        settings=DETECTORS,
+    )
+    seen = jnp.asarray([len(aggregates.rounds)])
+    return np.asarray(gibbs(observe(aggregates, detectors), seen, key))[0]
+
+
+def _sums(
+    run: Recording, participation: Participation | None
+) -> tuple[Aggregates, tuple[str, ...]] | str:
+    """Sums and the clients' ids, or what is missing for clients to differ in them."""
+    if not run.clients and participation is None:
+        return "which needs to know who took part in which round (--participation)"
+    if participation is not None:  # nothing is recorded after the last round
+        ends = [t for t in run.sent if run.clients or t + 1 in run.sent]
+        participation = {t: names for t, names in participation.items() if t in ends}
+    aggregates, names = run.aggregates(participation)
+    if len(names) < FEWEST_SUMMED:
+        return f"which needs {FEWEST_SUMMED} clients or more"
+    if bool(np.asarray(aggregates.participation).all()):
+        return "which needs rounds in which some clients are absent"
+    return aggregates, names
+
+
+def _halves(names: Sequence[str], table: Inputs, columns: Sequence[str]) -> Halves | str:
+    """The clients in halves, or what is missing to tell them apart."""
+    rows = {name: np.flatnonzero(np.asarray(table.clients) == name) for name in (*names, "")}
+    unknown = [name for name in names if not len(rows[name])]
+    if unknown:
+        return f"which needs records of every client; the table has none of {unknown[0]!r}"
+    records = int(np.median([len(rows[name]) for name in names]))
+    if len(rows[""]) < 2 * records:
+        return (
+            f"which needs {2 * records} records of nobody for a client's {records} (rows that name "
+            f"no client); the table has {len(rows[''])}"
+        )
+    _, values, places = table.values_of(columns)
+    counts = np.bincount(places, minlength=len(values))
+    value = int(np.argsort(counts)[-2])
+    carries = places == value
+    held = np.asarray([carries[rows[name]].mean() for name in names])
+    many = held > parting_share(held, len(names) // 2)
+    if not many.any() or len(np.unique(carries[rows[""]])) < 2:
+        return "which needs clients, and records of nobody, that differ in the column"
+    nobody = dataclasses.replace(
+        table, x=table.x[rows[""]], y=table.y[rows[""]], clients=("",) * len(rows[""])
+    )
+    shares = float(held[many].mean()), float(held[~many].mean())
+    text = " ".join(f"{v:g}" for v in values[value])
+    return Halves(many, shares, carries[rows[""]], nobody, records, text)

@@ -1,0 +1,143 @@
+"""The audit of a recorded run, told what sums show: who holds many people with a value."""
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import audit
+from benchmarks.audits.recorded_sums import read_participation
+from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+
+pytestmark = pytest.mark.slow
+CLIENTS, RECORDS, ROUNDS = 8, 60, 40
+MANY, FEW = 0.7, 0.2
+NAMES = tuple(f"site{number}" for number in range(CLIENTS))
+
+
+def people(rng, records, share):
+    """Binary columns, the first of which is asked about, and a label that depends on it."""
+    x = (rng.random((records, 6)) < 0.5).astype(np.float32)
+    x[:, 0] = rng.permutation(records) < round(share * records)
+    y = ((x[:, 0] + x[:, 1] + rng.random(records)) > 1.5).astype(np.int32)
+    return x, y
+
+
+def recorded(
+    folder: Path,
+    shares: Sequence[float],
+    nobody: int,
+    per_round: int | None = CLIENTS // 2,
+    called: Sequence[str] = NAMES,
+) -> list[str]:
+    """A run whose clients are drawn in every round, and its table, which calls them so; the words
+    that audit it."""
+    rng, model, key = np.random.default_rng(0), mlp(6, (16,), 2), jax.random.key(0)
+    held = [people(rng, RECORDS, share) for share in shares]
+    federated = Federated(ROUNDS, LocalTraining(0.3), clients_per_round=per_round)
+    run = simulate(model, model.init(key), stack_clients(held), key, federated)
+    present = np.asarray(run.participation)
+    for number in range(ROUNDS):
+        trees = {"sent": jax.tree.map(lambda a, t=number: a[t], run.received)}
+        for place in np.flatnonzero(present[number]):
+            returned = jax.tree.map(lambda a, t=number, c=place: a[t, c], run.returned)
+            trees[f"client-{NAMES[place]}"] = returned
+        for file, tree in trees.items():
+            arrays = {f"{n}/{k}": np.asarray(v) for n, at in tree.items() for k, v in at.items()}
+            np.savez(folder / f"round-{number}-{file}.npz", **arrays)
+    whose = [*zip(called, held, strict=True), ("", people(rng, nobody, 0.45))]
+    with (folder / "people.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["smoker", "b", "c", "d", "e", "f", "default", "site"])
+        for name, (x, y) in whose if nobody else whose[:-1]:
+            table.writerows(
+                [*row.astype(int), label, name] for row, label in zip(x, y, strict=True)
+            )
+    words = ["--messages", str(folder), "--csv", str(folder / "people.csv"), "--target", "default"]
+    words += ["--sensitive", "smoker", "--clients", "site", "--hidden", "16", "--batch-size", "0"]
+    return [*words, "--learning-rate", "0.3", "--client", NAMES[0], "--out", str(folder / "audit")]
+
+
+def page(folder: Path) -> str:
+    return " ".join((folder / "audit/report.html").read_text().split())
+
+
+def test_sums_of_a_recorded_run_tell_who_holds_many(tmp_path: Path) -> None:
+    shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
+    assert audit.main(recorded(tmp_path, shares, nobody=600)) == 0
+    told = page(tmp_path)
+    assert "sums over 4 of 8 clients alone: whether a client holds many people with smoker" in told
+    assert "(70 of 100 people on average; the others 20 of 100)" in told
+    right = re.search(r"told rightly, after 40 rounds, of (\d) of 8 clients", told)
+    assert right
+    assert int(right[1]) >= 7
+    assert "So secure aggregation alone does not hide it." in told
+
+
+def test_global_models_and_who_took_part_are_enough(tmp_path: Path) -> None:
+    """What a server has behind secure aggregation; the last round has no sum."""
+    shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
+    words = recorded(tmp_path, shares, nobody=600)
+    present = sorted(tmp_path.glob("round-*-client-*.npz"))
+    rows = [path.stem.split("-") for path in present]
+    lines = [f"{number},{name}" for _, number, _, name in rows]
+    (tmp_path / "present.csv").write_text("\n".join(["round,client", *lines]))
+    alone = [word for word in words if word not in ("--client", NAMES[0])] + ["--returned", ""]
+    assert audit.main(alone) == 0
+    assert "to know who took part in which round (--participation)" in page(tmp_path)
+    for path in present:
+        path.unlink()
+    assert audit.main([*alone, "--participation", str(tmp_path / "present.csv")]) == 0
+    right = re.search(r"told rightly, after 39 rounds, of (\d) of 8 clients", page(tmp_path))
+    assert right
+    assert int(right[1]) >= 7
+
+
+def test_a_table_of_participants_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "present.csv"
+    with pytest.raises(ValueError, match="is no file"):
+        read_participation(str(path))
+    path.write_text("round,site\n1,a\n")
+    with pytest.raises(ValueError, match="lacks the column 'client'; it has round, site"):
+        read_participation(str(path))
+    path.write_text("round,client\none,a\n")
+    with pytest.raises(ValueError, match="holds the round 'one'"):
+        read_participation(str(path))
+    path.write_text("round,client\n1,a\n1,b\n3,a\n")
+    assert read_participation(str(path)) == {1: ["a", "b"], 3: ["a"]}
+    assert read_participation("") is None
+
+
+def test_sums_tell_who_holds_many_by_messages_alone(tmp_path: Path) -> None:
+    """Of a table that names each other's records for half of the clients, half is told rightly."""
+    shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
+    called = [*NAMES[3::-1], *NAMES[4:]]
+    assert audit.main(recorded(tmp_path, shares, nobody=600, called=called)) == 0
+    told = page(tmp_path)
+    right = re.search(r"told rightly, after 40 rounds, of (\d) of 8 clients", told)
+    assert right
+    assert 3 <= int(right[1]) <= 5
+    assert "That this leaks is not shown." in told
+
+
+def test_sums_tell_nothing_of_clients_that_are_all_there(tmp_path: Path) -> None:
+    shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
+    assert audit.main(recorded(tmp_path, shares, nobody=600, per_round=None)) == 0
+    assert "which needs rounds in which some clients are absent" in page(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("share", "nobody", "missing"),
+    [
+        (MANY, 50, "needs 120 records of nobody for a client&#39;s 60"),
+        (FEW, 600, "needs clients, and records of nobody, that differ in the column"),
+    ],
+)
+def test_what_sums_need_is_said(share: float, nobody: int, missing: str, tmp_path: Path) -> None:
+    shares = [share if number % 2 else FEW for number in range(CLIENTS)]
+    assert audit.main(recorded(tmp_path, shares, nobody)) == 0
+    assert missing in page(tmp_path)
