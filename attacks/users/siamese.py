@@ -4,7 +4,7 @@ Threat model: as in `attacks.users.linkability`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -102,7 +102,8 @@ class Trained(NamedTuple):
     Attributes:
       params: of the embedding.
       loss: mean over the pairs of each epoch `[epochs]`.
-      descriptors: of `described` after each epoch, leaves `[epochs, samples, d]`.
+      descriptors: of `described` after each of `described_after`, leaves `[kept epochs, samples,
+        d]`.
     """
 
     params: Any
@@ -111,7 +112,7 @@ class Trained(NamedTuple):
 
 
 @checked
-def train_siamese(
+def train_siamese(  # noqa: PLR0913 - a network, its samples, and what is kept of them
     embedding: Embedding,
     samples: Num[Array, "samples ..."],
     identities: Int[Array, "samples"],
@@ -119,6 +120,7 @@ def train_siamese(
     *,
     start: Any = None,
     described: Any = (),
+    described_after: Sequence[int] | None = None,
     settings: Siamese | None = None,
 ) -> Trained:
     """Fit an embedding to tell clients apart (Song 2020, Eq. 11 and 12; the latter as
@@ -135,7 +137,8 @@ def train_siamese(
       key: draws layers and pairs.
       start: parameters at which the embedding begins: the shared model, for images; fresh ones if
         None.
-      described: samples whose descriptors are kept of every epoch, leaves `[samples, ...]`.
+      described: samples whose descriptors are kept, leaves `[samples, ...]`.
+      described_after: numbers of the epochs, from 1, after which they are; None: after every one.
       settings: see `Siamese`.
 
     Raises:
@@ -161,7 +164,14 @@ def train_siamese(
         middle = begun.mean(0)
         spread = jnp.maximum(jnp.sqrt(((begun - middle) ** 2).mean()), jnp.finfo(begun.dtype).tiny)
     network = _Siamese(embedding, clients, samples, jnp.asarray(identities), middle, spread)
-    return _train(network, start, described, key, settings)
+    after = range(1, settings.epochs + 1) if described_after is None else described_after
+    odd = [epoch for epoch in after if not 1 <= epoch <= settings.epochs]
+    if odd:
+        raise ValueError(
+            f"described_after={described_after} names epoch {odd[0]}; there are 1 to "
+            f"{settings.epochs}"
+        )
+    return _train(network, start, described, key, settings, tuple(after))
 
 
 @struct.dataclass
@@ -205,8 +215,15 @@ class _Siamese:
         return named / 2 + optax.sigmoid_binary_cross_entropy(logits, alike).mean()
 
 
-@jax.jit
-def _train(network: _Siamese, start: Any, described: Any, key: Array, settings: Siamese) -> Trained:
+@functools.partial(jax.jit, static_argnames="after")
+def _train(
+    network: _Siamese,
+    start: Any,
+    described: Any,
+    key: Array,
+    settings: Siamese,
+    after: tuple[int, ...],
+) -> Trained:
     count = len(network.samples)
     batch = min(settings.batch_size, count)
     head_key, key = jax.random.split(key)
@@ -222,23 +239,31 @@ def _train(network: _Siamese, start: Any, described: Any, key: Array, settings: 
         slower = optax.tree.scale(settings.embedding_rate, trunk)
         return (optax.apply_updates(params, (slower, heads)), state), value
 
-    def epoch(carry: Any, key: Array) -> tuple[Any, Any]:
+    def described_by(trunk: Any) -> Any:
+        return jax.tree.map(lambda some: describe(network.embedding, trunk, some), described)
+
+    def nothing(trunk: Any) -> Any:
+        return jax.tree.map(
+            lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(described_by, trunk)
+        )
+
+    def epoch(carry: Any, one: tuple[Array, Array]) -> tuple[Any, Any]:
+        key, wanted = one
         order_key, partner_key = jax.random.split(key)
         first = jax.random.permutation(order_key, count)[: count // batch * batch]
         second = partners(partner_key, network.identities, first)
         carry, values = jax.lax.scan(
             step, carry, (first.reshape(-1, batch), second.reshape(-1, batch))
         )
-        return carry, (
-            values.mean(),
-            jax.tree.map(lambda some: describe(network.embedding, carry[0][0], some), described),
-        )
+        return carry, (values.mean(), jax.lax.cond(wanted, described_by, nothing, carry[0][0]))
 
     params = start, heads
+    wanted = jnp.zeros(settings.epochs, bool).at[np.asarray(after, int) - 1].set(True)
     (params, _), (values, descriptors) = jax.lax.scan(
-        epoch, (params, optimizer.init(params)), jax.random.split(key, settings.epochs)
+        epoch, (params, optimizer.init(params)), (jax.random.split(key, settings.epochs), wanted)
     )
-    return Trained(params[0], values, descriptors)
+    kept = jax.tree.map(lambda a: a[np.asarray(after, int) - 1], descriptors)
+    return Trained(params[0], values, kept)
 
 
 def partners(key: Array, identities: Array, first: Array) -> Array:

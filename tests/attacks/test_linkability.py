@@ -217,6 +217,30 @@ def test_lengths_are_nothing_to_compare_and_centring_is_asked_for():
     assert not np.allclose(link.unit(moved), link.unit(raw), atol=0.1)
 
 
+def test_descriptors_are_kept_of_the_asked_epochs_alone():
+    rng, settings = np.random.default_rng(5), siamese.Siamese(4, 6)
+    samples, identities = jnp.asarray(rng.normal(size=(12, 5)), jnp.float32), jnp.arange(12) % 3
+    embedding = siamese.vector_embedding(5, 6)
+
+    def trained(after):
+        return siamese.train_siamese(
+            embedding,
+            samples,
+            identities,
+            jax.random.key(0),
+            described=samples,
+            described_after=after,
+            settings=settings,
+        )
+
+    every, some = trained(None), trained([4, 2])
+    assert every.descriptors.shape == (4, 12, 6)
+    assert np.allclose(some.descriptors, every.descriptors[jnp.asarray([3, 1])], atol=1e-6)
+    assert np.allclose(some.loss, every.loss, atol=1e-6)
+    with pytest.raises(ValueError, match=r"described_after=\[5\] names epoch 5"):
+        trained([5])
+
+
 def test_shift_and_scale_of_descriptors_are_nothing_to_learn():
     """Neither to the loss before the first step, nor to the layers where the embedding stays as it
     is."""

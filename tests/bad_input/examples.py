@@ -374,6 +374,7 @@ def users():
             "key": KEY,
             "start": None,
             "described": (),
+            "described_after": (1,),
             "settings": attacks.Siamese(1, 2),
         },
         attacks.generator: {"shape": (16, 16, 1), "classes": 2, "width": 8},

@@ -66,7 +66,7 @@ def test_a_siamese_network_begins_with_the_model_of_its_round():
     cell = tiny("table3", TINY_LINKS, trunk_round=4)
     seen = draw(cell).seen
     expected = jax.tree.map(operator.itemgetter(4 - TINY_LINKS["first"]), seen.clients.received)
-    chex.assert_trees_all_equal(linkability.Linking(seen, cell.settings).trunk, expected)
+    chex.assert_trees_all_equal(linkability.Linking(seen, cell.settings, [1]).trunk, expected)
     for outside in (1, 8):
         with pytest.raises(ValueError, match=f"trunk_round={outside}"):
             draw(tiny("table3", TINY_LINKS, trunk_round=outside))

@@ -26,7 +26,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     began = time.perf_counter()
     drawn = draw(cell.dataset, cell.settings, data_dir, seed)
     simulated = time.perf_counter() - began
-    linking = Linking(drawn.seen, cell.settings, _granted(cell.settings, drawn))
+    epochs = sorted({job.cell.settings.epoch for job in jobs})
+    linking = Linking(drawn.seen, cell.settings, epochs, _granted(cell.settings, drawn))
     for method, rule, wanted in by_method(jobs):
         clock = Clock()
         descriptors = method.run(linking, rule)
@@ -47,7 +48,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             detail: dict[str, Any] = {"simulation_s": round(simulated, 1)}
             at = mine, other
             for loss in losses:
-                at = mine[settings.epoch - 1], other[settings.epoch - 1]
+                place = epochs.index(settings.epoch)
+                at = mine[place], other[place]
                 detail["loss"] = round(float(loss[settings.epoch - 1]), 3)
                 detail["loss_of_guessing"] = round(math.log(2 * settings.clients), 3)
             compared = [link.unit(each, rule.centred) for each in at]

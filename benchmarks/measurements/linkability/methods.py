@@ -1,8 +1,8 @@
 """Descriptors of updates, by every method, and what is measured of them.
 
 A method here is `run(linking, rule) -> descriptors` of the clients' updates and of the server's own
-federation's, `[rounds, participants, d]` each; a trained one gives them after every epoch,
-`[epochs, ...]`, and its loss `[epochs]`. It is given what the server has
+federation's, `[rounds, participants, d]` each; a trained one gives them after the asked
+epochs, `[asked epochs, ...]`, and its loss `[epochs]`. It is given what the server has
 (`benchmarks.scenarios.anonymous.Seen`) and what methods share, and not who sent the clients'.
 """
 

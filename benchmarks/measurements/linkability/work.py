@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -72,14 +73,20 @@ class Linking:
     Attributes:
       seen: of both federations.
       settings: of the attacks.
+      epochs: after which a siamese network is judged.
       granted: how many records of each class the sender of each update has, of both federations
         `[rounds, participants, classes]`; None unless the server is granted these.
     """
 
     def __init__(
-        self, seen: Seen, settings: LinkSettings, granted: tuple[Array, Array] | None = None
+        self,
+        seen: Seen,
+        settings: LinkSettings,
+        epochs: Sequence[int],
+        granted: tuple[Array, Array] | None = None,
     ) -> None:
         self.seen, self.settings, self.granted = seen, settings, granted
+        self.epochs = tuple(epochs)
 
     @property
     def sides(self) -> tuple[Updates, Updates]:
@@ -135,8 +142,9 @@ class Linking:
     def train(
         self, samples: Descriptors, embedding: networks.Embedding, start: Any, rule: Rule
     ) -> Descriptors:
-        """Descriptors of samples after each epoch of a siamese network's training, from `start`. A
-        trunk that has learned already learns at `TRUNK_RATE`, if the rule is not the paper's."""
+        """Descriptors of samples after the asked epochs of a siamese network's training, from
+        `start`. A trunk that has learned already learns at `TRUNK_RATE`, if the rule is not the
+        paper's."""
         slower = rule.centred and start is not None
         flat = tuple(s.reshape(-1, *s.shape[2:]) for s in samples)
         settings = self.settings.siamese
@@ -147,6 +155,7 @@ class Linking:
             stream(self.seen.key, Stream.SIAMESE),
             start=start,
             described=flat,
+            described_after=self.epochs,
             settings=dataclasses.replace(
                 settings, embedding_rate=TRUNK_RATE if slower else 1.0, centred=rule.centred
             ),
