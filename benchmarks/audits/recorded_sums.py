@@ -13,6 +13,7 @@ import numpy as np
 
 from attacks import Prevalence, Property, gibbs, observe, train_detectors
 from attacks.metrics import ranking
+from attacks.precision import cast
 from benchmarks.audits.notes import by_sums
 from benchmarks.audits.plan import DETECTORS, FEWEST_SUMMED, fitting
 from benchmarks.harness.intervals import wilson_interval
@@ -55,7 +56,8 @@ def read_participation(path: str) -> Participation | None:
     """Who took part, from a table with the columns `round` and `client`; None from none ("").
 
     Raises:
-      ValueError: if there is no such file, a column is missing, or a round is no integer.
+      ValueError: if there is no such file, a column is missing, a round is no integer, or a client
+        has no name.
     """
     if not path:
         return None
@@ -70,6 +72,8 @@ def read_participation(path: str) -> Participation | None:
     odd = [text for text in rounds if not text.isdigit()]
     if odd:
         raise ValueError(f"participation={path!r} holds the round {odd[0]!r}, which is no integer")
+    if "" in clients:
+        raise ValueError(f"participation={path!r} names no client in row {clients.index('') + 2}")
     by_round: dict[int, list[str]] = {}
     for number, client in zip(rounds, clients, strict=True):
         by_round.setdefault(int(number), []).append(client)
@@ -141,7 +145,8 @@ def _sums(
     if participation is not None:  # nothing is recorded after the last round
         ends = [t for t in run.sent if run.clients or t + 1 in run.sent]
         participation = {t: names for t, names in participation.items() if t in ends}
-    aggregates, names = run.aggregates(participation)
+    wide, names = run.aggregates(participation)
+    aggregates = cast(wide, jnp.float32)
     if len(names) < FEWEST_SUMMED:
         return f"which needs {FEWEST_SUMMED} clients or more"
     if bool(np.asarray(aggregates.participation).all()):

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks import audit
-from benchmarks.audits.recorded_sums import read_participation
+from benchmarks.audits.recorded_sums import read_participation, told_by_sums
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from jaxfl.datasets import read_inputs
+from jaxfl.recordings import read_rounds
 
 pytestmark = pytest.mark.slow
 CLIENTS, RECORDS, ROUNDS = 8, 60, 40
@@ -59,7 +61,7 @@ def recorded(
             )
     words = ["--messages", str(folder), "--csv", str(folder / "people.csv"), "--target", "default"]
     words += ["--sensitive", "smoker", "--clients", "site", "--hidden", "16", "--batch-size", "0"]
-    return [*words, "--learning-rate", "0.3", "--client", NAMES[0], "--out", str(folder / "audit")]
+    return [*words, "--learning-rate", "0.3", "--client", NAMES[-1], "--out", str(folder / "audit")]
 
 
 def page(folder: Path) -> str:
@@ -78,23 +80,25 @@ def test_sums_of_a_recorded_run_tell_who_holds_many(tmp_path: Path) -> None:
     assert "So secure aggregation alone does not hide it." in told
 
 
-def test_global_models_and_who_took_part_are_enough(tmp_path: Path) -> None:
+def test_global_models_and_who_took_part_are_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a server has behind secure aggregation; the last round has no sum."""
     shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
     words = recorded(tmp_path, shares, nobody=600)
-    present = sorted(tmp_path.glob("round-*-client-*.npz"))
-    rows = [path.stem.split("-") for path in present]
-    lines = [f"{number},{name}" for _, number, _, name in rows]
-    (tmp_path / "present.csv").write_text("\n".join(["round,client", *lines]))
-    alone = [word for word in words if word not in ("--client", NAMES[0])] + ["--returned", ""]
-    assert audit.main(alone) == 0
-    assert "to know who took part in which round (--participation)" in page(tmp_path)
-    for path in present:
-        path.unlink()
-    assert audit.main([*alone, "--participation", str(tmp_path / "present.csv")]) == 0
-    right = re.search(r"told rightly, after 39 rounds, of (\d) of 8 clients", page(tmp_path))
+    present = [path.stem.split("-") for path in sorted(tmp_path.glob("round-*-client-*.npz"))]
+    lines = ["round,client", *(f"{number},{name}" for _, number, _, name in present)]
+    (tmp_path / "present.csv").write_text("\n".join(lines))
+    run = read_rounds(str(tmp_path), mlp(6, (16,), 2), returned=None)
+    table = read_inputs(str(tmp_path / "people.csv"), "default", "site")
+    asked = mlp(6, (16,), 2), run, table, ["smoker"], LocalTraining(0.3)
+    assert "to know who took part in which round (--participation)" in told_by_sums(*asked)
+    told = told_by_sums(*asked, read_participation(str(tmp_path / "present.csv")))
+    right = re.search(r"told rightly, after 39 rounds, of (\d) of 8 clients", told)
     assert right
     assert int(right[1]) >= 7
+    assert audit.main([*words, "--participation", str(tmp_path / "nobody.csv")]) == 2
+    assert "nobody.csv' is no file" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_table_of_participants_is_checked(tmp_path: Path) -> None:
@@ -106,6 +110,9 @@ def test_a_table_of_participants_is_checked(tmp_path: Path) -> None:
         read_participation(str(path))
     path.write_text("round,client\none,a\n")
     with pytest.raises(ValueError, match="holds the round 'one'"):
+        read_participation(str(path))
+    path.write_text("round,client\n1,a\n2,\n")
+    with pytest.raises(ValueError, match="names no client in row 3"):
         read_participation(str(path))
     path.write_text("round,client\n1,a\n1,b\n3,a\n")
     assert read_participation(str(path)) == {1: ["a", "b"], 3: ["a"]}

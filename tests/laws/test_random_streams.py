@@ -1,6 +1,8 @@
 """No random key is used twice: clients, rounds, epochs, batches and simulated orders each draw from
 a stream of their own. A plug-in that changes nothing tells the keys that it was given."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -139,7 +141,9 @@ def test_gls_simulates_every_order_of_every_round_from_a_stream_of_its_own(told)
     training = LocalTraining(0.1, batch_size=4)
     _, messages, known = attacked(training, mlp(FEATURES, (), 2))
     model = from_flax(TellingModule(), (FEATURES,), cross_entropy, 2)
-    gls(model, messages, known, KEY, settings=GLS(training, orders=5, passes=2))
+    # Of other people's records, so that the answer does not pass, and is judged again.
+    others = dataclasses.replace(known, x=jnp.asarray(known.x).at[:, 1:].add(1))
+    gls(model, messages, others, KEY, settings=GLS(training, orders=5, passes=2))
     # Alternatives of a record share a key: what differs between them is the record alone.
     passes_of_answer, passes_of_judge = 2 * 5, 2 * RUNS
     orders = ROUNDS * (passes_of_answer + passes_of_judge)
