@@ -104,7 +104,7 @@ class Arguments:
     """Name of the files with what came back; "" if there are none: global models alone."""
     after: str | None = None
     """Name of the files with the global model after a round, in place of --sent."""
-    participation: str = ""
+    participation: str | None = None
     """Table with the columns round and client: who took part, where secure aggregation leaves
     global models alone."""
     config: str | None = None

@@ -142,7 +142,7 @@ def train_siamese(  # noqa: PLR0913 - a network, its samples, and what is kept o
       settings: see `Siamese`.
 
     Raises:
-      ValueError: if settings or identities make no sense.
+      ValueError: if settings or identities make no sense, or there is no such epoch.
     """
     settings = settings or Siamese()
     clients = int(np.max(np.asarray(identities))) + 1

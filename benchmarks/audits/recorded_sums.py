@@ -52,14 +52,14 @@ Participation = Mapping[int, Sequence[str]]
 """Ids of the clients that took part, by round."""
 
 
-def read_participation(path: str) -> Participation | None:
-    """Who took part, from a table with the columns `round` and `client`; None from none ("").
+def read_participation(path: str | None) -> Participation | None:
+    """Who took part, from a table with the columns `round` and `client`; None from none.
 
     Raises:
       ValueError: if there is no such file, a column is missing, a round is no integer, or a client
         has no name.
     """
-    if not path:
+    if path is None:
         return None
     if not Path(path).is_file():
         raise ValueError(f"participation={path!r} is no file")

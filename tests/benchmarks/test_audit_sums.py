@@ -116,7 +116,7 @@ def test_a_table_of_participants_is_checked(tmp_path: Path) -> None:
         read_participation(str(path))
     path.write_text("round,client\n1,a\n1,b\n3,a\n")
     assert read_participation(str(path)) == {1: ["a", "b"], 3: ["a"]}
-    assert read_participation("") is None
+    assert read_participation(None) is None
 
 
 def test_sums_tell_who_holds_many_by_messages_alone(tmp_path: Path) -> None:
