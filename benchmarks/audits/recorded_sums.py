@@ -1,7 +1,8 @@
 """What sums of a recorded run give away: which clients hold many people with a value.
 
-The server is granted who took part in which round, the clients' recipe and records of nobody: rows
-of the table that name no client."""
+The server is granted who took part in which round, the clients' recipe, records of nobody (rows of
+the table that name no client), how many clients hold many, and the mean share that either kind
+holds."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ class Halves:
       shares: of such people among those of a client that holds many, and of another.
       carries: which of nobody's records have the value `[auxiliary]`.
       nobody: these records.
-      records: of a client, their median.
+      held: how many records every client has.
       value: in words.
     """
 
@@ -44,8 +45,13 @@ class Halves:
     shares: tuple[float, float]
     carries: np.ndarray
     nobody: Inputs
-    records: int
+    held: tuple[int, ...]
     value: str
+
+    @property
+    def records(self) -> int:
+        """Of a client, their median."""
+        return int(np.median(self.held))
 
 
 Participation = Mapping[int, Sequence[str]]
@@ -69,7 +75,7 @@ def read_participation(path: str | None) -> Participation | None:
             columns = ", ".join(header)
             raise ValueError(f"participation={path!r} lacks the column {name!r}; it has {columns}")
     rounds, clients = ([row[header.index(name)] for row in rows] for name in ("round", "client"))
-    odd = [text for text in rounds if not text.isdigit()]
+    odd = [text for text in rounds if not text.isdecimal()]
     if odd:
         raise ValueError(f"participation={path!r} holds the round {odd[0]!r}, which is no integer")
     if "" in clients:
@@ -104,13 +110,20 @@ def told_by_sums(
     right = round(clients * ranking(scores, halves.many, THRESHOLD).accuracy)
     each = np.asarray(aggregates.participation).sum(1)
     over = f"{each.min()}" if each.min() == each.max() else f"{each.min()} to {each.max()}"
-    return by_sums(
+    told = by_sums(
         (f"{over} of {clients} clients", len(aggregates.rounds)),
         what,
         halves.shares,
         f"{right} of {clients} clients",
         usual,
         wilson_interval(right, clients).low > usual,
+    )
+    least, most = min(halves.held), max(halves.held)
+    if run.clients or least == most:
+        return told
+    return (
+        f"{told} Clients hold from {least} to {most} people, and were taken to count alike in the "
+        "sums: where the server weighs them by their records, more may leak."
     )
 
 
@@ -160,23 +173,24 @@ def _halves(names: Sequence[str], table: Inputs, columns: Sequence[str]) -> Halv
     unknown = [name for name in names if not len(rows[name])]
     if unknown:
         return f"which needs records of every client; the table has none of {unknown[0]!r}"
-    records = int(np.median([len(rows[name]) for name in names]))
-    if len(rows[""]) < 2 * records:
+    held = tuple(len(rows[name]) for name in names)
+    typical, free = int(np.median(held)), len(rows[""])
+    if free < 2 * typical:
         return (
-            f"which needs {2 * records} records of nobody for a client's {records} (rows that name "
-            f"no client); the table has {len(rows[''])}"
+            f"which needs {2 * typical} records of nobody for a client's {typical} (rows that name "
+            f"no client); the table has {free}"
         )
     _, values, places = table.values_of(columns)
     counts = np.bincount(places, minlength=len(values))
     value = int(np.argsort(counts)[-2])
     carries = places == value
-    held = np.asarray([carries[rows[name]].mean() for name in names])
-    many = held > parting_share(held, len(names) // 2)
+    share = np.asarray([carries[rows[name]].mean() for name in names])
+    many = share > parting_share(share, len(names) // 2)
     if not many.any() or len(np.unique(carries[rows[""]])) < 2:
         return "which needs clients, and records of nobody, that differ in the column"
     nobody = dataclasses.replace(
         table, x=table.x[rows[""]], y=table.y[rows[""]], clients=("",) * len(rows[""])
     )
-    shares = float(held[many].mean()), float(held[~many].mean())
+    shares = float(share[many].mean()), float(share[~many].mean())
     text = " ".join(f"{v:g}" for v in values[value])
-    return Halves(many, shares, carries[rows[""]], nobody, records, text)
+    return Halves(many, shares, carries[rows[""]], nobody, held, text)

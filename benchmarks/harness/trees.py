@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MOST_AT_ONCE = 64
-"""Trees that are stacked by one program: one of very many arguments compiles for a minute."""
+"""Trees that are stacked by one program: of 512 trees of 25 leaves it compiles for 42 s."""
 
 
 def take(tree: Any, rows: Any) -> Any:

@@ -1,6 +1,7 @@
 """The audit of a recorded run, told what sums show: who holds many people with a value."""
 
 import csv
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,25 +98,35 @@ def test_global_models_and_who_took_part_are_enough(
     right = re.search(r"told rightly, after 39 rounds, of (\d) of 8 clients", told)
     assert right
     assert int(right[1]) >= 7
+    assert "taken to count alike" not in told
+    rows = dataclasses.replace(table, x=table.x[1:], y=table.y[1:], clients=table.clients[1:])
+    unlike = (*asked[:2], rows, *asked[3:])
+    told = told_by_sums(*unlike, read_participation(str(tmp_path / "present.csv")))
+    assert "Clients hold from 59 to 60 people, and were taken to count alike" in told
     assert audit.main([*words, "--participation", str(tmp_path / "nobody.csv")]) == 2
     assert "nobody.csv' is no file" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_table_of_participants_is_checked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "is no file"),
+        ("round,site\n1,a", "lacks the column 'client'; it has round, site"),
+        ("round,client\none,a", "holds the round 'one'"),
+        ("round,client\n1,a\n2,", "names no client in row 3"),
+    ],
+)
+def test_a_table_of_participants_is_checked(text: str | None, said: str, tmp_path: Path) -> None:
     path = tmp_path / "present.csv"
-    with pytest.raises(ValueError, match="is no file"):
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=said):
         read_participation(str(path))
-    path.write_text("round,site\n1,a\n")
-    with pytest.raises(ValueError, match="lacks the column 'client'; it has round, site"):
-        read_participation(str(path))
-    path.write_text("round,client\none,a\n")
-    with pytest.raises(ValueError, match="holds the round 'one'"):
-        read_participation(str(path))
-    path.write_text("round,client\n1,a\n2,\n")
-    with pytest.raises(ValueError, match="names no client in row 3"):
-        read_participation(str(path))
-    path.write_text("round,client\n1,a\n1,b\n3,a\n")
-    assert read_participation(str(path)) == {1: ["a", "b"], 3: ["a"]}
+
+
+def test_participants_are_read_by_round(tmp_path: Path) -> None:
+    (tmp_path / "present.csv").write_text("round,client\n1,a\n1,b\n3,a\n")
+    assert read_participation(str(tmp_path / "present.csv")) == {1: ["a", "b"], 3: ["a"]}
     assert read_participation(None) is None
 
 

@@ -74,8 +74,7 @@ def test_a_siamese_network_begins_with_the_model_of_its_round():
 
 @pytest.mark.slow
 def test_two_federations_and_their_scores_are_few_programs():
-    """On an accelerator the compiler takes longer than all else here: 207 programs of two
-    federations took a minute, and 135 of a method's scores another half."""
+    """On an accelerator the compiler takes longer than all else here (docs/results/speed.md)."""
     cell = tiny("table3", TINY_LINKS, clients=5)  # a size of its own: nothing is compiled already
     with compilations() as of_federations:
         drawn = draw(cell)
