@@ -11,7 +11,7 @@ from optax.tree import vdot
 
 from attacks.matching import inverse_root
 from jaxfl import Messages, Model
-from jaxfl.federated import map_clients, strategy_here
+from jaxfl.parallel import map_clients, strategy_here
 
 Array = jax.Array
 

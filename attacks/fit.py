@@ -119,7 +119,7 @@ def status_of(failed: Array, fit: Fit) -> Array:
 def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
     """Warn of misfits and of answers that nothing checks, in words, at the boundary: where values
     are no tracers; `stacklevel` is that of whoever called the attack."""
-    if _check.is_traced(status, fit):
+    if _check.is_unseen(status, fit):
         return
     if (np.asarray(status) == Status.UNCHECKED).any():
         words = f"{attack}: {REASONS[Status.UNCHECKED]}; see `Reconstruction.fit`"

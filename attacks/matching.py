@@ -23,8 +23,8 @@ from optax.tree import vdot
 from jaxfl import LocalTraining, Messages, Model, _check, client_round, mean_loss
 from jaxfl.clients import ClientData
 from jaxfl.domains import Count, Key, Params, checked
-from jaxfl.federated import map_clients, strategy_here
 from jaxfl.models import check_labelled, check_parameters
+from jaxfl.parallel import map_clients, strategy_here
 
 Array = jax.Array
 

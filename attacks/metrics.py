@@ -229,7 +229,7 @@ def classifier_score(probabilities: Num[Array, "images classes"]) -> Num[Array, 
     """`exp E KL(p(class | image) || p(class))` of a classifier's probabilities for images `[images,
     classes]` (the inception score, Salimans et al. 2016, with a classifier of one's own): from 1,
     all alike or unclear, to the number of classes. A scalar."""
-    finite = np.isfinite(probabilities).all(-1) if not _check.is_traced(probabilities) else None
+    finite = np.isfinite(probabilities).all(-1) if not _check.is_unseen(probabilities) else None
     _check.probabilities(probabilities, finite, name="probabilities")
     tiny = jnp.finfo(probabilities.dtype).tiny
     entropy = -(probabilities * jnp.log(jnp.maximum(probabilities, tiny))).sum(-1).mean()

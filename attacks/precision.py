@@ -31,7 +31,7 @@ def arithmetic(dtype: np.dtype, *inputs: Any) -> AbstractContextManager[Any]:
     """Switches 64-bit types on if `dtype` asks for them, off otherwise; leaves them as they are
     inside an outer `jit`."""
     is_on: bool = jax.config.read("jax_enable_x64")
-    return jax.enable_x64(is_on if _check.is_traced(*inputs) else dtype == np.float64)
+    return jax.enable_x64(is_on if _check.is_unseen(*inputs) else dtype == np.float64)
 
 
 def cast(tree: Any, floating: Any, integer: Any = None) -> Any:

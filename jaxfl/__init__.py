@@ -8,7 +8,7 @@ from jaxfl.client_behaviors import Behavior
 from jaxfl.clients import ClientData, one_client, stack_clients
 from jaxfl.defenses import DPSGD, Mixup, Upload
 from jaxfl.evaluation import Evaluation, evaluate
-from jaxfl.federated import Federated, Record, simulate
+from jaxfl.federated import Federated, Record
 from jaxfl.models import (
     Model,
     Trunk,
@@ -20,6 +20,7 @@ from jaxfl.models import (
 from jaxfl.plugins import PerClient, Plugin
 from jaxfl.schema import Listed, Measured, Schema
 from jaxfl.servers import HonestServer, IsolatingServer, Server, ServerState
+from jaxfl.simulation import simulate
 from jaxfl.training import (
     LocalTraining,
     client_round,

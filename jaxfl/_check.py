@@ -1,7 +1,7 @@
 """What an annotation of `jaxfl.domains` cannot say: whether values go together with a model or with
 each other. Each check raises one line naming the argument, its value and the mend.
 
-Traced arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data, not an exception.
+Unseen arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data, not an exception.
 """
 
 from typing import Any
@@ -11,9 +11,17 @@ import numpy as np
 import optax
 
 
-def is_traced(*arrays: Any) -> bool:
-    """True if any leaf of `arrays` is a tracer, so that its value cannot be looked at."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays))
+def is_unseen(*arrays: Any) -> bool:
+    """True if the value of any leaf of `arrays` cannot be looked at: it is a tracer, or lies in
+    part on devices of other processes."""
+    leaves = jax.tree.leaves(arrays)
+    return any(isinstance(leaf, jax.core.Tracer) or _lies_elsewhere(leaf) for leaf in leaves)
+
+
+def _lies_elsewhere(leaf: Any) -> bool:
+    if not isinstance(leaf, jax.Array):
+        return False
+    return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
 def alike(what: str, expected: Any, given: Any) -> None:
@@ -60,7 +68,7 @@ def finite(where: Any = None, **named: Any) -> None:
     """Raise `ValueError` if a named array holds NaN or infinity (in the rows that
     `where` selects)."""
     for name, array in named.items():
-        if is_traced(array, where):
+        if is_unseen(array, where):
             continue
         values = np.asarray(array)
         try:
@@ -85,7 +93,7 @@ def finite(where: Any = None, **named: Any) -> None:
 def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
     """Raise `ValueError` if a label is no integer in `0..classes-1` (in the rows that `where`
     selects)."""
-    if is_traced(y, where):
+    if is_unseen(y, where):
         return
     values = np.asarray(y)
     bad = ~((values >= 0) & (values < classes) & (values == np.round(values)))  # NaN is none of it
@@ -100,7 +108,7 @@ def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
 def probabilities(y: Any, where: Any = None, name: str = "y") -> None:
     """Raise `ValueError` if a row of `y [..., classes]` is no distribution (among the rows that
     `where` selects)."""
-    if is_traced(y, where):
+    if is_unseen(y, where):
         return
     values = np.asarray(y, np.float64)
     bad = ~((values >= 0).all(-1) & (np.abs(values.sum(-1) - 1) < 1e-3))  # NaN is none of it
@@ -116,7 +124,7 @@ def probabilities(y: Any, where: Any = None, name: str = "y") -> None:
 def within(least: float, most: float, **named: Any) -> None:
     """Raise `ValueError` unless the entries of every named array lie between two numbers."""
     for name, array in named.items():
-        values = np.zeros(()) if is_traced(array) else np.asarray(array)
+        values = np.zeros(()) if is_unseen(array) else np.asarray(array)
         if ((values < least) | (values > most)).any():
             raise ValueError(f"{name} holds entries that lie not between {least} and {most}")
 
@@ -124,7 +132,7 @@ def within(least: float, most: float, **named: Any) -> None:
 def at_least(least: float, **named: Any) -> None:
     """Raise `ValueError` unless no entry of any named array is below a number."""
     for name, array in named.items():
-        if not is_traced(array) and not (np.asarray(array) >= least).all():
+        if not is_unseen(array) and not (np.asarray(array) >= least).all():
             raise ValueError(
                 f"{name} holds {np.asarray(array).min()}; its entries must be at least {least}"
             )
@@ -133,7 +141,7 @@ def at_least(least: float, **named: Any) -> None:
 def zeros_or_ones(**named: Any) -> None:
     """Raise `ValueError` unless every named array holds 0 and 1, or booleans, alone."""
     for name, array in named.items():
-        if not is_traced(array) and not np.isin(np.asarray(array), (0, 1)).all():
+        if not is_unseen(array) and not np.isin(np.asarray(array), (0, 1)).all():
             raise ValueError(f"{name} must hold 0 and 1 alone")
 
 
@@ -168,7 +176,7 @@ def distribution(length: int, **named: Any) -> None:
     """Raise `ValueError` unless every named array is a probability vector of that length."""
     for name, array in named.items():
         shape((length,), **{name: array})
-        if is_traced(array):
+        if is_unseen(array):
             continue
         values = np.asarray(array, np.float64)
         if not np.isfinite(values).all() or (values < 0).any() or abs(values.sum() - 1) > 1e-4:

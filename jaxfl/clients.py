@@ -68,13 +68,15 @@ def one_client(x: Any, y: Any, id: Index = 0) -> ClientData:
 
 @checked
 def stack_clients(
-    records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None = None
+    records: Sequence[tuple[Any, Any]], ids: Sequence[int] | None = None, *, on_host: bool = False
 ) -> ClientData:
     """Stack clients of any sizes, padding with zeros to the largest.
 
     Args:
       records: one `(x [records, ...], y [records, ...])` per client.
       ids: one integer of at least 0 per client, distinct; by default 0, 1, 2, ...
+      on_host: leave the arrays on the host, as NumPy's: for more clients than a device holds (see
+        `Federated.rounds_on_device`).
 
     Returns:
       `ClientData` with a leading client axis.
@@ -105,18 +107,17 @@ def stack_clients(
                 )
     longest = max(len(x) for x, _ in pairs)
 
-    def stacked(arrays: list[np.ndarray]) -> Array:
+    def stacked(arrays: list[np.ndarray]) -> Any:
         padded = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), jnp.result_type(*arrays))
         for row, array in zip(padded, arrays, strict=True):
             row[: len(array)] = array
-        return jnp.asarray(padded)
+        return padded
 
-    return ClientData(
-        stacked([x for x, _ in pairs]),
-        stacked([y for _, y in pairs]),
-        jnp.asarray([np.arange(longest) < len(x) for x, _ in pairs]),
-        jnp.asarray(list(ids)),
-    )
+    masks: Any = np.asarray([np.arange(longest) < len(x) for x, _ in pairs])
+    numbers: Any = np.asarray(list(ids), np.int32)
+    columns = stacked([x for x, _ in pairs]), stacked([y for _, y in pairs])
+    clients = ClientData(*columns, masks, numbers)
+    return clients if on_host else jax.tree.map(jnp.asarray, clients)
 
 
 def _features(x: Any) -> Any:
@@ -188,9 +189,9 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
     _check.shape(count[:1], **{"clients.id": clients.id})
     shapes = jax.eval_shape(lambda: (clients.x[0], clients.y[0]))
     check_records(model, params, *shapes, x_name="clients.x", y_name="clients.y")
-    if not _check.is_traced(clients.id):
+    if not _check.is_unseen(clients.id):
         _check_ids(**{"clients.id": clients.id})
-    if _check.is_traced(clients):
+    if _check.is_unseen(clients):
         return
     sizes = np.asarray(clients.mask).sum(-1)  # on the host, under an outer `jit` too
     if (sizes == 0).any():

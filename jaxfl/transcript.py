@@ -255,7 +255,7 @@ class Transcript:
         wanted = self.rounds if rounds is None else tuple(rounds)
         if len(set(wanted)) < len(wanted):
             raise ValueError(f"rounds={wanted} names a round twice; name each once")
-        if _check.is_traced(self.participation) and self.cohort is not None:
+        if _check.is_unseen(self.participation) and self.cohort is not None:
             raise ValueError(
                 f"messages(client={client}) of clients that are drawn ({self.cohort} a round) has "
                 "as many rounds as the client was drawn for: call it outside `jit` and `vmap`"
@@ -354,7 +354,7 @@ class Transcript:
         )
 
     def _place(self, client: int) -> Any:
-        if _check.is_traced(self.clients):
+        if _check.is_unseen(self.clients):
             return jnp.argmax(self.clients == client)
         kept = np.asarray(self.clients).tolist()
         if client not in kept:

@@ -44,7 +44,7 @@ def watched_call(
 ) -> Callable[[], Any] | None:
     """The call by way of the innermost who watches it, if anybody does."""
     watchers = _watchers.get()
-    traced = bool(watchers) and _check.is_traced(arguments, named)
+    traced = bool(watchers) and _check.is_unseen(arguments, named)
     wanting = [w for w in watchers if w.wants(function) and (w.traced or not traced)]
     if not wanting:
         return None

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = "README.md", "docs/records.md", "docs/recordings.md"
+PAGES = "README.md", "docs/records.md", "docs/recordings.md", "docs/scale.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^print\(.*\)  # (\d+(?:\.\d+)?)\b", re.MULTILINE)
 

@@ -78,14 +78,14 @@ class Knowledge:
             place = f"{name}.columns[{j}].positions"
             check_positions(place, column.positions, np.shape(self.x)[1])
             taken += (
-                [] if _check.is_traced(column.positions) else np.ravel(column.positions).tolist()
+                [] if _check.is_unseen(column.positions) else np.ravel(column.positions).tolist()
             )
         if len(set(taken)) < len(taken):
             raise ValueError(
                 f"{name}.columns name positions {taken}, some of them twice; every feature belongs "
                 "to one column"
             )
-        if not _check.is_traced(self.x):
+        if not _check.is_unseen(self.x):
             left = np.array(self.x)
             left[:, taken] = 0
             _check.finite(**{f"{name}.x": left})
@@ -127,7 +127,7 @@ class Reconstruction:
                     f"{name}.values[{j}] has shape {np.shape(values)}; {name}.scores[{j}] has "
                     f"{np.shape(scores)}"
                 )
-            if _check.is_traced(values):
+            if _check.is_unseen(values):
                 continue
             largest = np.asarray(values).max()  # on the host, under an outer `jit` too
             if largest >= np.shape(scores)[1]:
@@ -322,7 +322,7 @@ def _check_labels(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
 def check_positions(name: str, positions: Any, features: int) -> Array:
     """Positions as an array. Raises `ValueError` unless all are features: JAX would pass over those
     that are not."""
-    if _check.is_traced(positions):
+    if _check.is_unseen(positions):
         _check.shape((None,), **{name: positions})
         return jnp.asarray(positions, jnp.int32)
     places = np.asarray(positions)  # on the host, under an outer `jit` too

@@ -31,7 +31,7 @@ from jaxfl.models import check_parameters
 from jaxfl.plugins import overriding
 
 Array = jax.Array
-KEY = jax.random.key(0)
+SEED = 0
 COMPLETE = 3
 """Misfit that a cause may leave to be called the one."""
 NEARLY, FAR_BETTER = 0.99, 20
@@ -135,7 +135,7 @@ class _Trial:
     def fit(self) -> Fit:
         """Of the recipe that was told."""
         known = self.model, self.messages, self.knowledge, self.decoded
-        return judge(*known, self.training, KEY)
+        return judge(*known, self.training, jax.random.key(SEED))
 
 
 def _decoded(model: Model, messages: Messages, knowledge: Knowledge) -> Decoding:
@@ -300,7 +300,7 @@ def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:
     rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
     recipe = dataclasses.replace(trial.training, learning_rate=rate)
     known = trial.model, trial.messages, trial.knowledge, trial.decoded
-    left = left_along(*known, recipe, KEY)
+    left = left_along(*known, recipe, jax.random.key(SEED))
     last = len(left) - 1
     groups = {"learning rate": [last - 1], "weight decay": [last]}
     groups["rate and weight decay"] = [last - 1, last]

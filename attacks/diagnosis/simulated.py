@@ -17,7 +17,7 @@ from attacks.fit import FitWarning
 from attacks.path import is_linear
 from jaxfl import LocalTraining, Messages, Model
 
-KEY = jax.random.key(0)
+SEED = 0
 RUNS, TANGENTS, PASSES = 128, 4, 2
 """Of `unrolled_gls`: fewer than to read a client, enough to see whether it is another one."""
 
@@ -40,7 +40,8 @@ def by_simulation(
     settings = UnrolledGLS(training, runs=RUNS, tangents=TANGENTS, passes=PASSES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)
-        fit = unrolled_gls(model, messages, knowledge, KEY, settings=settings).fit
+        key = jax.random.key(SEED)
+        fit = unrolled_gls(model, messages, knowledge, key, settings=settings).fit
     others = [finding for finding in findings if finding.cause != "Adam"]
     if fit.misfit > 1:
         evidence = (

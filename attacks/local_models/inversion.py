@@ -47,7 +47,7 @@ class Inversion:
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
-        if not _check.is_traced(self.low, self.high) and not self.low < self.high:
+        if not _check.is_unseen(self.low, self.high) and not self.low < self.high:
             raise ValueError(f"{name}.low={self.low} must lie below high={self.high}")
 
 

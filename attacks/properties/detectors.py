@@ -44,8 +44,8 @@ from attacks.properties.shadows import (
 )
 from jaxfl import Behavior, LocalTraining, Model, _check
 from jaxfl.domains import Count, Key, Params, checked
-from jaxfl.federated import strategy_here
 from jaxfl.models import check_labelled, check_parameters, check_records
+from jaxfl.parallel import strategy_here
 
 Array = jax.Array
 LEAST_VARIANCE = 1e-6
@@ -115,13 +115,13 @@ def _check_apart(prop: Property, auxiliary: int) -> None:
     if prop.prevalence is not None:
         carriers = prop.prevalence.carriers
         _check.shape((auxiliary,), **{"prop.prevalence.carriers": carriers})
-        if not _check.is_traced(carriers) and len(np.unique(np.asarray(carriers))) < 2:
+        if not _check.is_unseen(carriers) and len(np.unique(np.asarray(carriers))) < 2:
             raise ValueError(
                 f"prop.prevalence.carriers is {np.asarray(carriers)[0]} for all auxiliary records; "
                 "a detector needs records with and without the attribute"
             )
     elif (
-        prop.target is None and not _check.is_traced(prop.behavior) and prop.behavior == Behavior()
+        prop.target is None and not _check.is_unseen(prop.behavior) and prop.behavior == Behavior()
     ):
         raise ValueError(
             "prop=Property() sets nobody apart; give it a target, a prevalence or a behaviour"

@@ -83,7 +83,7 @@ def check_known_of_features(name: str, known: Any, rounds: int | None = None) ->
         ("detector_number", lambda v: v >= 0, "at least 0"),
     ):
         value = getattr(known, field)
-        if not _check.is_traced(value):
+        if not _check.is_unseen(value):
             seen = np.asarray(value)[:rounds] if np.ndim(value) else np.asarray(value)
             if not holds(seen).all():
                 raise ValueError(f"{name}.{field} must be {must}; it holds {seen[~holds(seen)][0]}")
@@ -93,11 +93,11 @@ def check_observed(observations: Observations, seen: Any) -> Array:
     """`seen` as an array. Raises `ValueError` unless it is numbers of observed rounds `[prefixes]`,
     in which all that is known is finite."""
     seen = check_seen(seen, len(observations.features))
-    if not _check.is_traced(seen):
+    if not _check.is_unseen(seen):
         rounds = int(np.asarray(seen).max())
         check_known_of_features("observations", observations, rounds)
         for field, value in (("features", observations.features), ("cross", observations.cross)):
-            if not _check.is_traced(value):
+            if not _check.is_unseen(value):
                 used = np.asarray(value)[(slice(rounds),) * np.ndim(value)]
                 _check.finite(**{f"observations.{field}": used})
     return seen
@@ -106,7 +106,7 @@ def check_observed(observations: Observations, seen: Any) -> Array:
 def check_seen(seen: Any, rounds: int) -> Array:
     """`seen` as an array. Raises `ValueError` unless it is integers `[prefixes]` from 0 to so many
     rounds."""
-    if not _check.is_traced(seen):
+    if not _check.is_unseen(seen):
         values = np.asarray(seen)
         if (values < 0).any() or (values > rounds).any():
             raise ValueError(f"seen={values.tolist()} must be integers from 0 to {rounds} rounds")

@@ -118,7 +118,7 @@ def _check_cohort(observations: Observations) -> None:
         return
     least = (
         1
-        if _check.is_traced(observations.participation)
+        if _check.is_unseen(observations.participation)
         else int(np.asarray(observations.participation).sum(1).max())
     )
     if not least <= cohort <= clients:

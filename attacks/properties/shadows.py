@@ -14,7 +14,7 @@ from jaxtyping import Num
 
 from jaxfl import Behavior, ClientData, LocalTraining, Model, _check, client_round, mean_loss
 from jaxfl.domains import Probability, TracedFraction
-from jaxfl.federated import map_clients
+from jaxfl.parallel import map_clients
 
 Array = jax.Array
 BATCH = 250
@@ -40,7 +40,7 @@ class Prevalence:
         """See `jaxfl.domains.Whole`."""
         _check.zeros_or_ones(**{f"{name}.carriers": self.carriers})
         shares = self.without, self.with_property
-        if not any(map(_check.is_traced, shares)) and shares[0] == shares[1]:
+        if not any(map(_check.is_unseen, shares)) and shares[0] == shares[1]:
             raise ValueError(
                 f"{name}.with_property={self.with_property} is the share without the property; it "
                 "sets nobody apart"

@@ -14,8 +14,8 @@ from jaxtyping import Int, Num
 from attacks.matching import Virtual
 from jaxfl import Model, _check
 from jaxfl.domains import Count, Params, checked
-from jaxfl.federated import map_clients
 from jaxfl.models import check_labelled, check_parameters
+from jaxfl.parallel import map_clients
 
 Array = jax.Array
 
@@ -30,7 +30,7 @@ def uniform_counts(images: Count, classes: Count) -> Int[Array, "classes"]:
 @checked
 def labels_of(counts: Int[Array, "classes"], images: Count) -> Int[Array, "images"]:
     """Labels `[images]` (static length), `counts [classes]` of each class in order."""
-    if not _check.is_traced(counts):
+    if not _check.is_unseen(counts):
         _check.at_least(0, counts=counts)
         if np.asarray(counts).sum() != images:  # on the host, under an outer `jit` too
             raise ValueError(f"counts={np.asarray(counts).tolist()} must sum to images={images}")

@@ -301,7 +301,7 @@ def follow_precision(
     """
     _check.at_least(0, senders=senders)
     names = jnp.asarray(names)
-    if not _check.is_traced(names) and (np.asarray(names) >= names.shape[1]).any():
+    if not _check.is_unseen(names) and (np.asarray(names) >= names.shape[1]).any():
         raise ValueError(
             f"names holds {np.asarray(names).max()}; there are {names.shape[1]} places"
         )

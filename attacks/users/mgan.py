@@ -100,7 +100,7 @@ def _game(
     classes = model.classes or 0
     settings.check(len(auxiliary.x))
     check_images(auxiliary, classes, "auxiliary")
-    if not _check.is_traced(auxiliary) and not auxiliary.mask.all():
+    if not _check.is_unseen(auxiliary) and not auxiliary.mask.all():
         raise ValueError("auxiliary must have no padding")
     categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)
     _check.distribution(classes, categories=categories)
@@ -117,7 +117,7 @@ def check_images(data: ClientData, classes: int, name: str) -> None:
             raise ValueError(f"{name}.{field} has shape {shape}; images have {axes} axes")
     _check.finite(data.mask, **{f"{name}.x": data.x})
     _check.labels(data.y, classes, data.mask, name=f"{name}.y")
-    if not _check.is_traced(data):
+    if not _check.is_unseen(data):
         largest = float(abs(zero_rows(data.x, data.mask)).max())
         if largest > 1:
             raise ValueError(

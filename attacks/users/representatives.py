@@ -21,8 +21,8 @@ from jaxtyping import Num
 from attacks.matching import Virtual, minimize_adam, squared_distance, virtual_update
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Number, Params, Positive, Shape, checked
-from jaxfl.federated import Strategy, map_clients, strategy_here
 from jaxfl.models import check_parameters, check_record_shape
+from jaxfl.parallel import Strategy, map_clients, strategy_here
 from jaxfl.watching import on_host
 
 Array = jax.Array
@@ -67,7 +67,7 @@ class Representing:
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
-        if not _check.is_traced(self.low, self.high) and not np.all(
+        if not _check.is_unseen(self.low, self.high) and not np.all(
             np.asarray(self.low) < np.asarray(self.high)
         ):
             raise ValueError(f"{name}.low={self.low} must lie below high={self.high}")

@@ -17,7 +17,7 @@ from jaxtyping import Int, Num
 
 from jaxfl import Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Positive, checked
-from jaxfl.federated import map_clients, strategy_here
+from jaxfl.parallel import map_clients, strategy_here
 
 Array = jax.Array
 ACCELERATOR_CHUNK = 64

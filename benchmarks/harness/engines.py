@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.harness.jobs import Group, Outcome
 from benchmarks.harness.operations import operations
 from benchmarks.harness.trees import lengthened
-from jaxfl.federated import map_clients, strategy_here
+from jaxfl.parallel import map_clients, strategy_here
 from jaxfl.products import full_precision
 from jaxfl.watching import watched_call
 

@@ -8,7 +8,7 @@ import jax
 from attacks import Representatives, Representing, labels_of, represent
 from jaxfl import Model, trunk_cnn
 from jaxfl.datasets import Dataset
-from jaxfl.federated import map_clients, strategy_here
+from jaxfl.parallel import map_clients, strategy_here
 
 Array = jax.Array
 

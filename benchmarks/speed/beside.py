@@ -116,20 +116,41 @@ class Rounds:
     """Records per step; a round is one epoch."""
     rounds: Count = 10
     """Rounds per timed run."""
+    cohort: Count | None = None
+    """Clients that take part in a round; all if not said."""
+    devices: Count = 1
+    """Devices that share them. A CPU is as many as JAX_NUM_CPU_DEVICES says."""
+    rounds_on_device: Count | None = None
+    """Rounds whose records are on the device at a time; everyone's records if not said."""
     repeats: Count = 6
     """Timed runs."""
     beside: str | None = None
     """Another program's command; {records} is replaced by the size."""
 
     def time(self, records: int) -> dict[str, Duration]:
-        """Rounds of clients with random records."""
-        x_key, y_key, init_key, key = jax.random.split(jax.random.key(0), 4)
-        x = jax.random.normal(x_key, (self.clients, records, self.features))
-        y = jax.random.randint(y_key, (self.clients, records), 0, self.classes)
-        model = mlp(self.features, self.hidden, self.classes)
-        clients, params = stack_clients(list(zip(x, y, strict=True))), model.init(init_key)
-        training = LocalTraining(0.01, batch_size=self.batch_size)
-        federated = Federated(rounds=self.rounds, training=training, record=Record(clients=()))
+        """Rounds of clients with random records. Raises `ValueError` on more devices than there
+        are."""
+        here = jax.devices()
+        if self.devices > len(here):
+            raise ValueError(f"devices={self.devices} are more than the {len(here)} there are")
+        init_key, key = jax.random.split(jax.random.key(0))
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((self.clients, records, self.features), np.float32)
+        y = rng.integers(0, self.classes, (self.clients, records))
+        model, on_host = (
+            mlp(self.features, self.hidden, self.classes),
+            self.rounds_on_device is not None,
+        )
+        clients = stack_clients(list(zip(x, y, strict=True)), on_host=on_host)
+        params = model.init(init_key)
+        federated = Federated(
+            rounds=self.rounds,
+            training=LocalTraining(0.01, batch_size=self.batch_size),
+            clients_per_round=self.cohort,
+            devices=None if self.devices == 1 else tuple(here[: self.devices]),
+            rounds_on_device=self.rounds_on_device,
+            record=Record(clients=()),
+        )
         return {
             "simulate, a round": _time(
                 lambda: simulate(model, params, clients, key, federated).params,

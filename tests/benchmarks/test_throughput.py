@@ -34,6 +34,10 @@ def printing(tmp_path):
     [
         (Attacks(**SMALL, steps=40), ["cos, an iteration", "closed_form, whole"]),
         (Rounds(**SMALL, clients=2, batch_size=5), ["simulate, a round"]),
+        (
+            Rounds(**SMALL, clients=9, batch_size=5, cohort=3, rounds_on_device=1),
+            ["simulate, a round"],
+        ),
         (Messages(**SMALL, batch_size=5, orders=2), ["gls, a message"]),
     ],
 )
@@ -41,6 +45,12 @@ def test_every_kind_is_timed(arguments, names):
     timings = arguments.time(12)
     assert list(timings) == names
     assert all(0 < t.best <= t.median or math.isnan(t.best) for t in timings.values())
+
+
+def test_more_devices_than_there_are_is_one_line(capsys):
+    assert throughput.main(["rounds", "--devices", "99"]) == 2
+    printed = capsys.readouterr()
+    assert "devices=99 are more than the" in printed.out + printed.err
 
 
 def test_time_between_runs_is_that_of_an_iteration_or_is_not_known():

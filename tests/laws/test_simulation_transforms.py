@@ -1,9 +1,6 @@
 """The simulation under transformations: gradients, batches, devices, types, compilations."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -95,49 +92,6 @@ def test_memory_of_a_gradient_through_twenty_rounds_is_bounded():
 
     compiled = jax.jit(jax.value_and_grad(objective)).lower(clients.x, model.init(key)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes <= 80 * 2**20
-
-
-SHARDED = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from jaxfl import *
-rng = np.random.default_rng(0)
-clients = stack_clients([(rng.normal(size=(20, 6)), rng.integers(0, 3, 20)) for _ in range(8)])
-model = mlp(6, (8,), 3)
-key = jax.random.key(0)
-params = model.init(key)
-training, record = LocalTraining(0.1, batch_size=8), Record(clients=(0,))
-federated = Federated(rounds=3, training=training, strategy="vmap", record=record)
-one = simulate(model, params, clients, key, federated)
-mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-def length(rate):
-    run = simulate(model, params, clients, key, Federated(2, LocalTraining(rate, batch_size=8)))
-    return sum((a**2).sum() for a in jax.tree.leaves(run.params))
-slopes, rates = jax.vmap(jax.grad(length)), jnp.linspace(0.05, 0.4, 8)
-shards = jax.shard_map(
-    slopes, mesh=mesh, in_specs=P("clients"), out_specs=P("clients"), check_vma=False)
-assert np.allclose(jax.jit(shards)(rates), slopes(rates), rtol=1e-4, atol=1e-6)
-spread = jax.device_put(clients, NamedSharding(mesh, P("clients")))
-params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
-four = simulate(model, params, spread, key, federated)
-assert len(jax.devices()) == 4
-pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params))
-print(max(float(jnp.abs(a - np.asarray(b)).max()) for a, b in pairs))
-"""
-
-
-@pytest.mark.slow
-def test_four_devices_equal_one():
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-6
 
 
 @pytest.mark.slow

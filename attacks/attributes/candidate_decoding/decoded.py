@@ -43,7 +43,7 @@ def needs_all(decoding: Decoding, knowledge: Knowledge, most: int) -> bool:
     """Whether values on a list do not explain the messages (their answer is unchecked), so that all
     values have to be asked; not under `jit`, nor where that is more than `most` unknowns."""
     unknowns = len(knowledge.x) * (len(knowledge.columns[0].candidates) - 1)
-    if _check.is_traced(decoding.status) or unknowns > most:
+    if _check.is_unseen(decoding.status) or unknowns > most:
         return False
     return bool(decoding.status == Status.UNCHECKED)
 

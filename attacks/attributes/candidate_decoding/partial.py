@@ -156,7 +156,7 @@ def _held_out(x: Array, y: Array) -> tuple[np.ndarray, np.ndarray]:
     """Places of public records that are held out, drawn once for all, and of the others. Copies of
     one record are on one side, if they can be seen: a record whose copy is known has no noise."""
     first = np.arange(len(x))
-    if not _check.is_traced(x, y):
+    if not _check.is_unseen(x, y):
         whole = np.concatenate([np.asarray(x).reshape(len(x), -1), np.asarray(y)[:, None]], 1)
         _, places, which = np.unique(whole, axis=0, return_index=True, return_inverse=True)
         first = places[which.reshape(-1)]

@@ -73,7 +73,7 @@ def is_needed(model: Model, knowledge: Knowledge, most: int) -> bool:
     least squares for those on a list has `most` unknowns at most."""
     values = knowledge.columns[0].candidates
     numeric = values.shape[1] == 1 and len(values) > MANY
-    if numeric and not _check.is_traced(values):
+    if numeric and not _check.is_unseen(values):
         numeric = len(np.unique(np.asarray(values))) == len(values)
     fits = len(knowledge.x) * (LISTED - 1) <= most
     return numeric and fits and knowledge.y is not None and model.layers is not None

@@ -23,8 +23,8 @@ from benchmarks.scenarios.anonymous import AnonymousSettings, Seen, Updates
 from benchmarks.scenarios.pictures import Represent
 from benchmarks.scenarios.streams import Stream, stream
 from jaxfl import Model
-from jaxfl.federated import map_clients, strategy_here
 from jaxfl.models import record_gradient
+from jaxfl.parallel import map_clients, strategy_here
 
 Array = jax.Array
 Descriptors = tuple[Array, ...]

@@ -1,0 +1,113 @@
+"""Rounds whose clients' records stay on the host: those of a round's participants alone come to the
+device, a block of rounds at a time."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.clients import ClientData
+from jaxfl.federated import Federated
+from jaxfl.models import Model
+from jaxfl.parallel import on_every, share_out
+from jaxfl.rounds import (
+    Steps,
+    Task,
+    draw_places,
+    kept_ids,
+    own_plugins,
+    scan_rounds,
+    slots_of,
+    transcript_of,
+)
+from jaxfl.servers import Server, ServerState
+from jaxfl.transcript import Transcript
+
+Array = jax.Array
+
+
+def simulate_blocks(  # noqa: PLR0913 - those of `simulate`, and the static one that jit needs
+    model: Model,
+    kind: tuple[Any, ...],
+    server: Server,
+    params: Any,
+    clients: ClientData,
+    key: Array,
+    federated: Federated,
+    test: ClientData | None,
+) -> Transcript:
+    """All rounds in blocks of `federated.rounds_on_device`; see `jaxfl.simulate`. The records of
+    the next block are gathered while the device works on one."""
+    numbers, kept = np.arange(federated.rounds), kept_ids(clients.id, federated)
+    places = np.asarray(_draw(key, clients.id, numbers, federated.clients_per_round))
+    plugins = own_plugins(federated.plugins, len(clients.id))
+    everyone = jax.tree.map(np.asarray, (clients, plugins))
+    blocks = _blocks(federated)
+    size = max(_kept(block, federated) for block in blocks)
+    settings = server, key, federated, test, kept
+    state, answers = _start(kind, server, params), []
+    for place, block in enumerate(blocks):
+        cohort = jax.tree.map(lambda a, rows=places[block]: a[rows], everyone)
+        cohort = share_out(cohort, federated.devices, axis=1)
+        slots = None if federated.keeps_every_round else slots_of(block, federated)
+        steps = Steps(numbers[block], cohort, slots)
+        state, answer = _run_block(model, kind, size, state, steps, settings)
+        answers.append(answer)
+        if place:  # the device is at this block, and has done with the last
+            answers[place - 1] = _fetched(blocks[place - 1], answers[place - 1], federated)
+    answers[-1] = _fetched(blocks[-1], answers[-1], federated)
+    took_part = np.zeros((federated.rounds, len(clients.id)), bool)
+    np.put_along_axis(took_part, places, True, axis=1)
+    who = np.asarray(clients.id), np.asarray(kept), took_part
+    return transcript_of(federated, server, state, _joined(answers, federated), who)
+
+
+_draw = jax.jit(draw_places, static_argnums=3)
+
+
+def _blocks(federated: Federated) -> list[range]:
+    count = federated.rounds_on_device or federated.rounds
+    starts = range(0, federated.rounds, count)
+    return [range(start, min(start + count, federated.rounds)) for start in starts]
+
+
+def _kept(block: range, federated: Federated) -> int:
+    return sum(t in block for t in federated.kept_rounds)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _start(kind: tuple[Any, ...], server: Server, params: Any) -> ServerState:
+    """The first state, in arrays of its own: those of a block are given away to the next."""
+    return jax.tree.map(jnp.copy, server.init(params))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "kind", "size"), donate_argnames="state")
+def _run_block(
+    model: Model,
+    kind: tuple[Any, ...],
+    size: int,
+    state: ServerState,
+    steps: Steps,
+    settings: tuple[Any, ...],
+) -> tuple[ServerState, Any]:
+    server, key, federated, test, kept = settings
+    task = Task(model, server, key, federated, test, kept)
+    state, *seen = scan_rounds(task, lambda cohort: cohort, state, steps, size)
+    return on_every((state, seen), federated.devices)
+
+
+def _fetched(block: range, seen: Any, federated: Federated) -> Any:
+    """A block's messages and evaluations on the host, without the store's empty places."""
+    messages, tested = jax.tree.map(np.asarray, seen)
+    return jax.tree.map(lambda a: a[: _kept(block, federated)], messages), tested
+
+
+def _joined(answers: list[Any], federated: Federated) -> Any:
+    """Those of all blocks, messages in the order in which their rounds were asked for."""
+    messages, tested = jax.tree.map(lambda *parts: np.concatenate(parts), *answers)
+    kept = federated.kept_rounds
+    came = [t for block in _blocks(federated) for t in kept if t in block]
+    order = np.asarray([came.index(t) for t in kept])
+    return jax.tree.map(lambda a: a[order], messages), tested

@@ -1,0 +1,105 @@
+"""FedAvg, simulated: what the clients of a run send, and what a server makes of it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfl import _check
+from jaxfl.clients import ClientData, OneClient, check_clients, check_records_of_one
+from jaxfl.defenses import DPSGD
+from jaxfl.domains import Key, Params, checked
+from jaxfl.federated import Federated
+from jaxfl.host_held import simulate_blocks
+from jaxfl.models import Model, check_parameters
+from jaxfl.parallel import share_out, strategy_here
+from jaxfl.plugins import PerClient, Plugin
+from jaxfl.probe import mixes_records
+from jaxfl.rounds import simulate_rounds
+from jaxfl.servers import HonestServer, Server, kind_of
+from jaxfl.training import as_array, in_arrays
+from jaxfl.transcript import Transcript
+
+
+@checked
+def simulate(
+    model: Model,
+    params: Params,
+    clients: ClientData,
+    key: Key,
+    federated: Federated,
+    *,
+    server: Server | None = None,
+    test: OneClient | None = None,
+) -> Transcript:
+    """Run federated training.
+
+    Differentiable in every traced argument; each round is a `jax.checkpoint`, so the memory of a
+    gradient grows by one set of parameters per round, not by the activations. Inside
+    `jax.shard_map` pass it `check_vma=False`: devices share nothing that the check would protect.
+
+    Args:
+      model: the model (static).
+      params: the initial global model.
+      clients: data with a leading client axis; NumPy's arrays stay on the host where
+        `federated.rounds_on_device` says so. With `federated.devices` of several processes, each
+        holds them all, or gives arrays that lie on these devices in equal shares already.
+      key: client c draws from `fold_in(round_key, id of c)`: its stream does not depend on the
+        other clients.
+      federated: settings; see `Federated`.
+      server: see `Server`; `HonestServer()` by default.
+      test: records without client axis on which the global model is evaluated after every round.
+
+    Returns:
+      A `Transcript` with what `federated.record` asked for.
+
+    Raises:
+      ValueError: on bad shapes, values or settings, naming the argument. Values of traced arrays,
+        and of arrays on another process's devices, are not looked at.
+    """
+    server = HonestServer() if server is None else server
+    if jax.tree_util.all_leaves([server]):
+        name = type(server).__name__
+        raise ValueError(f"server is a {name}, which is no pytree; see `jaxfl.servers`")
+    check_parameters(model, params)
+    federated.check(clients)
+    check_clients(model, params, clients, federated.training.batch_size)
+    _check_private(model, params, clients, (*federated.training.plugins, *federated.plugins))
+    if test is not None:
+        check_records_of_one(model, params, test, "test")
+    if (
+        server.named
+        and not _check.is_unseen((clients.id, server.named))
+        and not np.isin(server.named, clients.id).all()
+    ):
+        raise ValueError(
+            f"server names clients {server.named}, not all of whom are among the clients"
+        )
+    strategy = federated.strategy or strategy_here()
+    plugins, server = jax.tree.map(as_array, (federated.plugins, server))
+    federated = dataclasses.replace(
+        federated, strategy=strategy, training=in_arrays(federated.training), plugins=plugins
+    )
+    kind = kind_of(server)
+    if federated.rounds_on_device is not None:
+        if _check.is_unseen((params, clients, key, server, federated, test)):
+            raise ValueError(
+                f"rounds_on_device={federated.rounds_on_device} takes records from the host "
+                "between programs: call simulate outside `jit`, `vmap` and `grad`"
+            )
+        return simulate_blocks(model, kind, server, params, clients, key, federated, test)
+    clients = share_out(clients, federated.devices)
+    return simulate_rounds(model, kind, server, params, clients, key, federated, test)
+
+
+def _check_private(
+    model: Model, params: Any, clients: ClientData, plugins: tuple[Plugin, ...]
+) -> None:
+    """Raise `ValueError` if gradients of single records are to be clipped and there are none."""
+    every = (p.plugin if isinstance(p, PerClient) else p for p in plugins)
+    if any(isinstance(p, DPSGD) for p in every) and mixes_records(model, params, clients.x[0]):
+        raise ValueError(
+            "plugins holds DPSGD, but the model mixes the records of a batch (batch "
+            "normalisation?): no record has a gradient of its own to be clipped"
+        )
