@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import throughput
 from benchmarks.harness.operations import Operations
-from benchmarks.speed import beside, machine, table, timings
+from benchmarks.speed import beside, growth, machine, table, timings
 from benchmarks.speed.beside import Attacks, Duration, Messages, Rounds, lines, time_other
 from benchmarks.suites import SUITES, specimens
 
@@ -209,3 +209,40 @@ def test_what_fails_is_a_line_and_the_others_go_on(monkeypatch):
     lines = timings.measure([job, second], "tiny", LIMITS, repeats=1)
     assert lines[0].limit == "ValueError: nothing to see"
     assert f"Attack {second.method}" in {line.program for line in lines}
+
+
+def test_exponents_are_those_of_a_power_of_the_size():
+    points = [growth.Point("records", "a", n, 2e-3 * n**1.5) for n in (10, 100, 1000)]
+    assert growth.exponents(points) == pytest.approx((1.5, 1.5))
+    points = [*points, growth.Point("records", "a", 10_000, 2e-3 * 1000**1.5 * 10**3)]
+    whole, last = growth.exponents(points)
+    assert 1.5 < whole < last == pytest.approx(3)
+    assert all(map(math.isnan, growth.exponents(points[:1])))
+    hidden = growth.Point("records", "a", 20, math.nan)  # by the machine's noise
+    assert all(map(math.isnan, growth.exponents([points[0], hidden])))
+
+
+def test_growth_is_written_as_it_is_measured(monkeypatch, tmp_path, capsys):
+    def linear(settings):
+        for times in settings.times:
+            yield growth.Point("rounds", "simulate", times, 0.5 * times)
+            yield growth.Point("rounds", "square", times, 0.1 * times**2)
+
+    monkeypatch.setitem(growth.MEASURED, "rounds", linear)
+    out = tmp_path / "growth.csv"
+    assert throughput.main(["growth", "rounds", "--times", "1", "4", "--out", str(out)]) == 0
+    assert out.read_text().splitlines()[-1] == "rounds,square,4,1.6"
+    assert out.with_suffix(".svg").read_text().startswith("<?xml")
+    shown = capsys.readouterr().out
+    assert "1: 0.5, 4: 2" in shown
+    assert "2.00" in shown
+    assert throughput.main(["growth", "rounds", "--out", str(tmp_path / "no" / "g.csv")]) == 2
+
+
+@pytest.mark.slow
+def test_records_and_rounds_grow():
+    settings = growth.Growth(records=(20, 30), hidden=(4,), times=(1,), repeats=1)
+    points = list(settings.of_records())
+    assert {p.size for p in points} == {20, 30}
+    assert len({p.what for p in points}) == 3
+    assert all(p.seconds > 0 or math.isnan(p.seconds) for p in points)
