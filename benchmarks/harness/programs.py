@@ -21,6 +21,8 @@ from jaxfl.watching import Watcher, watching
 PLATFORMS = ("cuda", "tpu")
 REDUCED = ("dot_general", "conv_general_dilated")
 """Equations that accelerators compute in less than float32 where nothing is said."""
+HOST_CALLS = ("debug_print", "infeed", "outfeed")
+"""Equations for which a device waits for the host, beside callbacks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,10 @@ class Program:
         with jax.enable_x64(self.x64):
             return self.traced.lower(lowering_platforms=platforms)
 
+    def host_calls(self) -> list[str]:
+        """See `host_calls`. Raises `HostError` as `traced`."""
+        return host_calls(self.traced.jaxpr)
+
     def reduced(self) -> list[str]:
         """See `reduced_products`. Raises `HostError` as `traced`."""
         return reduced_products(self.traced.jaxpr)
@@ -79,6 +85,15 @@ def reduced_products(jaxpr: Any) -> list[str]:
         if equation.primitive.name in REDUCED
         and all(v.aval.dtype == jnp.float32 for v in equation.invars)
         and not _is_full(equation.params["precision"])
+    ]
+
+
+def host_calls(jaxpr: Any) -> list[str]:
+    """Operations for which a device waits for the host, by name."""
+    return [
+        equation.primitive.name
+        for equation in equations(jaxpr)
+        if "callback" in equation.primitive.name or equation.primitive.name in HOST_CALLS
     ]
 
 

@@ -178,8 +178,9 @@ def another_seed_compiles_nothing(turns: Turns, method: Method) -> None:
 
 
 def accelerators_run_its_programs(turns: Turns, method: Method) -> None:
-    """Its programs are lowered for CUDA and for TPU, without either, and no product of float32
-    numbers is left to a device's own precision; what runs on the host is said, and why."""
+    """Its programs are lowered for CUDA and for TPU, without either, none of them waits for the
+    host, and no product of float32 numbers is left to a device's own precision; what runs on the
+    host is said, and why."""
     programs = turns.first[method.name].programs
     unseen = "it calls no `checked` attack, nor `run_members` or `simulate`: nothing is looked at"
     require(programs or method.oracle or not method.observes, unseen)
@@ -196,6 +197,8 @@ def lowers(program: Program) -> None:
         return
     with jax.enable_x64(program.x64):
         lower(traced)
+    waits = program.host_calls()
+    require(not waits, f"{program.name} waits for the host: {waits[:1]}")
     reduced = program.reduced()
     require(not reduced, f"{program.name} leaves to a device's precision: {reduced[:1]}")
 

@@ -8,7 +8,7 @@ import pytest
 from attacks import CosMatching, Knowledge, binary_column, cos_matching
 from benchmarks.harness.engines import run_members
 from benchmarks.harness.operations import operations
-from benchmarks.harness.programs import HostError, watched
+from benchmarks.harness.programs import HostError, host_calls, watched
 from jaxfl import Federated, LocalTraining, simulate
 
 RNG = np.random.default_rng(0)
@@ -125,3 +125,14 @@ def test_what_looks_at_values_has_no_program():
     (call,) = calls
     with pytest.raises(HostError, match="split_variances looks at values on the host"):
         _ = call.program.operations
+
+
+def test_what_waits_for_the_host_is_named():
+    def asks(x):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    def prints(x):
+        return jax.lax.scan(lambda c, _: (c, jax.debug.print("{c}", c=c)), x, None, 3)[0]
+
+    for function, named in ((asks, ["pure_callback"]), (prints, ["debug_print"]), (jnp.sin, [])):
+        assert host_calls(jax.make_jaxpr(function)(A)) == named

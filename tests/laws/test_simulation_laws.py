@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.harness.programs import reduced_products
+from benchmarks.harness.programs import host_calls, reduced_products
 from jaxfl import (
     Federated,
     HonestServer,
@@ -130,6 +130,7 @@ def test_products_are_made_in_full_precision_unless_asked_otherwise(world):
 
     arrays = world.params, world.clients.x
     assert not reduced_products(jax.make_jaxpr(trained)(*arrays))
+    assert not host_calls(jax.make_jaxpr(trained)(*arrays))
     with jax.default_matmul_precision("tensorfloat32"):
         assert reduced_products(jax.make_jaxpr(trained)(*arrays))
 
