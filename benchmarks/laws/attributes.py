@@ -21,7 +21,7 @@ from attacks import (
     UnknownColumn,
 )
 from benchmarks.harness.experiment import Method
-from benchmarks.harness.programs import reduced_products
+from benchmarks.harness.programs import host_calls, reduced_products
 from benchmarks.harness.trees import stack
 from benchmarks.laws.law import BrokenLawError, Law, require
 from benchmarks.laws.programs import compilations, lower
@@ -291,12 +291,14 @@ def another_number_compiles_nothing(trial: Trial) -> None:
 
 
 def accelerators_answer_as_here(trial: Trial) -> None:
-    """It is lowered for them, without one, and its products are made in float32: their own default,
-    TensorFloat-32, makes every message a misfit."""
+    """It is lowered for them, without one, waits for no host, and its products are made in float32:
+    their own default, TensorFloat-32, makes every message a misfit."""
     with jax.enable_x64(trial.method.x64):
         traced = trial.compiled.trace(*arrays_of(trial.view()))
         reduced = reduced_products(traced.jaxpr)
         require(not reduced, f"it leaves to a device's precision: {reduced[:1]}")
+        waits = host_calls(traced.jaxpr)
+        require(not waits, f"it waits for the host: {waits[:1]}")
         lower(traced)
 
 

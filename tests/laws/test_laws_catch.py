@@ -137,6 +137,18 @@ def test_a_product_in_less_than_float32_breaks_a_law():
         laws["accelerators_answer_as_here"]()
 
 
+def test_a_program_that_waits_for_the_host_breaks_a_law():
+    def asking(view: View, settings: None):
+        moved = jax.tree.leaves(view.messages.returned)[0].sum()
+        shape = jax.ShapeDtypeStruct(moved.shape, moved.dtype)
+        asked = jax.pure_callback(np.sign, shape, moved, vmap_method="sequential")
+        return answer(view, jnp.full(len(view.knowledge.x), (asked > 0).astype(int)))
+
+    laws = attributes.laws_of(Method("asking", "a sign", asking))
+    with pytest.raises(BrokenLawError, match="waits for the host"):
+        laws["accelerators_answer_as_here"]()
+
+
 def test_bad_input_that_is_taken_breaks_a_law():
     def careless(view, settings):
         return answer(view, jnp.zeros(len(view.knowledge.x), int))
