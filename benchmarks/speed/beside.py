@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,8 @@ from attacks import (
     cos_matching,
     gls,
 )
+from benchmarks.harness.operations import operations
+from benchmarks.speed.machine import Limits, measure_limits
 from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
 from jaxfl.domains import Count
 
@@ -42,6 +45,15 @@ class Duration:
     compile_s: float = 0.0
     others: int = 1
     """How many of the other program's timed parts do the work of one of ours."""
+    operations: float = math.nan
+    """Of a part, counted from its equations."""
+    dtype: str | None = "float32"
+    """Of its products; None where they are of two types."""
+
+    def share(self, limits: Limits) -> float:
+        """Of what a product of square matrices of its type reaches; NaN where types differ."""
+        rate = math.nan if self.dtype is None else limits.flops[self.dtype]
+        return self.operations / (self.best / 1e3) / rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,20 +92,19 @@ class Attacks:
         knowledge = Knowledge(x, y, (binary_column(self.features // 5, 0.2),))
 
         def match(steps: int) -> Duration:
-            settings = CosMatching(steps=steps)
-            return _time(
-                lambda: cos_matching(model, messages, knowledge, key, settings=settings).values,
-                self.repeats,
-                1,
-            )
+            def work(seen: Any) -> Any:
+                settings = CosMatching(steps=steps)
+                return cos_matching(model, seen, knowledge, key, settings=settings).values
 
-        def decode() -> object:
-            return closed_form(model, messages, knowledge, settings=ClosedForm(0.1)).values
+            return _time(work, messages, self.repeats, 1)
+
+        def decode(seen: Any) -> Any:
+            return closed_form(model, seen, knowledge, settings=ClosedForm(0.1)).values
 
         return {
             "cos, an iteration": _between(match(self.steps), match(2 * self.steps), self.steps),
             "closed_form, whole": dataclasses.replace(
-                _time(decode, self.repeats, 1), others=self.iterations
+                _time(decode, messages, self.repeats, 1), others=self.iterations, dtype="float64"
             ),
         }
 
@@ -151,13 +162,13 @@ class Rounds:
             rounds_on_device=self.rounds_on_device,
             record=Record(clients=()),
         )
-        return {
-            "simulate, a round": _time(
-                lambda: simulate(model, params, clients, key, federated).params,
-                self.repeats,
-                self.rounds,
-            )
-        }
+
+        def work(start: Any) -> Any:
+            return simulate(model, start, clients, key, federated).params
+
+        # Programs of a block of rounds are several, which are not counted.
+        counted = self.rounds_on_device is None
+        return {"simulate, a round": _time(work, params, self.repeats, self.rounds, counted)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,25 +210,33 @@ class Messages:
         run = simulate(model, model.init(init_key), stack_clients([(x, y)]), key, federated)
         messages, knowledge = run.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
         settings = GLS(training, orders=self.orders, layers=self.layers)
-        return {
-            "gls, a message": _time(
-                lambda: gls(model, messages, knowledge, key, settings=settings).values,
-                self.repeats,
-                self.rounds,
-            )
-        }
+
+        def work(seen: Any) -> Any:
+            answer = gls(model, seen, knowledge, key, settings=settings)
+            return answer.values, answer.fit
+
+        # Its verdict is in float64.
+        timed = _time(work, messages, self.repeats, self.rounds)
+        return {"gls, a message": dataclasses.replace(timed, dtype=None)}
 
 
-def _time(work: Callable[[], object], repeats: int, parts: int) -> Duration:
-    """Time per part of `work`; what the first run takes longer is compiling."""
+def _time(
+    work: Callable[[Any], Any], given: Any, repeats: int, parts: int, counted: bool = True
+) -> Duration:
+    """Time and operations per part of `work(given)`; what the first run takes longer is
+    compiling."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        jax.block_until_ready(work())
+        jax.block_until_ready(work(given))
         times.append(time.perf_counter() - start)
     warm = 1e3 * np.asarray(times[1:]) / parts
+    total = operations(jax.make_jaxpr(work)(given)).total if counted else math.nan
     return Duration(
-        float(warm.min()), float(np.median(warm)), times[0] - float(np.median(times[1:]))
+        float(warm.min()),
+        float(np.median(warm)),
+        times[0] - float(np.median(times[1:])),
+        operations=total / parts,
     )
 
 
@@ -225,9 +244,11 @@ def _between(short: Duration, long: Duration, parts: int) -> Duration:
     """Time per part of what a long run has more than a short one: without what either does once,
     such as judging its answer. NaN where a busy machine took longer for the short run."""
     best = (long.best - short.best) / parts
+    counted = (long.operations - short.operations) / parts
     if best <= 0:
-        return Duration(math.nan, math.nan, short.compile_s)
-    return Duration(best, max(best, (long.median - short.median) / parts), short.compile_s)
+        return Duration(math.nan, math.nan, short.compile_s, operations=counted)
+    median = max(best, (long.median - short.median) / parts)
+    return Duration(best, median, short.compile_s, operations=counted)
 
 
 def time_other(command: str, records: int) -> Duration:
@@ -252,7 +273,7 @@ def time_other(command: str, records: int) -> Duration:
         ) from error
 
 
-def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str]]:
+def lines(arguments: Attacks | Rounds | Messages, records: int, limits: Limits) -> list[list[str]]:
     """The table's lines for one size. Raises `ValueError` as `time_other`."""
     ours = arguments.time(records)
     other = None if arguments.beside is None else time_other(arguments.beside, records)
@@ -262,11 +283,16 @@ def lines(arguments: Attacks | Rounds | Messages, records: int) -> list[list[str
             name: dataclasses.replace(t, best=float(np.fmin(t.best, again[name].best)))
             for name, t in ours.items()
         }
-    return [_line(name, records, t, other) for name, t in ours.items()]
+    return [_line(name, records, t, other, limits) for name, t in ours.items()]
 
 
-def _line(name: str, records: int, ours: Duration, other: Duration | None) -> list[str]:
+def _line(
+    name: str, records: int, ours: Duration, other: Duration | None, limits: Limits
+) -> list[str]:
+    share = ours.share(limits)
     cells = [name, str(records), f"{ours.best:.2f}", f"{ours.median:.2f}", f"{ours.compile_s:.1f}"]
+    cells.append("" if math.isnan(ours.operations) else f"{ours.operations / 1e9:.3g}")
+    cells.append("" if math.isnan(share) else f"{share:.0%}")
     if other is None:
         return cells
     theirs = ours.others * other.best, ours.others * other.median
@@ -275,14 +301,17 @@ def _line(name: str, records: int, ours: Duration, other: Duration | None) -> li
 
 def show(arguments: Attacks | Rounds | Messages, console: Console) -> None:
     """Print the table. Raises `ValueError` as `time_other`."""
-    device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
-    table = Table(title=f"milliseconds, {arguments.rounds} rounds, {device}")
+    limits = measure_limits()
+    peak = ", ".join(f"{rate / 1e9:.3g} in {dtype}" for dtype, rate in limits.flops.items())
+    device = f"{limits.device}, jax {jax.__version__}"
+    title = f"milliseconds, {arguments.rounds} rounds, {device}; products, GFLOP/s: {peak}"
+    table = Table(title=title)
     for name in (
-        *("what", "records", "min", "median", "compile s"),
+        *("what", "records", "min", "median", "compile s", "GFLOP", "of product"),
         *("beside: min", "median", "ratio of minima"),
     ):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     for records in arguments.records:
-        for line in lines(arguments, records):
+        for line in lines(arguments, records, limits):
             table.add_row(*line)
     console.print(table)

@@ -102,7 +102,7 @@ class Growth:
     def of_records(self) -> Iterator[Point]:
         """Records of one victim."""
         for records in self.records:
-            attacks = Attacks(hidden=self.hidden, steps=10, repeats=self.repeats)
+            attacks = Attacks(hidden=self.hidden, repeats=self.repeats)
             yield from _points("records", records, attacks, records)
             decoding = Messages(
                 batch_size=min(BATCH, records),

@@ -54,8 +54,9 @@ def test_more_devices_than_there_are_is_one_line(capsys):
 
 
 def test_time_between_runs_is_that_of_an_iteration_or_is_not_known():
-    short, long = Duration(5.0, 6.0, 1.0), Duration(9.0, 14.0, 1.0)
-    assert beside._between(short, long, 4) == Duration(1.0, 2.0, 1.0)
+    short = Duration(5.0, 6.0, 1.0, operations=30.0)
+    long = Duration(9.0, 14.0, 1.0, operations=70.0)
+    assert beside._between(short, long, 4) == Duration(1.0, 2.0, 1.0, operations=10.0)
     unknown = beside._between(short, Duration(5.0, 14.0), 4)
     assert math.isnan(unknown.best)
     assert math.isnan(unknown.median)
@@ -65,16 +66,23 @@ def test_time_between_runs_is_that_of_an_iteration_or_is_not_known():
 def test_ratios_are_of_minima_in_one_unit(monkeypatch, printing, unit):
     times = iter(
         [
-            {"a part": Duration(2.0, 3.0), "b, whole": Duration(50.0, 60.0, others=10)},
-            {"a part": Duration(4.0, 5.0), "b, whole": Duration(40.0, 60.0, others=10)},
+            {
+                "a part": Duration(2.0, 3.0, operations=2e8),
+                "b, whole": Duration(50.0, 60.0, others=10, operations=1e9, dtype=None),
+            },
+            {
+                "a part": Duration(4.0, 5.0, operations=2e8),
+                "b, whole": Duration(40.0, 60.0, others=10, operations=1e9, dtype=None),
+            },
         ]
     )
     monkeypatch.setattr(Attacks, "time", lambda self, records: next(times))
     scale = {"ms": 1.0, "s": 1e-3}[unit]
     other = printing({f"{unit}_min": 8.0 * scale, f"{unit}_median": 9.0 * scale})
-    part, whole = lines(Attacks(beside=other), 5)
-    assert part == ["a part", "5", "2.00", "3.00", "0.0", "8.00", "9.00", "4.0"]
-    assert whole == ["b, whole", "5", "40.00", "60.00", "0.0", "80.00", "90.00", "2.0"]
+    limits = machine.Limits("a core", {"float32": 2e11, "float64": 1e11}, 1e10)
+    part, whole = lines(Attacks(beside=other), 5, limits)
+    assert part == ["a part", "5", "2.00", "3.00", "0.0", "0.2", "50%", "8.00", "9.00", "4.0"]
+    assert whole == ["b, whole", "5", "40.00", "60.00", "0.0", "1", "", "80.00", "90.00", "2.0"]
 
 
 @pytest.mark.parametrize("found", [{"ms_min": 1.0}, [1.0], "slow"])
