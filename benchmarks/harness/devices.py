@@ -16,8 +16,6 @@ UNTRIED = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 than 150 s to compile, and 9 s so (docs/results/speed.md)."""
 KNOWN = ("0.10.", "0.11.")
 """Versions of jaxlib that know these flags; it ends the process on one that it does not know."""
-LONG_ENOUGH = 0.2
-"""Seconds of compiling from which on a program is kept."""
 
 
 def prepare_devices(*, cores: bool = True) -> None:
@@ -34,7 +32,8 @@ def prepare_devices(*, cores: bool = True) -> None:
         os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(_programs()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", LONG_ENOUGH)
+        # Short ones too: a small suite has hundreds.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if not cores:
         return
     try:

@@ -11,6 +11,7 @@ import math
 import shlex
 import subprocess
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from attacks import (
     GLS,
     ClosedForm,
     CosMatching,
+    FitWarning,
     Knowledge,
     binary_column,
     closed_form,
@@ -226,10 +228,12 @@ def _time(
     """Time and operations per part of `work(given)`; what the first run takes longer is
     compiling."""
     times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(work(given))
-        times.append(time.perf_counter() - start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # of answers that nobody reads
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            jax.block_until_ready(work(given))
+            times.append(time.perf_counter() - start)
     warm = 1e3 * np.asarray(times[1:]) / parts
     total = operations(jax.make_jaxpr(work)(given)).total if counted else math.nan
     return Duration(
