@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.harness.jobs import Group, Outcome
@@ -22,6 +23,9 @@ ACCELERATOR_CHUNK, MOST_AT_ONCE = 16, 256
 """Members that run at once on each accelerator: where its memory is not known, and at most."""
 COPIES = 64
 """How many arrays as large as a member's largest it is taken to hold at a time."""
+
+NARROWER = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+"""What results of 64 bits come back in."""
 
 MOST_PROGRAMS, MOST_MAPPINGS = 96, 30_000
 """Compiled programs kept at a time, and memory mappings of this process beyond which none is kept
@@ -132,7 +136,7 @@ def _compile(
     # Members share nothing, so the check for values that differ between devices has nothing to
     # protect.
     program = jax.shard_map(
-        lambda members: map_clients(function, members, strategy),
+        lambda members: _in_32_bits(map_clients(function, members, strategy)),
         mesh=sharding.mesh,
         in_specs=sharding.spec,
         out_specs=sharding.spec,
@@ -142,6 +146,17 @@ def _compile(
         [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in signature]
     )
     return jax.jit(program).lower(shapes).compile()
+
+
+def _in_32_bits(results: Any) -> Any:
+    """Within the program: 64-bit arrays that leave the context that allows them are of one type by
+    their name and of another by their memory."""
+
+    def narrowed(leaf: Any) -> Any:
+        narrower = NARROWER.get(str(jnp.result_type(leaf)))
+        return leaf if narrower is None else jnp.asarray(leaf, narrower)
+
+    return jax.tree.map(narrowed, results)
 
 
 def _at_once(function: Callable[[Any], Any], members: Any, device: jax.Device) -> int:

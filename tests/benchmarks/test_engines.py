@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import engines
+from benchmarks.harness.engines import run_members
 from benchmarks.harness.jobs import Job, group
 from benchmarks.harness.runner import run_safely
 from benchmarks.harness.settings import replace
+from benchmarks.harness.trees import take
 from benchmarks.suites import SUITES
 from tests.benchmarks.cells import cell_of, outcomes_of
 
@@ -219,3 +221,20 @@ def test_programs_compiled_outside_members_are_dropped_between_outcomes(monkeypa
     group = types.SimpleNamespace(experiment=types.SimpleNamespace(alone=False, batched=True))
     assert len(list(engines.local(run, [group, group]))) == 6
     assert held == [0] * 6
+
+
+def test_results_of_64_bits_come_back_in_32():
+    """Named float64, with a memory of float32, they would stop the next program."""
+
+    def wide(x):
+        return {"half": x / 2, "unknown": jnp.asarray(jnp.nan), "count": jnp.asarray(3)}
+
+    done = run_members(wide, jnp.arange(4.0)[:, None], x64=True).results
+    assert {name: str(a.dtype) for name, a in done.items()} == {
+        "half": "float32",
+        "unknown": "float32",
+        "count": "int32",
+    }
+    first = jax.block_until_ready(take(done, 1))
+    assert first["half"].tolist() == [0.5]
+    assert np.isnan(first["unknown"])
