@@ -223,6 +223,24 @@ def test_programs_compiled_outside_members_are_dropped_between_outcomes(monkeypa
     assert held == [0] * 6
 
 
+@pytest.mark.parametrize("entry", ["sweep", "audit", "throughput"])
+def test_an_entry_point_has_a_device_a_core_and_its_compilers_flags(entry):
+    """Which hold where nothing that it imports has started JAX."""
+    code = (
+        f"import os, benchmarks.{entry}, jax\n"
+        "from benchmarks.harness.devices import UNTRIED, prepare_devices\n"
+        "prepare_devices()\n"
+        "print(len(jax.devices()), os.cpu_count(), UNTRIED in os.environ['XLA_FLAGS'])"
+    )
+    environment = {name: v for name, v in os.environ.items() if "JAX" not in name}
+    environment.pop("XLA_FLAGS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    devices, cores, flagged = done.stdout.split()
+    assert (devices, flagged) == (cores, "True"), done.stderr
+
+
 def test_results_of_64_bits_come_back_in_32():
     """Named float64, with a memory of float32, they would stop the next program."""
 
