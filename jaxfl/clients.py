@@ -187,7 +187,10 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
         )
     _check_lengths("clients", clients)
     _check.shape(count[:1], **{"clients.id": clients.id})
-    shapes = jax.eval_shape(lambda: (clients.x[0], clients.y[0]))
+    # Not by indexing, which arrays on a mesh of the caller's may refuse.
+    shapes = [
+        jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)) for a in (clients.x, clients.y)
+    ]
     check_records(model, params, *shapes, x_name="clients.x", y_name="clients.y")
     if not _check.is_unseen(clients.id):
         _check_ids(**{"clients.id": clients.id})

@@ -53,12 +53,12 @@ class Federated(HoldsPlugins):
         chunks of that many; None picks "map" on CPU, where batching per-client weights costs time,
         and "vmap" on accelerators. It changes nothing but speed and memory.
       devices: devices that train equal shares of a round's participants, as `tuple(jax.devices())`,
-        those of other processes among them (`jax.distributed`); None: one (static). Every device
-        then holds the whole transcript.
-      rounds_on_device: how many rounds' participants have their records on the device at a time,
-        while everyone's stay on the host; None: everyone's are on the device (static). For more
-        clients than a device holds, of whom `clients_per_round` take part. What is kept comes back
-        to the host.
+        those of other processes among them (`jax.distributed`); None: one (static). Each of them
+        holds the whole transcript; where all are of this process, that of the first is returned.
+      rounds_on_device: clients' records stay on the host; only those of participants come to the
+        device, for so many rounds at a time. None: everyone's are on the device (static). For more
+        clients than a device holds, of whom `clients_per_round` take part. Kept messages come back
+        to the host, as NumPy's arrays.
       record: what the transcript keeps (static).
     """
 
@@ -123,12 +123,10 @@ class Federated(HoldsPlugins):
             return
         if len(set(self.devices)) < max(len(self.devices), 1):
             raise ValueError(f"devices={self.devices} must be one device or more, each named once")
-        shared = {"clients_per_round": cohort}
-        if self.rounds_on_device is None:
-            shared["clients"] = count
-        for name, number in shared.items():
+        shared = {"clients": count} if self.rounds_on_device is None else {}
+        for what, number in (shared | {"participants of a round": cohort}).items():
             if number % len(self.devices):
                 raise ValueError(
                     f"devices names {len(self.devices)} devices, which cannot share {number} "
-                    f"clients equally ({name}={number})"
+                    f"{what} equally"
                 )

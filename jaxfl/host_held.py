@@ -1,4 +1,4 @@
-"""Rounds whose clients' records stay on the host: those of a round's participants alone come to the
+"""Rounds whose clients' records stay on the host: only those of a round's participants come to the
 device, a block of rounds at a time."""
 
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl.clients import ClientData
 from jaxfl.federated import Federated
 from jaxfl.models import Model
-from jaxfl.parallel import on_every, share_out
+from jaxfl.parallel import Devices, on_every, share_out
 from jaxfl.rounds import (
     Steps,
     Task,
@@ -40,14 +40,15 @@ def simulate_blocks(  # noqa: PLR0913 - those of `simulate`, and the static one 
 ) -> Transcript:
     """All rounds in blocks of `federated.rounds_on_device`; see `jaxfl.simulate`. The records of
     the next block are gathered while the device works on one."""
-    numbers, kept = np.arange(federated.rounds), kept_ids(clients.id, federated)
-    places = np.asarray(_draw(key, clients.id, numbers, federated.clients_per_round))
+    numbers, ids = np.arange(federated.rounds), np.asarray(clients.id)
+    kept = kept_ids(ids, federated)
+    places = np.asarray(_draw(key, ids, numbers, federated.clients_per_round))
     plugins = own_plugins(federated.plugins, len(clients.id))
     everyone = jax.tree.map(np.asarray, (clients, plugins))
     blocks = _blocks(federated)
     size = max(_kept(block, federated) for block in blocks)
     settings = server, key, federated, test, kept
-    state, answers = _start(kind, server, params), []
+    state, answers = _start(kind, federated.devices, server, params), []
     for place, block in enumerate(blocks):
         cohort = jax.tree.map(lambda a, rows=places[block]: a[rows], everyone)
         cohort = share_out(cohort, federated.devices, axis=1)
@@ -60,7 +61,7 @@ def simulate_blocks(  # noqa: PLR0913 - those of `simulate`, and the static one 
     answers[-1] = _fetched(blocks[-1], answers[-1], federated)
     took_part = np.zeros((federated.rounds, len(clients.id)), bool)
     np.put_along_axis(took_part, places, True, axis=1)
-    who = np.asarray(clients.id), np.asarray(kept), took_part
+    who = ids, np.asarray(kept), took_part
     return transcript_of(federated, server, state, _joined(answers, federated), who)
 
 
@@ -77,10 +78,12 @@ def _kept(block: range, federated: Federated) -> int:
     return sum(t in block for t in federated.kept_rounds)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _start(kind: tuple[Any, ...], server: Server, params: Any) -> ServerState:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _start(
+    kind: tuple[Any, ...], devices: Devices | None, server: Server, params: Any
+) -> ServerState:
     """The first state, in arrays of its own: those of a block are given away to the next."""
-    return jax.tree.map(jnp.copy, server.init(params))
+    return on_every(jax.tree.map(jnp.copy, server.init(params)), devices)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "kind", "size"), donate_argnames="state")

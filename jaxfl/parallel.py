@@ -64,14 +64,16 @@ def share_out(tree: Any, devices: Devices | None, axis: int = 0) -> Any:
     Where devices belong to several processes, each of these reads its own shares alone from the
     arrays that it holds.
     """
-    if devices is None or _check.is_unseen(tree):
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    if devices is None or traced:
         return tree
     wanted = shares(devices, axis)
 
     def placed(array: Any) -> Array:
         if isinstance(array, jax.Array):
-            if array.sharding.is_equivalent_to(wanted, array.ndim):
-                return array
+            if array.sharding.is_equivalent_to(wanted, array.ndim):  # on a mesh of any kind
+                parts = [shard.data for shard in array.addressable_shards]
+                return jax.make_array_from_single_device_arrays(array.shape, wanted, parts)
             array = np.asarray(array)
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         return jax.make_array_from_callback(array.shape, wanted, lambda place: array[place])
@@ -82,7 +84,28 @@ def share_out(tree: Any, devices: Devices | None, axis: int = 0) -> Any:
 def on_every(tree: Any, devices: Devices | None) -> Any:
     """Within a program: arrays that every device holds whole, so that each process can read
     them."""
-    if devices is None:
+    return tree if devices is None else jax.lax.with_sharding_constraint(tree, _whole(devices))
+
+
+def give_every(tree: Any, devices: Devices | None) -> Any:
+    """Outside: the same, of arrays that lie anywhere; as they are where `devices` is None, or of
+    several processes, or traced."""
+    if devices is None or _check.is_unseen(tree) or not _are_here(devices):
         return tree
-    whole = NamedSharding(shares(devices).mesh, PartitionSpec())
-    return jax.lax.with_sharding_constraint(tree, whole)
+    return jax.device_put(tree, _whole(devices))
+
+
+def on_first(tree: Any, devices: Devices | None) -> Any:
+    """Of arrays that every device holds whole, those of the first, where all are of this
+    process."""
+    if devices is None or _check.is_unseen(tree) or not _are_here(devices):
+        return tree
+    return jax.device_put(tree, devices[0])
+
+
+def _whole(devices: Devices) -> NamedSharding:
+    return NamedSharding(shares(devices).mesh, PartitionSpec())
+
+
+def _are_here(devices: Devices) -> bool:
+    return all(device.process_index == jax.process_index() for device in devices)

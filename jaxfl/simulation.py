@@ -13,7 +13,7 @@ from jaxfl.domains import Key, Params, checked
 from jaxfl.federated import Federated
 from jaxfl.host_held import simulate_blocks
 from jaxfl.models import Model, check_parameters
-from jaxfl.parallel import share_out, strategy_here
+from jaxfl.parallel import give_every, on_first, share_out, strategy_here
 from jaxfl.plugins import PerClient, Plugin
 from jaxfl.probe import mixes_records
 from jaxfl.rounds import simulate_rounds
@@ -37,14 +37,16 @@ def simulate(
 
     Differentiable in every traced argument; each round is a `jax.checkpoint`, so the memory of a
     gradient grows by one set of parameters per round, not by the activations. Inside
-    `jax.shard_map` pass it `check_vma=False`: devices share nothing that the check would protect.
+    `jax.shard_map` pass it `check_vma=False`, since devices share nothing that the check would
+    protect, and leave `federated.devices` out.
 
     Args:
       model: the model (static).
       params: the initial global model.
       clients: data with a leading client axis; NumPy's arrays stay on the host where
         `federated.rounds_on_device` says so. With `federated.devices` of several processes, each
-        holds them all, or gives arrays that lie on these devices in equal shares already.
+        holds them all, or gives arrays that lie on these devices in equal shares of their first
+        axis already.
       key: client c draws from `fold_in(round_key, id of c)`: its stream does not depend on the
         other clients.
       federated: settings; see `Federated`.
@@ -81,16 +83,23 @@ def simulate(
     federated = dataclasses.replace(
         federated, strategy=strategy, training=in_arrays(federated.training), plugins=plugins
     )
-    kind = kind_of(server)
+    kind, devices = kind_of(server), federated.devices
+    # A transcript of an earlier run, or what the caller put somewhere, may lie on other devices.
+    params, key, server, federated, test = give_every(
+        (params, key, server, federated, test), devices
+    )
     if federated.rounds_on_device is not None:
         if _check.is_unseen((params, clients, key, server, federated, test)):
             raise ValueError(
                 f"rounds_on_device={federated.rounds_on_device} takes records from the host "
-                "between programs: call simulate outside `jit`, `vmap` and `grad`"
+                "between programs: call simulate outside `jit`, `vmap` and `grad`, with arrays "
+                "that this process holds whole"
             )
-        return simulate_blocks(model, kind, server, params, clients, key, federated, test)
-    clients = share_out(clients, federated.devices)
-    return simulate_rounds(model, kind, server, params, clients, key, federated, test)
+        run = simulate_blocks(model, kind, server, params, clients, key, federated, test)
+    else:
+        clients = share_out(clients, devices)
+        run = simulate_rounds(model, kind, server, params, clients, key, federated, test)
+    return on_first(run, devices)
 
 
 def _check_private(

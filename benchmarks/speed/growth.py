@@ -130,8 +130,8 @@ def _points(axis: Axis, size: int, attacks: Attacks, records: int) -> Iterator[P
 def exponents(points: Sequence[Point]) -> tuple[float, float]:
     """Of time in size: over all points by least squares, and between the last two; NaN where the
     points do not tell."""
-    known = sorted((p.size, p.seconds) for p in points if p.seconds > 0)
-    if len({size for size, _ in known}) < 2:
+    known = sorted({p.size: p.seconds for p in points if p.seconds > 0}.items())
+    if len(known) < 2:
         return math.nan, math.nan
     sizes, seconds = np.log(np.asarray(known)).T
     whole = float(np.polyfit(sizes, seconds, 1)[0])
@@ -149,8 +149,10 @@ def curves(points: Sequence[Point]) -> dict[tuple[str, str], list[Point]]:
 def table_of(points: Sequence[Point]) -> Table:
     """A line a curve: its points and exponents."""
     table = Table(title=f"{jax.devices()[0].device_kind}, jax {jax.__version__}")
-    for name in ("grows", "what", "size: seconds", "exponent", "of the last two"):
-        table.add_column(name, justify="right" if "o" in name[-3:] else "left")
+    for name in ("grows", "what", "size: seconds"):
+        table.add_column(name)
+    for name in ("exponent", "of the last two"):
+        table.add_column(name, justify="right")
     for (axis, what), curve in curves(points).items():
         shown = ", ".join(f"{p.size:,}: {p.seconds:.3g}" for p in curve)
         table.add_row(axis, what, shown, *(f"{e:.2f}" for e in exponents(curve)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxfl import (
     Behavior,
@@ -87,6 +88,49 @@ def main(arguments: list[str]) -> None:
     shared = dataclasses.replace(PLAIN["everyone"], devices=tuple(jax.devices()))
     np.testing.assert_allclose(slope(shared, 0.1), expected, rtol=1e-4)
     print("slope: the same", flush=True)
+    placed = held_already(tuple(jax.devices()))
+    model, params, _ = federation()
+    again = simulate(model, params, placed, jax.random.key(1), shared)
+    same(seen(run(PLAIN["everyone"])), seen(again))
+    print("held already: the same", flush=True)
+    if not arguments:
+        of_one_process()
+
+
+def held_already(devices: tuple[jax.Device, ...]) -> ClientData:
+    """Clients of whom each process gives those of its own devices, on a mesh of the caller's."""
+    mesh = jax.make_mesh((len(devices),), ("mine",), devices=devices)
+    shares = NamedSharding(mesh, PartitionSpec("mine"))
+    own = len(devices) // jax.process_count()
+    clients = federation()[2]
+    each = len(clients.id) // len(devices) * own
+    mine = slice(jax.process_index() * each, (jax.process_index() + 1) * each)
+    return jax.tree.map(
+        lambda a: jax.make_array_from_process_local_data(shares, a[mine], a.shape), clients
+    )
+
+
+def of_one_process() -> None:
+    """What goes on from a run on other devices; and simulations of victims that are shared out."""
+    devices, everyone = tuple(jax.devices()), PLAIN["everyone"]
+    model, params, clients = federation()
+
+    def on(start: Any, shared: tuple[jax.Device, ...] | None, **more: Any) -> Transcript:
+        federated = dataclasses.replace(everyone, devices=shared, **more)
+        return simulate(model, start, clients, jax.random.key(2), federated)
+
+    first, last = on(params, devices), on(params, None)
+    few = {"clients_per_round": 4, "rounds_on_device": 2}
+    for where in (devices[:2], devices, None):
+        same(on(first.params, where), on(last.params, None))
+        same(on(first.params, where, **few), on(last.params, None, clients_per_round=4))
+    print("gone on: the same", flush=True)
+    mesh = jax.make_mesh((4,), ("victims",), axis_types=(AxisType.Auto,))
+    slopes = jax.vmap(jax.grad(lambda rate: length(everyone, rate)))
+    rates, spec = np.linspace(0.05, 0.4, 8, dtype=np.float32), PartitionSpec("victims")
+    apart = jax.shard_map(slopes, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    np.testing.assert_allclose(jax.jit(apart)(rates), slopes(rates), rtol=1e-4, atol=1e-6)
+    print("victims: the same", flush=True)
 
 
 if __name__ == "__main__":
