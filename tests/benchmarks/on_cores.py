@@ -1,5 +1,6 @@
 """Every method of some experiments once, at the tiny size, in a process whose CPU cores are
-devices, as commands have it: `python -m tests.benchmarks.on_cores EXPERIMENT ...`. Run by `test_cores.py`."""
+devices, as commands have it: `python -m tests.benchmarks.on_cores EXPERIMENT ...`. Run by
+`test_cores.py`."""
 
 import dataclasses
 import sys
