@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl.clients import ClientData
 from jaxfl.federated import Federated
 from jaxfl.models import Model
-from jaxfl.parallel import Devices, on_every, share_out
+from jaxfl.parallel import Devices, on_every, on_first, share_out
 from jaxfl.rounds import (
     Steps,
     Task,
@@ -61,7 +61,7 @@ def simulate_blocks(  # noqa: PLR0913 - those of `simulate`, and the static one 
     answers[-1] = _fetched(blocks[-1], answers[-1], federated)
     took_part = np.zeros((federated.rounds, len(clients.id)), bool)
     np.put_along_axis(took_part, places, True, axis=1)
-    who = ids, np.asarray(kept), took_part
+    who, state = (ids, np.asarray(kept), took_part), on_first(state, federated.devices)
     return transcript_of(federated, server, state, _joined(answers, federated), who)
 
 

@@ -95,10 +95,9 @@ def simulate(
                 "between programs: call simulate outside `jit`, `vmap` and `grad`, with arrays "
                 "that this process holds whole"
             )
-        run = simulate_blocks(model, kind, server, params, clients, key, federated, test)
-    else:
-        clients = share_out(clients, devices)
-        run = simulate_rounds(model, kind, server, params, clients, key, federated, test)
+        return simulate_blocks(model, kind, server, params, clients, key, federated, test)
+    clients = share_out(clients, devices)
+    run = simulate_rounds(model, kind, server, params, clients, key, federated, test)
     return on_first(run, devices)
 
 

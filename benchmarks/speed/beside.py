@@ -277,8 +277,12 @@ def time_other(command: str, records: int) -> Duration:
         ) from error
 
 
-def lines(arguments: Attacks | Rounds | Messages, records: int, limits: Limits) -> list[list[str]]:
-    """The table's lines for one size. Raises `ValueError` as `time_other`."""
+Timed = list[tuple[str, int, Duration, Duration | None]]
+"""What was timed, for how many records, ours, and the other program's."""
+
+
+def timed(arguments: Attacks | Rounds | Messages, records: int) -> Timed:
+    """Both programs' times at one size. Raises `ValueError` as `time_other`."""
     ours = arguments.time(records)
     other = None if arguments.beside is None else time_other(arguments.beside, records)
     if other:  # ours on both sides of theirs, in case the machine's speed drifts
@@ -287,12 +291,13 @@ def lines(arguments: Attacks | Rounds | Messages, records: int, limits: Limits) 
             name: dataclasses.replace(t, best=float(np.fmin(t.best, again[name].best)))
             for name, t in ours.items()
         }
-    return [_line(name, records, t, other, limits) for name, t in ours.items()]
+    return [(name, records, t, other) for name, t in ours.items()]
 
 
-def _line(
+def line(
     name: str, records: int, ours: Duration, other: Duration | None, limits: Limits
 ) -> list[str]:
+    """A line of the table."""
     share = ours.share(limits)
     cells = [name, str(records), f"{ours.best:.2f}", f"{ours.median:.2f}", f"{ours.compile_s:.1f}"]
     cells.append("" if math.isnan(ours.operations) else f"{ours.operations / 1e9:.3g}")
@@ -305,6 +310,7 @@ def _line(
 
 def show(arguments: Attacks | Rounds | Messages, console: Console) -> None:
     """Print the table. Raises `ValueError` as `time_other`."""
+    measured = [each for records in arguments.records for each in timed(arguments, records)]
     limits = measure_limits()
     peak = ", ".join(f"{rate / 1e9:.3g} in {dtype}" for dtype, rate in limits.flops.items())
     device = f"{limits.device}, jax {jax.__version__}"
@@ -315,7 +321,6 @@ def show(arguments: Attacks | Rounds | Messages, console: Console) -> None:
         *("beside: min", "median", "ratio of minima"),
     ):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
-    for records in arguments.records:
-        for line in lines(arguments, records, limits):
-            table.add_row(*line)
+    for each in measured:
+        table.add_row(*line(*each, limits))
     console.print(table)

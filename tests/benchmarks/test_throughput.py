@@ -10,7 +10,7 @@ import pytest
 from benchmarks import throughput
 from benchmarks.harness.operations import Operations
 from benchmarks.speed import beside, growth, machine, table, timings
-from benchmarks.speed.beside import Attacks, Duration, Messages, Rounds, lines, time_other
+from benchmarks.speed.beside import Attacks, Duration, Messages, Rounds, line, time_other, timed
 from benchmarks.suites import SUITES, specimens
 
 SMALL = {"features": 6, "hidden": (4,), "classes": 2, "rounds": 2, "repeats": 1}
@@ -80,7 +80,7 @@ def test_ratios_are_of_minima_in_one_unit(monkeypatch, printing, unit):
     scale = {"ms": 1.0, "s": 1e-3}[unit]
     other = printing({f"{unit}_min": 8.0 * scale, f"{unit}_median": 9.0 * scale})
     limits = machine.Limits("a core", {"float32": 2e11, "float64": 1e11}, 1e10)
-    part, whole = lines(Attacks(beside=other), 5, limits)
+    part, whole = (line(*each, limits) for each in timed(Attacks(beside=other), 5))
     assert part == ["a part", "5", "2.00", "3.00", "0.0", "0.2", "50%", "8.00", "9.00", "4.0"]
     assert whole == ["b, whole", "5", "40.00", "60.00", "0.0", "1", "", "80.00", "90.00", "2.0"]
 
@@ -247,7 +247,7 @@ def test_growth_is_written_as_it_is_measured(monkeypatch, tmp_path, capsys):
     assert throughput.main(["growth", "rounds", "--out", str(tmp_path / "no" / "g.csv")]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_records_and_rounds_grow():
     settings = growth.Growth(records=(20, 30), hidden=(4,), times=(1,), repeats=1)
     points = list(settings.of_records())
