@@ -136,7 +136,7 @@ def _compile(
     # Members share nothing, so the check for values that differ between devices has nothing to
     # protect.
     program = jax.shard_map(
-        lambda members: _in_32_bits(map_clients(function, members, strategy)),
+        lambda members: _narrowed(map_clients(function, members, strategy)),
         mesh=sharding.mesh,
         in_specs=sharding.spec,
         out_specs=sharding.spec,
@@ -148,15 +148,15 @@ def _compile(
     return jax.jit(program).lower(shapes).compile()
 
 
-def _in_32_bits(results: Any) -> Any:
-    """Within the program: 64-bit arrays that leave the context that allows them are of one type by
-    their name and of another by their memory."""
+def _narrowed(results: Any) -> Any:
+    """Results in 32 bits, made so within the program. Where 64-bit types are off, a 64-bit array
+    that is copied to another device keeps the name of its type, and its memory does not."""
 
-    def narrowed(leaf: Any) -> Any:
+    def narrow(leaf: Any) -> Any:
         narrower = NARROWER.get(str(jnp.result_type(leaf)))
         return leaf if narrower is None else jnp.asarray(leaf, narrower)
 
-    return jax.tree.map(narrowed, results)
+    return jax.tree.map(narrow, results)
 
 
 def _at_once(function: Callable[[Any], Any], members: Any, device: jax.Device) -> int:

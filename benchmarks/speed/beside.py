@@ -150,11 +150,9 @@ class Rounds:
         rng = np.random.default_rng(0)
         x = rng.standard_normal((self.clients, records, self.features), np.float32)
         y = rng.integers(0, self.classes, (self.clients, records))
-        model, on_host = (
-            mlp(self.features, self.hidden, self.classes),
-            self.rounds_on_device is not None,
-        )
-        clients = stack_clients(list(zip(x, y, strict=True)), on_host=on_host)
+        model = mlp(self.features, self.hidden, self.classes)
+        held = self.rounds_on_device is not None
+        clients = stack_clients(list(zip(x, y, strict=True)), on_host=held)
         params = model.init(init_key)
         federated = Federated(
             rounds=self.rounds,
@@ -168,9 +166,8 @@ class Rounds:
         def work(start: Any) -> Any:
             return simulate(model, start, clients, key, federated).params
 
-        # Programs of a block of rounds are several, which are not counted.
-        counted = self.rounds_on_device is None
-        return {"simulate, a round": _time(work, params, self.repeats, self.rounds, counted)}
+        # Blocks of rounds are programs of their own, which are not counted.
+        return {"simulate, a round": _time(work, params, self.repeats, self.rounds, not held)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """How time grows with victims, rounds and records: measured points, their exponents, a picture."""
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -17,7 +16,7 @@ from rich.table import Table
 from benchmarks.harness.command_line import check_writable
 from benchmarks.speed.beside import Attacks, Messages, Rounds
 from benchmarks.speed.machine import Limits
-from benchmarks.speed.timings import measure
+from benchmarks.speed.timings import measure, write
 from benchmarks.suites.specimens import jobs_of
 from jaxfl.domains import Count
 
@@ -57,8 +56,6 @@ class Growth:
     """Multiples of the default number of victims and rounds."""
     records: tuple[Count, ...] = (100, 300, 1000, 3000, 10_000)
     """Records of the victim."""
-    hidden: tuple[Count, ...] = (128,)
-    """Widths of the hidden layers of the victim whose records grow in number."""
     repeats: Count = 2
     """Timed runs of each, of which the fastest counts."""
     out: str = "growth.csv"
@@ -72,7 +69,7 @@ class Growth:
             for point in MEASURED[axis](self):
                 console.print(f"[dim]{axis} {point.size} {point.what} {point.seconds:.3g} s[/dim]")
                 points.append(point)
-                write(Path(self.out), points)
+                write(Path(self.out), points, Point)
         draw(points, Path(self.out).with_suffix(".svg"))
         console.print(table_of(points))
 
@@ -102,12 +99,12 @@ class Growth:
     def of_records(self) -> Iterator[Point]:
         """Records of one victim."""
         for records in self.records:
-            attacks = Attacks(hidden=self.hidden, repeats=self.repeats)
+            attacks = Attacks(repeats=self.repeats)
             yield from _points("records", records, attacks, records)
             decoding = Messages(
                 batch_size=min(BATCH, records),
                 rounds=2,
-                hidden=self.hidden,
+                hidden=attacks.hidden,
                 repeats=self.repeats,
             )
             (per_message,) = decoding.time(records).values()
@@ -157,14 +154,6 @@ def table_of(points: Sequence[Point]) -> Table:
         shown = ", ".join(f"{p.size:,}: {p.seconds:.3g}" for p in curve)
         table.add_row(axis, what, shown, *(f"{e:.2f}" for e in exponents(curve)))
     return table
-
-
-def write(path: Path, points: Sequence[Point]) -> None:
-    """As CSV, one line a point."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Point)])
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(point) for point in points)
 
 
 def draw(points: Sequence[Point], path: Path) -> None:

@@ -217,13 +217,12 @@ def _peak() -> float:
     return round(stats.get("peak_bytes_in_use", 0) / 2**20, 1)
 
 
-def write(path: Path, timings: Sequence[Timing]) -> None:
-    """As CSV, one line a program."""
+def write(path: Path, records: Sequence[Any], kind: type = Timing) -> None:
+    """Records of one kind as CSV, one line each."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        names = [field.name for field in dataclasses.fields(Timing)]
-        writer = csv.DictWriter(file, names)
+        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(kind)])
         writer.writeheader()
-        writer.writerows(dataclasses.asdict(timing) for timing in timings)
+        writer.writerows(dataclasses.asdict(record) for record in records)
 
 
 def read(path: Path) -> list[Timing]:

@@ -249,7 +249,7 @@ def test_growth_is_written_as_it_is_measured(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.very_slow
 def test_records_and_rounds_grow():
-    settings = growth.Growth(records=(20, 30), hidden=(4,), times=(1,), repeats=1)
+    settings = growth.Growth(records=(20, 30), times=(1,), repeats=1)
     points = list(settings.of_records())
     assert {p.size for p in points} == {20, 30}
     assert len({p.what for p in points}) == 3
