@@ -104,6 +104,7 @@ from attacks.membership.sources import (
     least_loss,
     majority_of_rounds,
 )
+from attacks.membership.sums import SumsTold, SumTest, distinguish_in_sums
 from attacks.properties.detector_laws import Detectors, observe
 from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
 from attacks.properties.detectors import train_detectors
@@ -200,6 +201,8 @@ __all__ = [
     "Siamese",
     "Sources",
     "Status",
+    "SumTest",
+    "SumsTold",
     "UncheckedWarning",
     "UnknownColumn",
     "UnrolledGLS",
@@ -220,6 +223,7 @@ __all__ = [
     "decode_partial",
     "decode_sources",
     "diagnose",
+    "distinguish_in_sums",
     "extrapolated",
     "fit_public_model",
     "fit_threshold",

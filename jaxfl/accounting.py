@@ -4,7 +4,7 @@
 from typing import Any
 
 from jaxfl._extras import of_extra
-from jaxfl.domains import Count, Fraction, Positive, checked
+from jaxfl.domains import Count, Fraction, NotNegative, Positive, checked
 
 ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024)
 """Renyi orders. Below 2 the sum for sampled batches does not converge."""
@@ -51,6 +51,21 @@ def epsilon(
         _event(float(noise_multiplier) / (MIXED if mixup else 1), _rate(records, batch_size)), steps
     )
     return float(accountant.get_epsilon(delta))
+
+
+@checked
+def gaussian_epsilon(mu: NotNegative, *, delta: Fraction) -> float:
+    """Epsilon at `delta` of mu-Gaussian differential privacy: that of a Gaussian mechanism whose
+    noise is 1 / mu times its sensitivity (Dong, Roth, Su 2022, Corollary 2.13).
+
+    Args:
+      mu: how far apart what is sent with and without a record is, in deviations of the noise.
+      delta: of the guarantee.
+    """
+    with of_extra("privacy"):
+        import dp_accounting
+
+    return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
 
 
 @checked

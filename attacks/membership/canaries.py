@@ -24,7 +24,7 @@ from scipy import optimize, stats
 from attacks.fit import Status
 from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, local_update
 from jaxfl._check import plain_sgd
-from jaxfl._extras import of_extra
+from jaxfl.accounting import gaussian_epsilon
 from jaxfl.canaries import Canaries
 from jaxfl.clients import OneClient, check_records_of_one
 from jaxfl.domains import Fraction, Key, checked
@@ -127,8 +127,8 @@ def measure_epsilon(
     scores = along / noise
     mu, low = float(scores.mean()), _least_mu(scores, len(rest) - 1, confidence)
     return MeasuredEpsilon(
-        lower=jnp.asarray(_epsilon_of(low, delta)),
-        estimate=jnp.asarray(_epsilon_of(mu, delta)),
+        lower=jnp.asarray(gaussian_epsilon(max(low, 0.0), delta=delta)),
+        estimate=jnp.asarray(gaussian_epsilon(max(mu, 0.0), delta=delta)),
         mu=jnp.asarray(mu),
         scores=jnp.asarray(scores),
         status=jnp.asarray(Status.OK),
@@ -209,12 +209,3 @@ def _least_mu(scores: np.ndarray, freedom: int, confidence: float) -> float:
         seen + FAR * error,
     )
     return float(least / root)
-
-
-def _epsilon_of(mu: float, delta: float) -> float:
-    """Epsilon at delta of mu-Gaussian differential privacy: that of a Gaussian mechanism whose
-    noise is 1 / mu times its sensitivity."""
-    with of_extra("privacy"):
-        import dp_accounting
-
-    return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0

@@ -15,6 +15,7 @@ class Stream(enum.IntEnum):
     SIAMESE = 2
     PAIRS = 3
     WARMING = 4
+    COINS = 5
     DECODING = 7
     IMPUTATION = 2**31
 

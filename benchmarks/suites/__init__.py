@@ -15,11 +15,12 @@ from benchmarks.suites import (
     quick,
     records,
     song2020,
+    sums,
 )
 from benchmarks.suites.grids import strays
 
 _PAPERS = (quick, lyu2021, driouich2022, driouich2023, kerkouche2023, song2020)
-_BEYOND = (frontier, records, canaries)
+_BEYOND = (frontier, records, canaries, sums)
 SUITES: dict[str, Suite] = {paper.SUITE.name: paper.SUITE for paper in (*_PAPERS, *_BEYOND)}
 
 

@@ -149,6 +149,12 @@ SPECIMENS = (
     Specimen("song2020/table4", "pictures_like", {}, TINY_GAME, {"model_inversion": {"steps": 20}}),
     Specimen("song2020/fig10", "pictures_like", {}, TINY_GAME | {"round": 4}),
     Specimen("lyu2021/table1", "purchase_like", {}, {}),
+    Specimen(
+        "sums/client",
+        "digits",
+        {"clients": 20, "references": 20, "rounds": 20},
+        {"records": 5, "per_round": 3, "hidden": (4,)},
+    ),
     Specimen("canaries/full", "breast_cancer", {}, {"records": 20, "rounds": 2, "canaries": 50}),
 )
 

@@ -125,6 +125,15 @@ def membership():
     return {
         attacks.measure_epsilon: canaries_planted()
         | {"data": jaxfl.one_client(X, Y), "delta": 1e-5, "confidence": 0.95},
+        attacks.distinguish_in_sums: {
+            "model": MODEL,
+            "aggregates": run_of(MODEL).aggregates(),
+            "candidates": CLIENTS,
+            "others": jaxfl.stack_clients([(X, Y)] * 4),
+            "key": KEY,
+            "training": ONE_STEP,
+            "settings": attacks.SumTest(draws=1),
+        },
         attacks.judge_presence: {"presence": RNG.random(RECORDS), "status": 0},
         attacks.split_variances: {"variance": variance, "seed": 0},
         attacks.gradient_variance: {
