@@ -67,12 +67,12 @@ def read(task: Task, key: Array) -> Reading:
     budget = task.settings.passes
     while max(reading.ranks) and budget > 0:
         place = place if reading.ranks[place] else int(np.argmax(reading.ranks))
-        key, pass_key = jax.random.split(key)
+        key, pass_key, edge_key = jax.random.split(key, 3)
         before = len(reading.taken)
         reading = _next(task, reading, place, pass_key)
         progress = len(reading.taken) > before
         if not progress:
-            reading = _isolating(task, reading, pass_key)
+            reading = _isolating(task, reading, edge_key)
         budget -= 1 if progress else 2
         place = place if progress else (place + 1) % len(reading.ranks)
     return reading
@@ -119,7 +119,9 @@ def _next(task: Task, reading: Reading, place: int, key: Array) -> Reading:
     """After one more pass."""
     evidence = evidence_of(task, reading, place)
     noise = reading.noise or noise_energy(evidence, reading.left)
-    passed, total = _pass(task, *_narrowed(task, reading, evidence, key), key, reading.total)
+    narrow_key, look_key = jax.random.split(key)
+    looking = _narrowed(task, reading, evidence, narrow_key)
+    passed, total = _pass(task, *looking, look_key, reading.total)
     reading = dataclasses.replace(reading, noise=noise, total=total)
     apart = passed.certified & _each_alone(task, reading, evidence, passed, total)
     opened, more = passed.where(~apart).uncertified(), passed.where(apart)
@@ -168,14 +170,15 @@ def _pass(
 ) -> tuple[Passed, int]:
     """One search in what is `seen`, and which of what it comes upon pass by the `evidence`."""
     model, schema = task.model, task.schema
-    rng = _drawing(key)
+    rounds_key, start_key = jax.random.split(key)
+    rng = _drawing(rounds_key)
     rounds = list(range(len(evidence.layer.noise)))
     rounds = sorted(rng.permutation(rounds)[: task.settings.rounds].tolist())
     sight = sight_of(seen, rounds, schema.features, rng)
     if task.returned is not None:  # no equations for errors that are sums
         sight = dataclasses.replace(sight, basis=0 * sight.basis)
     moves = moves_of(model, seen, schema, occurring(schema, seen), rounds)
-    places, numbers = _tried(task, seen, (sight, moves), key)
+    places, numbers = _tried(task, seen, (sight, moves), start_key)
     if not len(places):
         return Passed.none(schema), total
     findings = examined(model, schema, evidence, schema.records(places, numbers))

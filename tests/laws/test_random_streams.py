@@ -10,8 +10,19 @@ import numpy as np
 import pytest
 from flax import struct
 
-from attacks import GLS, CosMatching, Knowledge, Virtual, binary_column, cos_matching, gls
+from attacks import (
+    GLS,
+    CosMatching,
+    Knowledge,
+    RecordSearch,
+    Virtual,
+    binary_column,
+    cos_matching,
+    gls,
+    reconstruct_records,
+)
 from attacks.attributes.candidate_decoding.simulated_client import RUNS
+from attacks.records import reading
 from jaxfl import (
     Federated,
     LocalTraining,
@@ -19,13 +30,16 @@ from jaxfl import (
     cross_entropy,
     from_flax,
     mlp,
+    rounds,
     simulate,
     stack_clients,
 )
+from tests.attacks.test_isolation import DATA, full_batch
+from tests.attacks.test_isolation import MODEL as ONE_HIDDEN
 
 pytestmark = pytest.mark.filterwarnings("ignore::attacks.FitWarning")
 KEY, RECORDS, FEATURES, ROUNDS = jax.random.key(3), 12, 6, 3
-TOLD = {"batch": [], "send": []}
+TOLD = {"batch": [], "send": [], "stream": []}
 """Key and sum of the inputs of each call of a hook."""
 
 
@@ -118,6 +132,43 @@ def test_clients_rounds_epochs_and_batches_have_streams_of_their_own(told):
     assert distinct(batches) == steps, "two steps of two clients, rounds or epochs share a key"
     assert len(sent) == distinct(sent) == 3 * ROUNDS, "two uploads share a key"
     assert distinct(batches + sent) == steps + len(sent), "a step and an upload share a key"
+
+
+def test_training_and_upload_have_streams_of_their_own(told, monkeypatch):
+    """Not one stream from which both would draw the same numbers."""
+    round_of = rounds.client_round
+
+    def spy(model, params, data, key, training, plugins, send_key):
+        tell("stream", key, 0.0)
+        tell("stream", send_key, 0.0)
+        return round_of(model, params, data, key, training, plugins, send_key)
+
+    monkeypatch.setattr(rounds, "client_round", spy)
+    run(recipe(drop_last=True), clients=3)
+    streams = keys(told["stream"])
+    assert len(streams) == distinct(streams) == 2 * 3 * ROUNDS, "training and upload share a stream"
+
+
+def test_each_pass_of_a_search_for_records_draws_from_streams_of_its_own(monkeypatch):
+    """Which directions are used, which rounds are looked at, and where the search starts."""
+    drawn, drawing, looked = [], reading._drawing, reading.search
+    of = lambda key: tuple(jax.random.key_data(key).tolist())  # noqa: E731
+
+    def draw(key):
+        drawn.append(of(key))
+        return drawing(key)
+
+    def look(model, sight, moves, key, *arguments):
+        drawn.append(of(key))
+        return looked(model, sight, moves, key, *arguments)
+
+    monkeypatch.setattr(reading, "_drawing", draw)
+    monkeypatch.setattr(reading, "search", look)
+    _, _, messages = full_batch(0, 12)
+    few, schema = RecordSearch(starts=4, passes=6), DATA.schema()
+    reconstruct_records(ONE_HIDDEN, messages, schema, LocalTraining(1.0), KEY, settings=few)
+    assert len(drawn) > 6
+    assert len(set(drawn)) == len(drawn), "two choices share a key"
 
 
 def test_batches_of_a_client_are_drawn_anew_in_every_epoch_and_round(told):
