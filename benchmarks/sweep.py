@@ -23,7 +23,7 @@ from benchmarks.harness.command_line import UsageError, exit_code, repeat, run_c
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
-from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
+from benchmarks.harness.runner import FAILURES, engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
 from benchmarks.suites import SUITES, metrics_of
@@ -224,6 +224,8 @@ def _sweep(
             return 130
         for status in failed:
             console.print(f"failed: {status}", markup=False)
+        if failed and (store.folder / FAILURES).exists():
+            console.print(f"where: {store.folder / FAILURES}", markup=False)
         # Data that cannot be used is bad input too, found only when its cell is reached.
         bad_input = all(s.startswith(("ValueError", "ConnectionError")) for s in failed)
         return 0 if not failed else 2 if bad_input else 1

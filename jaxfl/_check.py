@@ -164,6 +164,11 @@ def of_rounds(prefix: str, rounds: Any, **models: Any) -> None:
     for name, model in models.items():
         for (path, leaf), (_, like) in zip(jax.tree.leaves_with_path(model), leaves, strict=True):
             place = f"{prefix}{name}{jax.tree_util.keystr(path)}"
+            if np.shape(leaf)[:1] != (len(rounds),):
+                raise ValueError(
+                    f"{place} has shape {np.shape(leaf)}; leaves must begin with an axis of "
+                    f"rounds, here {len(rounds)} (of a single round: leaf[None])"
+                )
             shape((len(rounds), *np.shape(like)[1:]), **{place: leaf})
             if not jax.dtypes.issubdtype(leaf.dtype, np.floating):
                 raise ValueError(

@@ -156,6 +156,9 @@ def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
             f"{y_name} has shape {y.shape}; it needs one label for each of the {len(x)} records "
             f"of {x_name}"
         )
+    if not _check.is_unseen(x):
+        with np.errstate(over="ignore"):  # as JAX holds it
+            x = np.asarray(x).astype(jax.dtypes.canonicalize_dtype(x.dtype))
     _check.finite(**{x_name: x})
 
 

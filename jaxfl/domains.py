@@ -139,6 +139,15 @@ def _leaf_not_floating(tree: Any) -> tuple[str, str]:
     return "", " has no arrays and"
 
 
+@functools.lru_cache(maxsize=256)
+def _makes_transformations(optimizer: Callable[..., Any]) -> bool:
+    try:
+        made = optimizer(0.1)
+    except TypeError:  # it takes no learning rate
+        return False
+    return hasattr(made, "init") and hasattr(made, "update")
+
+
 @runtime_checkable
 class Whole(Protocol):
     """A record that says whether its fields go together."""
@@ -182,6 +191,14 @@ Params = Annotated[
         "a tree of floating-point arrays, as a model's parameters",
         _leaves_are_floating,
         _leaf_not_floating,
+    ),
+]
+Optimizer = Annotated[
+    Callable[..., Any],
+    Domain(
+        "a function from a learning rate to one of optax's transformations: optax.adam, and not "
+        "optax.adam(0.1)",
+        lambda v: callable(v) and _makes_transformations(v),
     ),
 ]
 Shape = Annotated[
@@ -236,7 +253,8 @@ def _domain(hint: Any) -> Domain:
         )
     if isinstance(kind, type) and not getattr(kind, "_is_protocol", False):
         article = "an" if kind.__name__[0] in "AEIO" else "a"
-        return Domain(f"{article} {kind.__name__}", lambda v: isinstance(v, kind))
+        how = getattr(kind, "MADE_BY", "")
+        return Domain(f"{article} {kind.__name__}{how}", lambda v: isinstance(v, kind))
     return Domain("anything", lambda v: True)
 
 

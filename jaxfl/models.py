@@ -8,7 +8,7 @@ functions, and Flax modules through `jaxfl.adapters`; `jaxfl.architectures` has 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.errors
 import jax
@@ -83,6 +83,8 @@ class Model:
       trunk: the convolutions before the last layer, for attacks that describe images by them; None
         if there are none.
     """
+
+    MADE_BY: ClassVar[str] = ", as jaxfl.mlp makes, or jaxfl.from_flax of a module of one's own"
 
     init: Callable[[Array], Any]
     apply: Callable[..., Array]

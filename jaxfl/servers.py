@@ -14,7 +14,6 @@ differently:
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxfl.domains import Index, Number
+from jaxfl.domains import Index, Number, Optimizer
 
 Array = jax.Array
 
@@ -97,9 +96,7 @@ class HonestServer(Server):
       by_size: weight clients by their number of records; otherwise equally (static).
     """
 
-    optimizer: Callable[..., optax.GradientTransformation] = struct.field(
-        pytree_node=False, default=optax.sgd
-    )
+    optimizer: Optimizer = struct.field(pytree_node=False, default=optax.sgd)
     learning_rate: Number = 1.0
     by_size: bool = struct.field(pytree_node=False, default=True)
 

@@ -20,6 +20,7 @@ from jaxfl.domains import (
     Key,
     NotNegative,
     Number,
+    Optimizer,
     Params,
     Positive,
     check,
@@ -43,7 +44,7 @@ class LocalTraining(HoldsPlugins):
       batch_size: records per step, or None for the whole set (static). The last batch of an epoch
         holds what is left, and the step follows the mean loss over the records it really has.
       optimizer: `optimizer(learning_rate) -> optax.GradientTransformation`, fresh in every round
-        (static).
+        (static; functions are told apart by identity, so a lambda made anew compiles anew).
       plugins: what the recipe has clients do beside that, in order; at most one of them makes its
         own gradients.
       drop_last: leave out the last batch of an epoch if it is not full, as data loaders of PyTorch
@@ -54,9 +55,7 @@ class LocalTraining(HoldsPlugins):
     learning_rate: Number = 0.1
     epochs: Count = struct.field(pytree_node=False, default=1)
     batch_size: Count | None = struct.field(pytree_node=False, default=None)
-    optimizer: Callable[..., optax.GradientTransformation] = struct.field(
-        pytree_node=False, default=optax.sgd
-    )
+    optimizer: Optimizer = struct.field(pytree_node=False, default=optax.sgd)
     plugins: tuple[Plugin, ...] = ()
     drop_last: bool = struct.field(pytree_node=False, default=False)
 

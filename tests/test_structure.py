@@ -9,13 +9,14 @@ ROOT = Path(__file__).resolve().parents[1]
 LINES_OF_A_FUNCTION, LINES_OF_A_FILE, BLOCKS_WITHIN_EACH_OTHER = 40, 400, 3
 BLOCKS = ast.For | ast.While | ast.If | ast.With | ast.Try
 LONG = {
-    "examples.py": "one call of every public function after the other",
-    "properties": "likewise",
-    "users": "likewise",
-    "local_models": "likewise",
-    "simulation": "likewise",
-    "sources.py": "one source, with its checksums, after the other",
-    "test_drift_is_a_row_of_noise_per_record": "writes a covariance out, parameter by parameter",
+    "tests/bad_input/examples.py": "one call of every public function after the other",
+    "tests/bad_input/examples.py: properties": "likewise",
+    "tests/bad_input/examples.py: users": "likewise",
+    "tests/bad_input/examples.py: local_models": "likewise",
+    "tests/bad_input/examples.py: simulation": "likewise",
+    "jaxfl/datasets/sources.py": "one source, with its checksums, after the other",
+    "tests/attacks/test_order_noise.py: test_drift_is_a_row_of_noise_per_record": "writes a "
+    "covariance out, parameter by parameter",
 }
 """What may be longer, and why."""
 WINGS = ("harness", "scenarios", "measurements", "suites", "speed", "laws", "audits")
@@ -86,11 +87,12 @@ def code_lines(function, lines):
 
 def too_long(path):
     lines = path.read_text().splitlines()
+    place = path.relative_to(ROOT).as_posix()
     if len(lines) > LINES_OF_A_FILE:
-        yield path.name
+        yield place
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.FunctionDef) and code_lines(node, lines) > LINES_OF_A_FUNCTION:
-            yield node.name
+            yield f"{place}: {node.name}"
 
 
 def depth(node, inside=0):

@@ -25,6 +25,10 @@ ERROR = 1e-12
 CONVERGED = 2
 """Times the least that L-BFGS may stop above."""
 
+PULL = 1e-4
+"""Of weights to their prior, in what their equations leave: so little that where equations fix the
+weights it moves none across 1/2, and enough to choose where they do not."""
+
 MOST_STEPS = 100
 """Of Newton's method, which takes some twenty; moments that are not of these records have no
 likeliest weights, and it would never end."""
@@ -188,7 +192,7 @@ def infer_in_box(
         Moments that are right to first order only are not judged.
     """
     z, sums, rounding = _attribute_equations(x, y, attribute, moments)
-    prior, pull = float(np.clip(sums[-1], 0, 1)), 1e-4
+    prior, pull = float(np.clip(sums[-1], 0, 1)), PULL
     root = np.sqrt(len(z))
 
     def misfit(s: np.ndarray) -> tuple[float, np.ndarray]:

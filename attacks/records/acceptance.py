@@ -27,6 +27,8 @@ MOST_COPIES = 4
 """Copies of each record, on average, that are looked for."""
 ROUNDED = 1e-12
 """Of a difference of two records, that float64 leaves outside a span in which it lies."""
+SEEN = 1e-4
+"""Of a unit vector, what the search in float32 takes for nothing: rounding leaves less."""
 CHUNK = 32
 """Records that are examined in one call."""
 
@@ -220,7 +222,7 @@ def rivalled(
     if changeable.any():
         costs, values = _closest(model, schema, search, places, numbers)
         costs = np.where(changeable, costs, np.inf)
-    limit = np.maximum(MARGIN * findings.expected * (1 + FIRST_WEIGHT), 1e-4) ** 2
+    limit = np.maximum(MARGIN * findings.expected * (1 + FIRST_WEIGHT), SEEN) ** 2
     rows, attributes = np.nonzero(costs <= limit[:, None])
     opened = _loose(schema, findings)
     also: list[list[np.ndarray]] = [[] for _ in places]

@@ -155,6 +155,7 @@ class Outcome:
       detail: further facts of this outcome, such as the rounds chosen; `scored_records` says of how
         many independent records a proportion is.
       note: what a reader must know of the data.
+      trace: where the method failed, as Python tells it: for the sweep's `failures.log`.
       images: by caption, `[height, width]` or `[height, width, 3]` in [0, 1]: shown in the report.
 
     Raises:
@@ -180,6 +181,7 @@ class Outcome:
     dtype: str = ""
     detail: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     note: str = ""
+    trace: str = dataclasses.field(default="", compare=False)
     images: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,8 @@ from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Outcome
 from benchmarks.harness.store import Row, Store
 
+FAILURES = "failures.log"
+"""In a results folder: where methods failed."""
 Published = Callable[[Job, str], float | None]
 """From a job and a metric to the published value."""
 
@@ -66,6 +69,7 @@ def run_groups(
         run = functools.partial(run_safely, data_dir=data_dir)
         for group, outcomes in engine(run, groups):
             store.add(_row(outcome, versions, published) for outcome in outcomes)
+            _log(store.folder, outcomes)
             bar.update(task, description=f"{group.label} {outcomes[0].job.method}"[:70])
             units = {outcome.job.unit for outcome in outcomes}
             bar.advance(task, sum(left.pop(unit, 0.0) for unit in units))
@@ -123,12 +127,26 @@ def run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]
             return
         except Exception as error:
             status = f"{type(error).__name__}: {error}".splitlines()[0]
+            trace = "".join(traceback.format_exception(error))
         left = [job for job in left if job not in done]
         first = [job for job in left if (job.how, job.attack) == (left[0].how, left[0].attack)]
         failed, told = left if status == told and not done else first, status
         metric = group.experiment.metrics[0].name
-        yield [Outcome(job, metric, None, status=status) for job in failed]
+        yield [Outcome(job, metric, None, status=status, trace=trace) for job in failed]
         left = [job for job in left if job not in failed]
+
+
+def _log(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Where methods failed, at the end of the folder's `failures.log`: each place once a call."""
+    jobs: dict[str, list[Job]] = {}
+    for outcome in outcomes:
+        if outcome.trace:
+            jobs.setdefault(outcome.trace, []).append(outcome.job)
+    for trace, failed in jobs.items():
+        cell, seeds = failed[0].cell, ",".join(str(seed) for seed in {job.seed for job in failed})
+        heading = f"{cell.suite}/{cell.table} {cell.dataset} {failed[0].method} seeds {seeds}"
+        with open(folder / FAILURES, "a", encoding="utf-8") as log:
+            log.write(f"{heading}\n{failed[0].settings}\n{trace}\n")
 
 
 def _in_32_bits(batches: Iterator[Sequence[Outcome]]) -> Iterator[Sequence[Outcome]]:

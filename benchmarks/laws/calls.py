@@ -296,8 +296,9 @@ LAWS: tuple[Callable[[Trials], None], ...] = (
     bad_input_is_named,
     it_calls_what_is_checked,
 )
-COMPILING = LAWS[:3]
-"""Laws that compile what is called anew."""
+LENGTHY = LAWS[:4]
+"""Laws that compile what is called anew, or run a whole attack twice more; of the latter, rows ask
+the same of what is measured (`same_seed_same_row`)."""
 
 
 def laws_of(method: Method, trials: Trials, harmless: Sequence[Harmless] = ()) -> dict[str, Law]:

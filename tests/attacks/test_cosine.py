@@ -93,8 +93,12 @@ ATTACKS = {
 }
 
 
+LENGTHY = pytest.mark.very_slow  # laws ask the same of every attack
+NAMES = [pytest.param(name, marks=LENGTHY if "unrolled" in name else ()) for name in ATTACKS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_another_clients_messages_tell_nothing(name):
     training = BATCHES if name == "cos_unrolled" else None
     scores, majorities = [], []
@@ -110,7 +114,7 @@ def test_another_clients_messages_tell_nothing(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_column_that_does_not_enter_the_model_is_not_found(name):
     training = BATCHES if name == "cos_unrolled" else LocalTraining(0.1)
     inner = mlp(D, (64,), 3)

@@ -316,7 +316,7 @@ def test_gls_on_another_clients_messages_tells_nothing(drift):
     assert accuracy_interval(scores, N).low <= np.mean(majorities)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow  # a law asks the same of every attack
 def test_gls_keeps_the_prior_of_a_column_that_does_not_enter_the_model():
     inner = mlp(D, (64,), 3)
     blind = Model(

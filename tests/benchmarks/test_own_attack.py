@@ -11,6 +11,7 @@ from benchmarks import report, sweep
 from benchmarks.harness import code
 from benchmarks.harness.experiment import Method, Metric
 from benchmarks.harness.jobs import Cell, Job, Outcome, Place, Suite, Table
+from benchmarks.harness.runner import FAILURES
 from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
 from examples.new_attack import METHOD, OWN, Pull, pull
@@ -108,7 +109,7 @@ def test_the_command_line_refuses_it_too(capsys):
     assert "'colour' is no column or setting here" in capsys.readouterr().err
 
 
-def test_a_method_that_fails_leaves_the_others_their_rows(tmp_path):
+def test_a_method_that_fails_leaves_the_others_their_rows(tmp_path, capsys):
     def fail(view, settings):
         raise RuntimeError("boom")
 
@@ -120,6 +121,10 @@ def test_a_method_that_fails_leaves_the_others_their_rows(tmp_path):
     with (tmp_path / "results.csv").open() as file:
         rows = {row["method"]: row["status"] for row in csv.DictReader(file)}
     assert rows == {"majority": "ok", "broken": "RuntimeError: boom", "pull": "ok"}
+    log = (tmp_path / FAILURES).read_text()
+    assert log.startswith("own/toy breast_cancer broken seeds 0\n")
+    assert 'raise RuntimeError("boom")' in log, "where it failed is not told"
+    assert f"where: {tmp_path / FAILURES}" in capsys.readouterr().out
 
 
 def test_a_job_of_which_anything_failed_is_run_again(tmp_path):

@@ -184,12 +184,12 @@ def test_mixup_averages_neighbours_and_has_the_gradient_of_the_average_label(bat
 )
 def test_defended_training_ignores_padding_and_runs_in_federations(world, training):
     training = jaxfl.LocalTraining(0.1, epochs=2, batch_size=8, plugins=training)
-    x, y = world.records[0]
+    x, y = (a[:21] for a in world.records[0])  # batches of 8, 8 and 5
     short = jaxfl.one_client(x, y)
     longer = jaxfl.ClientData(
-        jnp.pad(short.x, ((0, 8), (0, 0)), constant_values=jnp.nan),
-        jnp.pad(short.y, (0, 8)),
-        jnp.arange(32) < 24,
+        jnp.pad(short.x, ((0, 11), (0, 0)), constant_values=jnp.nan),
+        jnp.pad(short.y, (0, 11)),
+        jnp.arange(32) < 21,
         short.id,
     )
     one, other = (

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attacks import Knowledge, binary_column, closed_form
@@ -313,3 +314,16 @@ def test_views_name_their_bad_arguments():
     assert len(run.messages(np.int64(1))) == 3
     with pytest.raises(ValueError, match="key=3 must be one key"):
         run.anonymous(3)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.adam(0.1), lambda rate: rate, lambda: optax.sgd(0.1)], ids=str
+)
+def test_an_optimizer_is_a_function_from_a_rate(optimizer):
+    with pytest.raises(ValueError, match="optax.adam, and not"):
+        LocalTraining(optimizer=optimizer).steps(3)
+    with pytest.raises(ValueError, match=r"server.optimizer.* must be a function from a learning"):
+        clients = stack_clients([(np.ones((3, 4)), np.zeros(3, int))])
+        model = mlp(4, (), 2)
+        params, server = model.init(KEY), HonestServer(optimizer)
+        simulate(model, params, clients, KEY, Federated(1), server=server)

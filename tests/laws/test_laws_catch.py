@@ -342,7 +342,7 @@ def that_takes_a_row(x: Num[jax.Array, "records"]):
         ),
     ],
 )
-@pytest.mark.parametrize("observes", [True, False])
+@pytest.mark.parametrize("observes", [True, pytest.param(False, marks=pytest.mark.very_slow)])
 def test_a_method_that_knows_the_truth_is_caught_by_messages_of_nobody(
     experiment, run, beside, observes
 ):

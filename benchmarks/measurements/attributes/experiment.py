@@ -63,8 +63,9 @@ class Attack:
             view = View(self.model, seen, knowledge, recipe, key, learned, others)
             answer = self.method.run(view, self.settings)
             if not isinstance(answer, Reconstruction):
-                kind = type(answer).__name__
-                raise TypeError(f"method {self.method.name!r} gave a {kind}, no Reconstruction")
+                array = isinstance(answer, jax.Array)
+                kind = "an array" if array else f"a {type(answer).__name__}"
+                raise TypeError(f"method {self.method.name!r} gave {kind}, no Reconstruction")
             unknown = jnp.asarray(jnp.nan)
             labels = (
                 unknown if answer.labels is None else accuracy(answer.labels, victim.known_labels)
