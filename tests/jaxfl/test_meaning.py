@@ -317,13 +317,32 @@ def test_views_name_their_bad_arguments():
 
 
 @pytest.mark.parametrize(
-    "optimizer", [optax.adam(0.1), lambda rate: rate, lambda: optax.sgd(0.1)], ids=str
+    "optimizer",
+    [optax.adam(0.1), lambda rate: rate, lambda: optax.sgd(0.1)],
+    ids=["made", "of_another_kind", "without_rate"],
 )
 def test_an_optimizer_is_a_function_from_a_rate(optimizer):
-    with pytest.raises(ValueError, match="optax.adam, and not"):
-        LocalTraining(optimizer=optimizer).steps(3)
-    with pytest.raises(ValueError, match=r"server.optimizer.* must be a function from a learning"):
-        clients = stack_clients([(np.ones((3, 4)), np.zeros(3, int))])
-        model = mlp(4, (), 2)
-        params, server = model.init(KEY), HonestServer(optimizer)
-        simulate(model, params, clients, KEY, Federated(1), server=server)
+    must = r"optimizer=.* must be a function from a learning rate .* not optax.adam\(0.1\)"
+    with pytest.raises(ValueError, match=must):
+        run(training=LocalTraining(0.1, optimizer=optimizer))
+    with pytest.raises(ValueError, match=must):
+        run(server=HonestServer(optimizer))
+
+
+def test_models_that_are_not_finite_and_records_that_jax_cannot_hold_are_refused():
+    broken = jax.tree.map(lambda a: a * jnp.nan, MODEL.init(KEY))
+    with pytest.raises(ValueError, match=r"params\['Dense_0'\]\['bias'\] holds 8 values"):
+        simulate(MODEL, broken, stack_clients([(X, Y)]), KEY, Federated(1))
+    with pytest.raises(ValueError, match=r"records\[0\]\[0\] holds 240 values that are not finite"):
+        stack_clients([(np.full((40, 6), 1e300), Y)])
+
+
+def test_a_missing_axis_of_rounds_is_named():
+    params = MODEL.init(KEY)
+    with pytest.raises(ValueError, match=r"begin with an axis of rounds, here 8 .* leaf\[None\]"):
+        Messages.from_arrays(params, params)
+
+
+def test_a_module_is_no_model_and_the_mend_is_named():
+    with pytest.raises(ValueError, match=r"must be a Model, as jaxfl\.mlp makes, or jaxfl\.from"):
+        simulate(nn.Dense(3), {}, stack_clients([(X, Y)]), KEY, Federated(1))
