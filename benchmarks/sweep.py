@@ -201,7 +201,7 @@ def _sweep(
         left = sum(len(g.jobs) for g in pending)
         for line in resumption(len(keys), left, others, arguments.out, arguments.keep_rows):
             console.print(line)
-        start, interrupted = time.perf_counter(), False
+        began, start, interrupted = time.time(), time.perf_counter(), False
 
         def published(job: Job, metric: str) -> float | None:
             return suites[job.cell.suite].published(job.cell, job.method, metric)
@@ -224,8 +224,9 @@ def _sweep(
             return 130
         for status in failed:
             console.print(f"failed: {status}", markup=False)
-        if failed and (store.folder / FAILURES).exists():
-            console.print(f"where: {store.folder / FAILURES}", markup=False)
+        log = store.folder / FAILURES
+        if failed and log.exists() and log.stat().st_mtime >= began:
+            console.print(f"where: {log}", markup=False)
         # Data that cannot be used is bad input too, found only when its cell is reached.
         bad_input = all(s.startswith(("ValueError", "ConnectionError")) for s in failed)
         return 0 if not failed else 2 if bad_input else 1

@@ -90,6 +90,16 @@ def finite(where: Any = None, **named: Any) -> None:
             )
 
 
+def finite_parameters(name: str, params: Any) -> None:
+    """Raise `ValueError` if a parameter is NaN or infinite."""
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not is_unseen(leaf) and not np.isfinite(np.asarray(leaf)).all():
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} holds values that are not finite: the model "
+                "has diverged; start from another"
+            )
+
+
 def labels(y: Any, classes: int, where: Any = None, name: str = "y") -> None:
     """Raise `ValueError` if a label is no integer in `0..classes-1` (in the rows that `where`
     selects)."""

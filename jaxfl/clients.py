@@ -158,7 +158,7 @@ def _check_records(x_name: str, y_name: str, x: Any, y: Any) -> None:
         )
     if not _check.is_unseen(x):
         with np.errstate(over="ignore"):  # as JAX holds it
-            x = np.asarray(x).astype(jax.dtypes.canonicalize_dtype(x.dtype))
+            x = np.asarray(x).astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
     _check.finite(**{x_name: x})
 
 

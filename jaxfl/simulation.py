@@ -65,8 +65,7 @@ def simulate(
         name = type(server).__name__
         raise ValueError(f"server is a {name}, which is no pytree; see `jaxfl.servers`")
     check_parameters(model, params)
-    for path, leaf in jax.tree.leaves_with_path(params):
-        _check.finite(**{f"params{jax.tree_util.keystr(path)}": leaf})
+    _check.finite_parameters("params", params)
     federated.check(clients)
     check_clients(model, params, clients, federated.training.batch_size)
     _check_private(model, params, clients, (*federated.training.plugins, *federated.plugins))

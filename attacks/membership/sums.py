@@ -31,13 +31,16 @@ from jaxfl.parallel import map_clients, strategy_here
 from jaxfl.training import in_arrays
 
 Array = jax.Array
+ROUNDED = 1e-6
+"""Of the largest number of a covariance, what float32 leaves of none."""
 FAR = 4.0
 """Deviations beyond which a sum is of neither data set: a normal number exceeds them once in 16,000
 rounds."""
 
 
-LEAST = 4
-"""Clients of the server's own, of whom half make a direction, and half have a variance."""
+LEAST = 20
+"""Clients of the server's own: half make a direction, and half have a variance, which of fewer is
+no estimate."""
 
 
 @struct.dataclass
@@ -45,11 +48,12 @@ class SumTest:
     """Settings of `distinguish_in_sums`.
 
     Attributes:
-      ridge: added to the covariance of the others' updates, in units of the mean of its eigenvalues
-        that are not 0. A large one (1e6) compares updates as if all their numbers were independent
-        and varied alike.
-      draws: how often a data set's update is simulated, of which the mean counts: batches and noise
-        vary it (static).
+      ridge: added to the covariance of the server's own clients' updates, in units of the mean of
+        its eigenvalues that are not 0; at least what float32 leaves. A large one (1e6) compares
+        updates as if all their numbers were independent and varied alike.
+      draws: how often a data set's update is simulated for the direction, and as often for what is
+        compared, of which the mean counts: batches and noise vary it (static). Of one draw it is
+        not known by how much.
     """
 
     ridge: NotNegative = 0.1
@@ -93,22 +97,24 @@ def distinguish_in_sums(
     Half of the server's own clients say in which direction the two are to be compared, the
     discriminant `(C + ridge)^-1 (u_2 - u_1)` of their covariance C; the other half say how the
     others' sum varies along it, and what it is on average. So the noise is never estimated on the
-    clients to which a direction was fitted, in more parameters than there are clients.
+    clients to which a direction was fitted, in more parameters than there are clients. Nor are the
+    two compared on the draws of batches and noise to which it was fitted. Means and variances are
+    taken for true, but for the error of the others' mean.
 
     Args:
       model: the model (static).
       aggregates: sums of the rounds in which the client took part.
       candidates: the two data sets `[2, records, ...]`, or two for each round `[rounds, 2, records,
         ...]`.
-      others: clients of the server's own, like those that took part `[clients, records, ...]`; four
-        at least.
+      others: clients of the server's own, like those that took part `[clients, records, ...]`; at
+        least 20.
       key: draws halves, and what clients draw.
-      training: the clients' recipe.
+      training: the clients' recipe, its plug-ins included; those of a federation are not simulated.
       settings: see `SumTest`.
 
     Raises:
-      ValueError: if `candidates` are not two, `others` fewer than four, data do not fit the model,
-        or a round has a single participant: its sum is a message.
+      ValueError: if `candidates` are not two, `others` fewer than 20, one has no record, data
+        do not fit the model, or a round has a single participant: its sum is a message.
     """
     settings = settings or SumTest()
     check_parameters(model, aggregates.received, "aggregates.received", 1)
@@ -143,6 +149,8 @@ def _check_clients(
     for name, data in (("candidates", candidates), ("others", others)):
         axes = data.mask.ndim
         x, y, mask = (a.reshape(-1, *a.shape[axes:]) for a in (data.x, data.y, data.mask))
+        if not _check.is_unseen(data.mask) and not data.mask.any(-1).all():
+            raise ValueError(f"{name}.mask has a client without records")
         together = ClientData(x, y, mask, jnp.asarray(0))
         check_records_of_one(model, params, together, name)
 
@@ -161,7 +169,7 @@ def _distinguish(
     clients = len(others.mask)
     order = jax.random.permutation(order_key, clients)
     keys = jax.random.split(own_key, clients)
-    drawn_keys = jax.random.split(drawn_key, (2, settings.draws))
+    fitting_keys, drawn_keys = jax.random.split(drawn_key, (2, 2, settings.draws))
 
     def of_round(known: tuple[Any, Any, Array, ClientData]) -> SumsTold:
         received, total, taken, two = known
@@ -178,15 +186,16 @@ def _distinguish(
             map_clients(sent, (others, keys), strategy_here())[order], [clients // 2]
         )
         pair = jax.vmap(sent_by_two)(two, drawn_keys)  # [2, draws, parameters]
-        direction = _discriminant(fitting, pair[1].mean(0) - pair[0].mean(0), settings.ridge)
+        first, second = jax.vmap(sent_by_two)(two, fitting_keys).mean(1)
+        direction = _discriminant(fitting, second - first, settings.ridge)
         beside = _Beside(judging, taken - 1)
         seen = ravel_pytree(total)[0]
-        answer = _compared(beside.along(direction), pair @ direction, seen @ direction)
+        log_ratio, mu = _compared(beside.along(direction), pair @ direction, seen @ direction)
         misfit = jnp.abs(beside.surprise(pair, seen)) > FAR
-        finite = jnp.isfinite(answer.log_ratio) & jnp.isfinite(answer.mu)
+        finite = jnp.isfinite(log_ratio) & jnp.isfinite(mu)
         status = jnp.where(finite, jnp.where(misfit, Status.MISFIT, Status.OK), Status.FAILED)
-        told = jax.tree.map(lambda a: jnp.where(finite, a, jnp.nan), answer)
-        return told.replace(status=status.astype(int))
+        log_ratio, mu = (jnp.where(finite, a, jnp.nan) for a in (log_ratio, mu))
+        return SumsTold(log_ratio, mu, status.astype(int))
 
     taken = aggregates.participation.sum(1)
     if candidates.mask.ndim == 2:
@@ -202,7 +211,8 @@ def _discriminant(updates: Array, difference: Array, ridge: float | Array) -> Ar
     unit = jnp.maximum(jnp.abs(updates).max(), jnp.finfo(updates.dtype).tiny)
     centred = (updates - updates.mean(0)) / unit
     products = centred @ centred.T
-    added = jnp.maximum(ridge * jnp.trace(products) / (len(updates) - 1), 1e-6 * products.max())
+    values = min(len(updates) - 1, updates.shape[1])
+    added = jnp.maximum(ridge * jnp.trace(products) / values, ROUNDED * products.max())
     inner = jnp.eye(len(updates)) + products / added
     pull = jax.scipy.linalg.solve(inner, centred @ difference, assume_a="pos")
     return difference - centred.T @ pull / added
@@ -257,12 +267,13 @@ class _Beside:
         return (cube - 1 + error) / jnp.sqrt(error)
 
 
-def _compared(beside: _Beside, pair: Array, total: Array) -> SumsTold:
-    """Of one round, along one direction: both data sets' updates `[2, draws]` and the sum `[]`."""
+def _compared(beside: _Beside, pair: Array, total: Array) -> tuple[Array, Array]:
+    """Log-likelihood ratio and `mu` of one round, along one direction: both data sets' updates `[2,
+    draws]` and the sum `[]`."""
     draws = pair.shape[1]
     own = pair.var(1, ddof=1).mean() * (1 + 1 / draws) if draws > 1 else 0.0
     first, second = pair.mean(1)
     gap = second - first
     noise = jnp.where(gap == 0, 1.0, beside.variance + own)
     log_ratio = gap * (total - beside.mean - (first + second) / 2) / noise
-    return SumsTold(log_ratio, jnp.abs(gap) / jnp.sqrt(noise), jnp.zeros(()))
+    return log_ratio, jnp.maximum(gap, 0) / jnp.sqrt(noise)

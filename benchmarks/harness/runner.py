@@ -143,8 +143,9 @@ def _log(folder: Path, outcomes: Sequence[Outcome]) -> None:
         if outcome.trace:
             jobs.setdefault(outcome.trace, []).append(outcome.job)
     for trace, failed in jobs.items():
-        cell, seeds = failed[0].cell, ",".join(str(seed) for seed in {job.seed for job in failed})
-        heading = f"{cell.suite}/{cell.table} {cell.dataset} {failed[0].method} seeds {seeds}"
+        cell, seeds = failed[0].cell, sorted({job.seed for job in failed})
+        where = f"{cell.suite}/{cell.table} {cell.dataset} {failed[0].method}"
+        heading = f"{time.strftime('%F %T')} {where} seeds {','.join(map(str, seeds))}"
         with open(folder / FAILURES, "a", encoding="utf-8") as log:
             log.write(f"{heading}\n{failed[0].settings}\n{trace}\n")
 

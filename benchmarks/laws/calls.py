@@ -296,7 +296,12 @@ LAWS: tuple[Callable[[Trials], None], ...] = (
     bad_input_is_named,
     it_calls_what_is_checked,
 )
-LENGTHY = LAWS[:4]
+LENGTHY = (
+    an_outer_jit_changes_nothing,
+    vmap_is_a_loop,
+    answers_with_64_bit_types_on,
+    same_arguments_same_answer,
+)
 """Laws that compile what is called anew, or run a whole attack twice more; of the latter, rows ask
 the same of what is measured (`same_seed_same_row`)."""
 

@@ -106,7 +106,8 @@ def draw(name: str, settings: SumGamesSettings, data_dir: str | None, seed: int)
     aggregates = run.aggregates()
     coin = np.random.default_rng(np.asarray(jax.random.key_data(stream(key, Stream.COINS))))
     asked = np.stack([coin.choice(np.flatnonzero(who)) for who in aggregates.participation])
-    true, other = held.take(asked), fresh
+    nameless = jnp.zeros(settings.rounds, int)  # an id would tell who takes part
+    true, other = (dataclasses.replace(d, id=nameless) for d in (held.take(asked), fresh))
     if settings.asked == "record":
         other = jax.tree.map(lambda a, b: a.at[:, 0].set(b[:, 0]) if a.ndim > 1 else a, true, fresh)
     second = coin.random(settings.rounds) < 0.5

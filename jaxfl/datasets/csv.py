@@ -145,10 +145,7 @@ def _features(
 
 
 def _text(path: Path, encoding: str) -> str:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"path={str(path)!r} is no file") from None
+    content = path.read_bytes()
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "utf-16" if marked else "utf-8-sig" if encoding == "utf-8" else encoding
     try:

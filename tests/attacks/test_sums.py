@@ -10,6 +10,7 @@ from scipy import stats
 
 from attacks import Status, SumTest, distinguish_in_sums
 from jaxfl import (
+    DPSGD,
     ClientData,
     Federated,
     LocalTraining,
@@ -105,7 +106,7 @@ def test_the_answer_is_that_of_covariances_inverted(games):
     fitting, judging = np.split(updates[order], 2)
     low, high = sent(pair.client(0)), sent(pair.client(1))
     covariance = np.cov(fitting.T)
-    ridge = 0.1 * np.trace(covariance) / (len(fitting) - 1)
+    ridge = 0.1 * np.trace(covariance) / len(covariance)
     along = np.linalg.solve(covariance + ridge * np.eye(len(low)), high - low)
     count = PER_ROUND - 1
     noise = count * (judging @ along).var(ddof=1) * (1 + count / len(judging))
@@ -114,6 +115,18 @@ def test_the_answer_is_that_of_covariances_inverted(games):
     gap = (high - low) @ along
     np.testing.assert_allclose(answer.mu[0], abs(gap) / np.sqrt(noise), rtol=1e-3)
     np.testing.assert_allclose(answer.log_ratio[0], gap * seen / noise, rtol=1e-2, atol=1e-2)
+
+
+def test_noise_of_the_client_is_no_distance(games):
+    """A data set beside itself: draws of its noise differ, and tell nothing."""
+    noisy = dataclasses.replace(TRAINING, plugins=(DPSGD(1.0, 2.0),))
+    record = Record(clients=(), sums=True)
+    federated = Federated(ROUNDS, noisy, clients_per_round=PER_ROUND, record=record)
+    run = simulate(MODEL, START, HELD, jax.random.key(1), federated)
+    twice = jax.tree.map(lambda a: jnp.stack([a[:, 1], a[:, 1]], 1), games[1])
+    answer = told(run.aggregates(), twice, training=noisy, settings=SumTest(draws=8))
+    assert answer.mu.mean() < 0.3
+    assert abs((answer.log_ratio > 0).sum() - ROUNDS / 2) < 4 * np.sqrt(ROUNDS / 4)
 
 
 @pytest.mark.parametrize("draws", [1, 3])

@@ -129,7 +129,7 @@ def membership():
             "model": MODEL,
             "aggregates": run_of(MODEL).aggregates(),
             "candidates": CLIENTS,
-            "others": jaxfl.stack_clients([(X, Y)] * 4),
+            "others": jaxfl.stack_clients([(X, Y)] * 20),
             "key": KEY,
             "training": ONE_STEP,
             "settings": attacks.SumTest(draws=1),

@@ -29,7 +29,7 @@ def test_the_likelihood_ratio_tells_more_than_chance(table):
     rows = {o.metric: o for o in outcomes_of([Job(cell, "likelihood_ratio", 0)])}
     assert rows["distinguished"].value > (0.8 if table == "client" else 0.5)
     assert rows["distinguished"].chance == 0.5
-    assert rows["epsilon_shown"].value < rows["epsilon_of_sum"].value
+    assert rows["epsilon_shown"].value < rows["epsilon_if_normal"].value
 
 
 def test_a_record_apart_is_one_record():
@@ -39,6 +39,16 @@ def test_a_record_apart_is_one_record():
     pairs = draw("digits", settings, None, 0).seen.candidates
     apart = (pairs.x[:, 0] != pairs.x[:, 1]).any(-1)
     assert apart.sum(1).tolist() == [1] * 6
+
+
+@pytest.mark.parametrize("asked", ["client", "record"])
+def test_nothing_but_records_and_labels_tells_two_data_sets_apart(asked):
+    settings = SumGamesSettings(
+        asked, clients=10, references=10, per_round=3, records=4, rounds=6, hidden=()
+    )
+    pairs = draw("digits", settings, None, 0).seen.candidates
+    assert (pairs.id[:, 0] == pairs.id[:, 1]).all()
+    assert (pairs.mask[:, 0] == pairs.mask[:, 1]).all()
 
 
 def test_too_few_records_are_named():

@@ -322,7 +322,7 @@ def test_views_name_their_bad_arguments():
     ids=["made", "of_another_kind", "without_rate"],
 )
 def test_an_optimizer_is_a_function_from_a_rate(optimizer):
-    must = r"optimizer=.* must be a function from a learning rate .* not optax.adam\(0.1\)"
+    must = r"optimizer=.* must be a hashable function from a learning rate .* not optax.adam\(0.1\)"
     with pytest.raises(ValueError, match=must):
         run(training=LocalTraining(0.1, optimizer=optimizer))
     with pytest.raises(ValueError, match=must):
@@ -331,7 +331,7 @@ def test_an_optimizer_is_a_function_from_a_rate(optimizer):
 
 def test_models_that_are_not_finite_and_records_that_jax_cannot_hold_are_refused():
     broken = jax.tree.map(lambda a: a * jnp.nan, MODEL.init(KEY))
-    with pytest.raises(ValueError, match=r"params\['Dense_0'\]\['bias'\] holds 8 values"):
+    with pytest.raises(ValueError, match=r"params\['Dense_0'\]\['bias'\] holds values that"):
         simulate(MODEL, broken, stack_clients([(X, Y)]), KEY, Federated(1))
     with pytest.raises(ValueError, match=r"records\[0\]\[0\] holds 240 values that are not finite"):
         stack_clients([(np.full((40, 6), 1e300), Y)])
