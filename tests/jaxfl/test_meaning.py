@@ -277,7 +277,7 @@ def test_local_training_checks_its_labels_and_settings():
         local_update(MODEL, params, one_client(X, Y + 9), KEY, PLAIN)
     with pytest.raises(ValueError, match="epochs=0"):
         local_update(MODEL, params, one_client(X, Y), KEY, LocalTraining(epochs=0))
-    with pytest.raises(ValueError, match=r"server\.optimizer=3 must be a function"):
+    with pytest.raises(ValueError, match=r"server\.optimizer=3 must be a hashable function"):
         simulate(MODEL, params, stack_clients([(X, Y)]), KEY, Federated(1), server=HonestServer(3))
     with pytest.raises(ValueError, match="position=True must be an integer"):
         binary_column(True)
