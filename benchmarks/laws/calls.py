@@ -301,9 +301,10 @@ LENGTHY = (
     vmap_is_a_loop,
     answers_with_64_bit_types_on,
     same_arguments_same_answer,
+    bad_input_is_named,
 )
-"""Laws that compile what is called anew, or run a whole attack twice more; of the latter, rows ask
-the same of what is measured (`same_seed_same_row`)."""
+"""Laws that compile what is called anew, or call it many times more. Rows ask the same of what is
+measured (`same_seed_same_row`), and bad input is generated for all that is public."""
 
 
 def laws_of(method: Method, trials: Trials, harmless: Sequence[Harmless] = ()) -> dict[str, Law]:

@@ -491,6 +491,7 @@ def simulation():
         },
         jaxfl.clipped_sgd: {"norm": 1.0},
         jaxfl.sgd: {"momentum": 0.9, "weight_decay": 1e-3, "proximal": 1.0},
+        accounting.gaussian_epsilon: {"mu": 1.0, "delta": 1e-5},
         accounting.epsilon: {
             "noise_multiplier": 1.0,
             "records": 100,
