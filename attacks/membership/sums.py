@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Int, Num
@@ -149,7 +150,7 @@ def _check_clients(
     for name, data in (("candidates", candidates), ("others", others)):
         axes = data.mask.ndim
         x, y, mask = (a.reshape(-1, *a.shape[axes:]) for a in (data.x, data.y, data.mask))
-        if not _check.is_unseen(data.mask) and not data.mask.any(-1).all():
+        if not _check.is_unseen(data.mask) and not np.asarray(data.mask).any(-1).all():
             raise ValueError(f"{name}.mask has a client without records")
         together = ClientData(x, y, mask, jnp.asarray(0))
         check_records_of_one(model, params, together, name)
