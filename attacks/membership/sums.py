@@ -8,12 +8,13 @@ or without, or this client's and another's.
 
 To the sum, the others' updates are noise. Many of them are nearly normal together, so that a sum is
 a Gaussian mechanism for what one client sends (Ngo et al., Secure Aggregation is Not Private
-Against Membership Inference Attacks, ECML PKDD 2024, Theorems 1 and 2): what it tells of two
+Against Membership Inference Attacks, ECML PKDD 2024): what it tells of two
 updates is their distance in the metric of that noise, which grows with the number of parameters.
 """
 
 import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Int, Num
 
-from attacks.fit import Status
+from attacks.fit import MisfitWarning, Status
 from jaxfl import Aggregates, ClientData, LocalTraining, Model, _check, client_round
 from jaxfl.clients import check_records_of_one
 from jaxfl.domains import Count, Key, NotNegative, checked
@@ -37,8 +38,6 @@ ROUNDED = 1e-6
 FAR = 4.0
 """Deviations beyond which a sum is of neither data set: a normal number exceeds them once in 16,000
 rounds."""
-
-
 LEAST = 20
 """Clients of the server's own: half make a direction, and half have a variance, which of fewer is
 no estimate."""
@@ -92,8 +91,8 @@ def distinguish_in_sums(
     training: LocalTraining,
     settings: SumTest | None = None,
 ) -> SumsTold:
-    """Which of two data sets a participant trained on, by the sum of each round (Ngo et al. 2024,
-    section 5). Rounds are judged one by one: the same others in several rounds are no fresh noise.
+    """Which of two data sets a participant trained on, by the sum of each round (Ngo et al. 2024).
+    Rounds are judged one by one: the same others in several rounds are no fresh noise.
 
     Half of the server's own clients say in which direction the two are to be compared, the
     discriminant `(C + ridge)^-1 (u_2 - u_1)` of their covariance C; the other half say how the
@@ -113,6 +112,9 @@ def distinguish_in_sums(
       training: the clients' recipe, its plug-ins included; those of a federation are not simulated.
       settings: see `SumTest`.
 
+    Warns:
+      MisfitWarning: if sums of some rounds are of neither data set.
+
     Raises:
       ValueError: if `candidates` are not two, `others` fewer than 20, one has no record, data
         do not fit the model, or a round has a single participant: its sum is a message.
@@ -129,7 +131,9 @@ def distinguish_in_sums(
             "is its message (see decode_sources)"
         )
     training, settings = in_arrays(training), jax.tree.map(jnp.asarray, settings)
-    return _distinguish(model, aggregates, candidates, others, key, training, settings)
+    told = _distinguish(model, aggregates, candidates, others, key, training, settings)
+    _warn_of_misfits(told.status)
+    return told
 
 
 def _check_clients(
@@ -154,6 +158,18 @@ def _check_clients(
             raise ValueError(f"{name}.mask has a client without records")
         together = ClientData(x, y, mask, jnp.asarray(0))
         check_records_of_one(model, params, together, name)
+
+
+def _warn_of_misfits(status: Array) -> None:
+    misfits = 0 if _check.is_unseen(status) else int((status == Status.MISFIT).sum())
+    if misfits:
+        warnings.warn(
+            f"distinguish_in_sums: sums of {misfits} of {len(status)} rounds are of neither data "
+            "set: the model, the recipe, the number of participants or the server's own clients are not "
+            "theirs; what is told of these rounds means nothing",
+            MisfitWarning,
+            stacklevel=4,
+        )
 
 
 @functools.partial(jax.jit, static_argnames="model")

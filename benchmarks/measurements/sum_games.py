@@ -55,7 +55,7 @@ METRICS = (
 
 def shown(right: int, rounds: int) -> float:
     """Epsilon that is exceeded, at 95 % confidence, if so many rounds are told rightly (as Ngo et
-    al. 2024, section 5; the interval is Clopper and Pearson's). The two inequalities of
+    al. 2024; the interval is Clopper and Pearson's). The two inequalities of
     differential privacy, added, say of the mean error `p` of both sides that
     `p >= (1 - delta) / (1 + e^epsilon)`.
 
@@ -78,13 +78,14 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             **clock.read()._asdict(),
             "dtype": "float32",
             "note": games.note,
-            "detail": {"scored_records": len(games.second)},
         }
         states = np.asarray(told.status)
+        misfits = int((states == Status.MISFIT).sum())
+        shared["detail"] = {"scored_records": len(states), "misfit_rounds": misfits}
         if (states == Status.FAILED).any():
             yield [Outcome(job, m.name, None, status="failed") for m in METRICS]
             continue
-        if (states == Status.MISFIT).mean() > 1 / 2:
+        if misfits > len(states) / 2:
             shared["status"] = "misfit"
         right = (np.asarray(told.log_ratio) > 0) == games.second
         mu = float(np.median(told.mu))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attacks import Status, SumTest, distinguish_in_sums
+from attacks import MisfitWarning, Status, SumTest, distinguish_in_sums
 from jaxfl import (
     DPSGD,
     ClientData,
@@ -142,10 +142,12 @@ def test_batches_vary_what_the_client_sends(games, draws):
 
 def test_sums_of_another_recipe_or_of_more_clients_are_misfits(games):
     aggregates, pairs = games
-    answer = told(aggregates, pairs, training=LocalTraining(0.02))
+    with pytest.warns(MisfitWarning, match="of 40 rounds are of neither data set"):
+        answer = told(aggregates, pairs, training=LocalTraining(0.02))
     assert (answer.status == Status.MISFIT).mean() > 0.9
     two = jnp.zeros_like(aggregates.participation).at[:, :2].set(True)
-    fewer = told(dataclasses.replace(aggregates, participation=two), pairs)
+    with pytest.warns(MisfitWarning):
+        fewer = told(dataclasses.replace(aggregates, participation=two), pairs)
     assert (fewer.status == Status.MISFIT).mean() > 0.9
 
 
