@@ -165,8 +165,8 @@ def _warn_of_misfits(status: Array) -> None:
     if misfits:
         warnings.warn(
             f"distinguish_in_sums: sums of {misfits} of {len(status)} rounds are of neither data "
-            "set: the model, the recipe, the number of participants or the server's own clients are "
-            "not theirs; what is told of these rounds means nothing",
+            "set: the model, the recipe, the number of participants or the server's own clients "
+            "are not theirs; what is told of these rounds means nothing",
             MisfitWarning,
             stacklevel=4,
         )
