@@ -122,6 +122,7 @@ from attacks.records.by_products import count_records, lies_in_span
 from attacks.records.matching import MatchedRecords, RecordMatching, match_records
 from attacks.records.progress import RecordSearch
 from attacks.records.reconstruction import Records, reconstruct_records
+from attacks.users.clusters import cluster_agreement, cluster_updates
 from attacks.users.counts import (
     infer_all_counts,
     infer_counts,
@@ -215,6 +216,8 @@ __all__ = [
     "by_discriminants",
     "candidate_records",
     "closed_form",
+    "cluster_agreement",
+    "cluster_updates",
     "cos_matching",
     "cosine_distance",
     "count_records",

@@ -322,6 +322,8 @@ def users():
     return {
         attacks.unit: {"descriptors": descriptors},
         attacks.follow: {"descriptors": descriptors, "votes": 3, "one_to_one": False},
+        attacks.cluster_updates: {"descriptors": descriptors, "clients": 4, "one_to_one": False},
+        attacks.cluster_agreement: {"names": senders, "senders": senders},
         attacks.follow_precision: {"names": senders, "senders": senders},
         attacks.link_precision: {
             "queries": descriptors,

@@ -137,6 +137,8 @@ METRICS = (
     ),
     Metric("tracking", "of Algorithm 2, K = 3", True),
     Metric("tracking_one_to_one", "the same, no two clients the same", True),
+    Metric("clusters", "of k-means of all rounds' updates (adjusted Rand index)", chance=0.0),
+    Metric("clusters_one_to_one", "the same, no two updates of a round the same", chance=0.0),
     Metric("matching_accuracy", "of pairs; threshold of the server's own federation", True, 0.5),
     Metric("auc", "of pairs", True, 0.5),
     Metric("matching_train_accuracy", "of the server's own pairs", True, 0.5),

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 
+from attacks import cluster_agreement, cluster_updates
 from attacks.metrics import detection
 from attacks.users import linkability as link
 from benchmarks.scenarios.anonymous import Anonymous
@@ -34,7 +35,21 @@ def linked(
     sides = (mine, senders), (other, drawn.shadow.senders)
     scores, tested = _all_scores(*sides, keys, pairs)
     auc = detection(np.asarray(tested[0]), np.asarray(tested[1])).auc
-    return {name: float(value) for name, value in scores.items()} | {"auc": auc}
+    return {
+        **{name: float(value) for name, value in scores.items()},
+        **{"auc": auc},
+        **_clusters(np.asarray(mine), np.asarray(senders)),
+    }
+
+
+def _clusters(descriptors: np.ndarray, senders: np.ndarray) -> dict[str, float]:
+    """How well all rounds' descriptors `[rounds, participants, d]` fall into clusters of one
+    sender (Xu 2023), where as many clients as a round's participants sent them."""
+    names = {
+        "clusters": cluster_updates(descriptors, descriptors.shape[1]),
+        "clusters_one_to_one": cluster_updates(descriptors, descriptors.shape[1], one_to_one=True),
+    }
+    return {name: cluster_agreement(named, senders) for name, named in names.items()}
 
 
 @functools.partial(jax.jit, static_argnums=2)
