@@ -34,7 +34,7 @@ from attacks.attributes.candidate_decoding import (
     decode_partial,
     gauss_newton,
     gls,
-    unrolled_gls,
+    gls_unrolled,
 )
 from attacks.attributes.cosine import CosMatching, cos_matching
 from attacks.attributes.from_model import infer_from_model
@@ -238,6 +238,7 @@ __all__ = [
     "generator",
     "gibbs",
     "gls",
+    "gls_unrolled",
     "gradient_variance",
     "gradient_votes",
     "hide",
@@ -296,7 +297,6 @@ __all__ = [
     "train_siamese",
     "uniform_counts",
     "unit",
-    "unrolled_gls",
     "updates_as_vectors",
     "variance_mixture",
     "vector_embedding",

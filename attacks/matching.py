@@ -150,7 +150,17 @@ def matching_objective(
     distance: Callable[[Any, Any], Array] = cosine_distance,
 ) -> Num[Array, ""]:
     """Mean over rounds of the distance between virtual and observed updates (Lyu 2021, Algorithm 1,
-    line 12, with `1 - cos` for `cos`). A scalar, differentiable in `x` and in soft labels `y`."""
+    line 12, with `1 - cos` for `cos`). A scalar, differentiable in `x` and in soft labels `y`.
+
+    Args:
+      model: the model that was trained (static).
+      messages: the client's, of all rounds that count.
+      x: a guess of its records `[records, ...]`.
+      y: labels `[records]`, or soft ones `[records, classes]`.
+      key: draws rounds, batch orders and noise.
+      virtual: how the guess's updates come about.
+      distance: between a virtual update and an observed one (static).
+    """
     check_parameters(model, messages.model_shapes, "messages")
     rounds = (messages.received, messages.pseudo_gradient)
     round_key, order_key = jax.random.split(key)

@@ -78,8 +78,15 @@ def noise_multiplier(
     delta: Fraction,
     mixup: bool = False,
 ) -> float:
-    """The least noise multiplier that spends no more than `epsilon`; arguments and errors as those
-    of `epsilon`."""
+    """The least noise multiplier that spends no more than `epsilon`.
+
+    Args:
+      epsilon: what a client's whole training may spend at `delta`.
+      records, batch_size, steps, delta, mixup: as those of `epsilon`.
+
+    Raises:
+      ValueError: as `epsilon`.
+    """
     with of_extra("privacy"):
         import dp_accounting
 

@@ -56,7 +56,12 @@ class ClientData:
 
 @checked
 def one_client(x: Any, y: Any, id: Index = 0) -> ClientData:
-    """`ClientData` without client axis from arrays `x [records, ...]` and `y [records, ...]`.
+    """`ClientData` without client axis from arrays.
+
+    Args:
+      x: inputs `[records, ...]`.
+      y: labels `[records, ...]`.
+      id: by which attacks and records tell the client from others.
 
     Raises:
       ValueError: if the lengths differ, there is no record, or an input is not finite.

@@ -1,6 +1,8 @@
 """Who may import whom: three packages, and the wings of the benchmarks."""
 
 import ast
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,23 @@ def test_every_attack_says_who_it_is_of():
         if module.startswith("attacks.") and module.rpartition(".")[2] not in shared:
             path = ROOT / Path(*module.split(".")).with_suffix(".py")
             assert "Threat model" in path.read_text(), module
+
+
+def test_what_a_public_function_takes_is_told():
+    """Each of three arguments or more stands under `Args`."""
+    import attacks
+    import jaxfl
+    from jaxfl import accounting, datasets, recordings
+
+    for room in (attacks, jaxfl, accounting, datasets, recordings):
+        public = {name: getattr(room, name) for name in getattr(room, "__all__", vars(room))}
+        for name, function in public.items():
+            if not inspect.isfunction(function) or name.startswith("_"):
+                continue
+            arguments = list(inspect.signature(function).parameters)
+            told = (inspect.getdoc(function) or "").partition("Args:")[2]
+            missing = [each for each in arguments if not re.search(rf"\b{each}\b", told)]
+            assert len(arguments) < 3 or not missing, f"{function.__module__}.{name}: {missing}"
 
 
 def code_lines(function, lines):

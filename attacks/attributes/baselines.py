@@ -46,7 +46,13 @@ Array = jax.Array
 
 @checked
 def random_guess(key: Key, records: Count, candidates: Count) -> Int[Array, "records"]:
-    """`random`: a uniform guess for each record `[records]`; right with probability 1/K."""
+    """`random`: a uniform guess for each record `[records]`; right with probability 1/K.
+
+    Args:
+      key: draws the guesses.
+      records: how many (static).
+      candidates: number of values K (static).
+    """
     return jax.random.randint(key, (records,), 0, candidates, jnp.int32)
 
 
@@ -109,7 +115,16 @@ def fit_public_model(
     *,
     epochs: Count = 200,
 ) -> Any:
-    """The parameters of `public_model`, which know nothing of a victim. Arguments as there."""
+    """The parameters of `public_model`, which know nothing of a victim.
+
+    Args:
+      x_public, values_public: public records `[public, features]`, and the index of their true
+        value `[public]`.
+      positions: where the attribute stands `[width]`; erased.
+      candidates: number of values K (static).
+      key: initial weights and batch order.
+      epochs: passes over the public records (static).
+    """
     _check.labels(values_public, candidates, name="values_public")
     positions = check_positions("positions", positions, np.shape(x_public)[1])
     hidden = jnp.asarray(x_public).at[:, positions].set(0)
@@ -135,7 +150,13 @@ def _fit_public_model(
 def name_by_public_model(
     params: Any, x: Num[Array, "records features"], positions: Int[Array, "positions"]
 ) -> Int[Array, "records"]:
-    """What `public_model` returns, from its parameters."""
+    """What `public_model` returns, from its parameters.
+
+    Args:
+      params: from `fit_public_model`.
+      x: the victim's records `[records, features]`.
+      positions: where the attribute stands `[width]`; erased.
+    """
     candidates = jax.tree.leaves(params)[-1].shape[-1]
     model = _attack_model(np.shape(x)[1], candidates)
     check_parameters(model, params, f"params, of x of {np.shape(x)[1]} features,")
@@ -177,7 +198,19 @@ def l2_lbfgs(
     and a fair rival needs is a line search. Each round's distance is divided by the squared length
     of its update, so that all rounds count alike; with one round that changes nothing.
 
-    Args, Returns, Raises: as `attacks.attributes.cosine.cos_matching`; labels must be known.
+    Args:
+      model: the model that was trained (static).
+      messages: the client's messages in the rounds to be used.
+      knowledge: what is known of its data, labels included.
+      key: draws the start if a prior is unknown, noise and batch orders.
+      settings: see `L2Matching`.
+
+    Returns:
+      A `Reconstruction`.
+
+    Raises:
+      ValueError: on bad shapes, positions, priors or labels, or if labels are unknown; it names
+        the argument.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     if knowledge.y is None:
@@ -239,8 +272,7 @@ HEURISTICS = (
 
 @checked
 def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Int[Array, "7 records"]:
-    """`stats`: judge every candidate by the victim's returned models, without optimisation (Lyu
-    2021, section 4.3).
+    """Judge every candidate by the returned models, without optimisation (Lyu 2021, section 4.3).
 
     Per record and candidate, over the rounds' returned models, with p the class probabilities, y
     the known label and h the last layer's input: (1) correct predictions, most; (2) sum of p_y,

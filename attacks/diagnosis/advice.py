@@ -11,7 +11,7 @@ BY_ROUND = "another rate in every round"
 def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
     """Which attack to use on messages of a cause, of a client that was told a recipe."""
     one_step = training.steps(len(knowledge.x)) == 1
-    linear = "gls" if is_linear(training.optimizer) else "unrolled_gls"
+    linear = "gls" if is_linear(training.optimizer) else "gls_unrolled"
     unknown_rate = "`closed_form` with `learning_rate=None`, or the rate found"
     by_round = "`closed_form` with `ClosedForm(by_round=True)`"
     known = {
@@ -22,12 +22,12 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "momentum": "`gls` with this recipe",
         "weight decay": "`gls` with `jaxfl.sgd(weight_decay=...)` in the recipe",
         "class weights": "a `Model` whose loss has them, or `gls` with `jaxfl.ClassWeights`",
-        "Adam": "`decode_adam` for one full-batch step a round, else `unrolled_gls`",
+        "Adam": "`decode_adam` for one full-batch step a round, else `gls_unrolled`",
         "learning rate": unknown_rate if one_step else "`gls` with this rate",
         BY_ROUND: by_round,
         "clipped": by_round
         if one_step
-        else "the recipe with this clipping, simulated: `unrolled_gls`, `cos_matching`",
+        else "the recipe with this clipping, simulated: `gls_unrolled`, `cos_matching`",
         "another activation": "the same attack on the model with that activation",
         "layout of arrays": "the same attack on messages in that layout",
         "no training": "other rounds",

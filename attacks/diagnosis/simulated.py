@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
-from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, unrolled_gls
+from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, gls_unrolled
 from attacks.attributes.knowledge import Knowledge
 from attacks.diagnosis.advice import advice
 from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
@@ -19,7 +19,7 @@ from jaxfl import LocalTraining, Messages, Model
 
 SEED = 0
 RUNS, TANGENTS, PASSES = 128, 4, 2
-"""Of `unrolled_gls`: fewer than to read a client, enough to see whether it is another one."""
+"""Of `gls_unrolled`: fewer than to read a client, enough to see whether it is another one."""
 
 
 def is_simulated(training: LocalTraining, records: int) -> bool:
@@ -41,7 +41,7 @@ def by_simulation(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)
         key = jax.random.key(SEED)
-        fit = unrolled_gls(model, messages, knowledge, key, settings=settings).fit
+        fit = gls_unrolled(model, messages, knowledge, key, settings=settings).fit
     others = [finding for finding in findings if finding.cause != "Adam"]
     if fit.misfit > 1:
         evidence = (

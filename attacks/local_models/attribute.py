@@ -184,8 +184,16 @@ def infer_in_box(
 ) -> InferredAttribute:
     """Weights in [0, 1] that reproduce the decoded moments, nearest to their prior; rounded at 1/2.
 
-    As many equations as columns: exact where there are no more records than those. Arguments and
-    returns as `infer_by_logistic`; `scores` are the weights.
+    As many equations as columns: exact where there are no more records than those.
+
+    Args:
+      x: public records `[records, features]`; the attribute's column may hold anything.
+      y: targets `[records]`.
+      attribute: its position among the features; 0 or 1 in every record.
+      moments: the client's, see `local_moments`.
+
+    Returns:
+      As `infer_by_logistic`; `scores` are the weights.
 
     Warns:
       MisfitWarning: if no values of the attribute have these moments: they are of other records.

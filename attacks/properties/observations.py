@@ -282,6 +282,12 @@ def identifiability(
 
     Clients that only ever take part together (fixed cohorts: So et al. 2023) cannot be resolved.
 
+    Args:
+      participation: with what weight each client took part `[rounds, clients]`.
+      seen: after how many rounds `[prefixes]`.
+      tolerance: how far a client's entry in the diagonal of pinv(P) P, P being participation, may
+        lie below 1 for its contribution to count as determined.
+
     Raises:
       ValueError: if participation has other axes or is not finite, `seen` exceeds its rounds, or
         the tolerance does not lie between 0 and 1.

@@ -74,7 +74,16 @@ class Generator(nn.Module):
 @checked
 @functools.cache
 def generator(shape: Shape, classes: Count, width: Count) -> Generator:
-    """A `Generator`. Raises `ValueError` on shapes that its steps do not reach."""
+    """A `Generator`.
+
+    Args:
+      shape: of an image, `(side, side, channels)` (static).
+      classes: number of classes (static).
+      width: channels after the dense layer (static).
+
+    Raises:
+      ValueError: if its steps do not reach the shape.
+    """
     if len(shape) != 3 or shape[0] != shape[1] or (shape[0] != 28 and shape[0] % 16):
         raise ValueError(
             f"shape={shape} is out of the generator's reach: 28x28, or sides that are multiples "

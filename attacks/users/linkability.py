@@ -180,9 +180,14 @@ def _fit_threshold(similarities: Array, same: Array) -> Array:
 def matching_accuracy(
     similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"], threshold: Num[Array, ""]
 ) -> Num[Array, ""]:
-    """How often pairs are judged rightly (Song 2020). The threshold is to come from the adversary's
-    own federation (`fit_threshold`). A scalar; NaN if a similarity is not finite, or the threshold
-    is NaN.
+    """How often pairs are judged rightly (Song 2020). A scalar; NaN if a similarity is not finite,
+    or the threshold is NaN.
+
+    Args:
+      similarities: of pairs `[pairs]`.
+      same: whether each is of one client `[pairs]`.
+      threshold: above which they are taken for one client's; to come from the adversary's own
+        federation (`fit_threshold`).
 
     Raises:
       ValueError: if there is not one truth per pair.

@@ -159,8 +159,18 @@ def represent(
     shape: Shape,
     settings: Representing | None = None,
 ) -> Representatives:
-    """Representatives of one update, by Adam: pure, for `jit` and `vmap`. Arguments as of
-    `objective`; fields of the result without the axis of updates."""
+    """Representatives of one update, by Adam: pure, for `jit` and `vmap`. Fields of the result are
+    without the axis of updates.
+
+    Args:
+      model: a classifier (static).
+      received: the model that the client received.
+      observed: its pseudo-gradient.
+      y: labels of the representatives `[images]`.
+      key: draws the start, and batch orders where `settings.virtual` simulates the training.
+      shape: of an image (static).
+      settings: see `Representing`.
+    """
     settings = settings or Representing()
     _check_images_of(model, received, y, shape, "received")
     check_parameters(model, observed, "observed")

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.harness.intervals import Interval, accuracy_interval, student_interval
 from benchmarks.harness.report import GUESSES
 
-DECODERS = ("gls", "adam", "gls_unrolled", "closed_form", "cos")
+DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos")
 """Attacks on an attribute, the one that reads most kinds of client first: that is chosen before
 anything is scored."""
 ROUNDING = 1e-6

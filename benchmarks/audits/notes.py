@@ -130,7 +130,23 @@ def _linked(rows: Rows) -> list[str]:
         f"Where updates of {told[0]['settings']['clients']} clients come without names (shuffled "
         "in every round), the one that is most like an update of the next round was of the same "
         f"client for {outcomes}; by chance {of_hundred(mean([row['chance'] for row in told]))}."
+        f"{_clustered(rows)}"
     ]
+
+
+def _clustered(rows: Rows) -> str:
+    """How well updates of all rounds fall into one group for each client, in words."""
+    told = _scored(rows, "whitened", "clusters_one_to_one")
+    agreement = listed(
+        f"{mean([row['value'] for row in mine]):.2f} {_with(epsilon)}"
+        for epsilon, mine in _by_protection(told, "epsilon")
+    )
+    return (
+        f" The updates of all rounds together, put into one group for each client, agree with the "
+        f"truth to {agreement} (adjusted Rand index: 1 is right, 0 is chance)."
+        if told
+        else ""
+    )
 
 
 def _scored(rows: Rows, method: str, metric: str) -> list[Mapping[str, Any]]:

@@ -142,7 +142,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
                 "A sensitive column of a client's records",
                 ATTRIBUTES,
                 lambda size, data_dir: attributes,
-                ("majority", "cos", "closed_form", "gls", "adam", "gls_unrolled"),
+                ("majority", "cos", "closed_form", "gls", "decode_adam", "gls_unrolled"),
             ),
             Table(
                 QUESTIONS[1],

@@ -24,8 +24,8 @@ from attacks import (
     decode_adam,
     diagnose,
     gls,
+    gls_unrolled,
     impute,
-    unrolled_gls,
 )
 from attacks.fit import STATES, FitWarning
 from benchmarks.audits.findings import Finding, finding_of
@@ -113,7 +113,7 @@ def _row(
     null = null if null is None or int(null.status) != Status.FAILED else None
     status, notes = STATES[Status(int(answer.status))], []
     if status == "ok" and not _as_told(method, training, len(x)):
-        found = "Adam" if method == "adam" else "SGD"
+        found = "Adam" if method == "decode_adam" else "SGD"
         notes.append(f"{client.name} takes one step of {found} on all of its records, not as told.")
     if status == "ok" and isinstance(answer, Decoding) and answer.learning_rate.ndim:
         notes.append(
@@ -158,12 +158,12 @@ def _decoded(
             answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
             if answers["gls"].status == Status.OK:
                 return "gls", answers["gls"]
-        answers["adam"] = decode_adam(model, messages, known)
-        if answers["adam"].status == Status.OK:
-            return "adam", answers["adam"]
+        answers["decode_adam"] = decode_adam(model, messages, known)
+        if answers["decode_adam"].status == Status.OK:
+            return "decode_adam", answers["decode_adam"]
         if _told(training, len(known.x)) == "gls_unrolled":
             unrolled, key = UnrolledGLS(training), jax.random.key(0)
-            return "gls_unrolled", unrolled_gls(model, messages, known, key, settings=unrolled)
+            return "gls_unrolled", gls_unrolled(model, messages, known, key, settings=unrolled)
     name = "gls" if "gls" in answers else "closed_form"
     return name, answers[name]
 
@@ -172,7 +172,7 @@ def _told(training: LocalTraining, records: int) -> str:
     """The method that reads clients of a recipe."""
     one_step = training.steps(records) == 1
     if training.optimizer is optax.adam:
-        return "gls_unrolled" if len(training.batch_sizes(records)) > 1 else "adam"
+        return "gls_unrolled" if len(training.batch_sizes(records)) > 1 else "decode_adam"
     return "closed_form" if one_step and training.optimizer is optax.sgd else "gls"
 
 

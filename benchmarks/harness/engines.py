@@ -1,7 +1,10 @@
 """How groups run on this machine: `local` yields the outcomes of each group as they come."""
 
+import ctypes
 import functools
+import gc
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,6 +121,16 @@ def _drop_programs() -> None:
     if held_mappings() > MOST_MAPPINGS:
         _compile.cache_clear()
         jax.clear_caches()
+        gc.collect()  # some programs are held by circles
+        _return_memory()
+
+
+def _return_memory() -> None:
+    """Give what was freed back to the system: the allocator of Linux keeps it otherwise, in pieces
+    that the next programs do not fit into."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)

@@ -34,6 +34,11 @@ def no_run(*arguments: Any) -> Any:
     raise TypeError("this method has no run of its own")
 
 
+def as_given(settings: Any, experiment: Any) -> Any:
+    """Settings of a method that go with all of its experiment's."""
+    return settings
+
+
 def refuses_nothing(settings: Any) -> None:
     """The declaration of a method that no setting of its experiment stops."""
 
@@ -51,6 +56,8 @@ class Method:
         else; or None.
       filled: names of those of its settings that the experiment fills in from the run, such as the
         client's recipe: a cell does not set them.
+      settles: from its settings and the experiment's to those that it runs with, and that its rows
+        say, where not all go together.
       refuses: from an experiment's settings to why the method cannot be used there, or None if it
         can.
       observes: whether it looks at recorded messages at all; a guess does not, nor an attack on the
@@ -73,6 +80,7 @@ class Method:
     run: Callable[..., Any] = no_run
     settings: Any = None
     filled: tuple[str, ...] = ()
+    settles: Callable[[Any, Any], Any] = as_given
     refuses: Callable[[Any], str | None] = refuses_nothing
     observes: bool = True
     selects: bool = False

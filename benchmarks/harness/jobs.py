@@ -80,8 +80,9 @@ class Job:
 
     @property
     def attack(self) -> Any:
-        """Settings of the method in this cell."""
-        return dict(self.cell.attacks).get(self.method, self.how.settings)
+        """Settings of the method in this cell, as it runs."""
+        given = dict(self.cell.attacks).get(self.method, self.how.settings)
+        return self.how.settles(given, self.cell.settings)
 
     @property
     def settings(self) -> dict[str, Value]:

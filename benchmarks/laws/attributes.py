@@ -91,8 +91,8 @@ class Trial:
 
     @property
     def attack(self) -> Any:
-        """Its settings."""
-        return quicker(self.method.settings)
+        """Its settings, as it runs."""
+        return self.method.settles(quicker(self.method.settings), self.settings)
 
     @property
     def key(self) -> Array:

@@ -23,7 +23,7 @@ from jaxfl.domains import Count
 Axis = Literal["victims", "rounds", "records"]
 VICTIMS = 4
 """Victims at once of the first point, to which each method adds their null messages."""
-METHODS = ("stats", "cos", "closed_form")
+METHODS = ("statistics", "cos", "closed_form")
 """Methods whose victims grow in number."""
 BATCH = 64
 """Records of a step of the clients that `gls` reads."""

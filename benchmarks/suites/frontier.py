@@ -18,8 +18,8 @@ from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.suites.lyu2021 import attacks
 
-EXACT = ("closed_form", "gauss_newton", "adam")
-METHODS = ("majority", "cos", *EXACT, "gls", "gls_unrolled", "partial")
+EXACT = ("closed_form", "gauss_newton", "decode_adam")
+METHODS = ("majority", "cos", *EXACT, "gls", "gls_unrolled", "decode_partial")
 MOST_RECORDS = {"cos": 1000, "gls": 1000}
 """Up to which a method runs: beyond, it takes minutes per victim."""
 

@@ -2,8 +2,8 @@
 (2021).
 
 Tables 1 to 13, and section 5.4 (unknown labels). Attributes count from 0. The paper reports the
-best phase for `cos` and `stats`, an oracle's choice, except in Tables 7 and 8; for membership, the
-accuracy per candidate.
+best phase for `cos` and `statistics`, an oracle's choice, except in Tables 7 and 8; for membership,
+the accuracy per candidate.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Song, Wang, Zhang, Song, Wang, Ren, Qi, *Analyzing User-Level Privacy Attack Against Federated
 Learning* (2020): Figures 5 and 6 and Table III, linkability of anonymous updates, and where it is
-hard; Figures 7 to 10 and Table IV, mGAN-AI.
+hard, and what clusters of them tell (Xu 2023); Figures 7 to 10 and Table IV, mGAN-AI.
 
 In the paper's split every client holds three random classes. Where it takes one full-batch step a
 round, as at small size, ten numbers of the last bias link updates without any training; at paper
@@ -18,6 +18,7 @@ their mean. Beside the paper's losses stands an adversarial
 identity, ours.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -128,6 +129,15 @@ def _hard(size: str) -> Sequence[dict[str, Any]]:
     ]
 
 
+def _private(size: str) -> Sequence[dict[str, Any]]:
+    batches = {"training.batch_size": 32, "training.learning_rate": _rate(size)}
+    return [
+        batches | {"split": split, "epsilon": epsilon}
+        for split in ("iid", "classes")
+        for epsilon in (math.inf, 100.0, 10.0)
+    ]
+
+
 def _labels(size: str) -> Sequence[dict[str, Any]]:
     batches = {"training.batch_size": 32, "training.learning_rate": _rate(size)}
     return [batches | {"labels": labels} for labels in ("bias", "uniform", "known")]
@@ -212,6 +222,13 @@ SUITE = Suite(
             "Clients that differ less, updates with noise of batches (beyond the paper)",
             _hard,
             [DIGITS],
+        ),
+        _table(
+            "clusters",
+            "Clusters of anonymous updates, and what differential privacy leaves of them (Xu 2023)",
+            _private,
+            [DIGITS],
+            ("whitened", "update", "head", "bias"),
         ),
         _table(
             "labels",

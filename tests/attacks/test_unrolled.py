@@ -19,7 +19,7 @@ from attacks import (
     binary_column,
     diagnose,
     gls,
-    unrolled_gls,
+    gls_unrolled,
 )
 from attacks.attributes.candidate_decoding import candidate_records
 from attacks.attributes.candidate_decoding.constraints import interior_point
@@ -87,7 +87,7 @@ VERY_SLOW = pytest.mark.very_slow
 def test_clients_of_optimizers_that_are_not_linear_are_read_in_batches(optimizer):
     training = dataclasses.replace(ADAM, optimizer=optimizer)
     model, run, known = client_of(training)
-    answer = unrolled_gls(model, run.messages(0), known, KEY, settings=UnrolledGLS(training, **FEW))
+    answer = gls_unrolled(model, run.messages(0), known, KEY, settings=UnrolledGLS(training, **FEW))
     assert accuracy(answer) >= 0.9
     assert answer.status == Status.OK
     assert 0 < float(answer.fit.explained) < 1
@@ -97,7 +97,7 @@ def test_another_clients_messages_and_another_recipe_are_misfits():
     model, run, known = client_of(ADAM)
     for client, told in ((1, ADAM), (0, dataclasses.replace(ADAM, epochs=1))):
         with pytest.warns(MisfitWarning):
-            answer = unrolled_gls(
+            answer = gls_unrolled(
                 model, run.messages(client), known, KEY, settings=UnrolledGLS(told, **FEW)
             )
         assert answer.status == Status.MISFIT
@@ -118,7 +118,7 @@ def test_dropout_is_in_the_simulation():
     model = from_flax(Dropped(), (FEATURES,), cross_entropy, 2)
     training = LocalTraining(0.1, 2, 8)
     model, run, known = client_of(training, model)
-    answer = unrolled_gls(model, run.messages(0), known, KEY, settings=UnrolledGLS(training, **FEW))
+    answer = gls_unrolled(model, run.messages(0), known, KEY, settings=UnrolledGLS(training, **FEW))
     assert accuracy(answer) >= 0.9
     assert answer.status == Status.OK
 
@@ -128,7 +128,7 @@ def test_clients_of_sgd_are_read_as_gls_reads_them():
     training = LocalTraining(0.1, 2, 8, plugins=(ClassWeights((1.0, 3.0)),))
     model, run, known = client_of(training)
     seen = model, run.messages(0), known, KEY
-    ours = unrolled_gls(*seen, settings=UnrolledGLS(training, **FEW))
+    ours = gls_unrolled(*seen, settings=UnrolledGLS(training, **FEW))
     theirs = gls(*seen, settings=GLS(training))
     assert (np.asarray(ours.values[0]) == np.asarray(theirs.values[0])).mean() > 0.9
     assert min(map(accuracy, (ours, theirs))) > 0.9
@@ -207,12 +207,12 @@ def test_what_it_cannot_simulate_is_named():
     seen = model, run.messages(0), known, KEY
     mixed = LocalTraining(0.1, batch_size=8, plugins=(Mixup(),))
     with pytest.raises(ValueError, match=r"training\.plugins holds Mixup"):
-        unrolled_gls(*seen, settings=UnrolledGLS(mixed))
+        gls_unrolled(*seen, settings=UnrolledGLS(mixed))
     with pytest.raises(ValueError, match="runs=1 must be at least 2"):
-        unrolled_gls(*seen, settings=UnrolledGLS(ADAM, runs=1))
+        gls_unrolled(*seen, settings=UnrolledGLS(ADAM, runs=1))
     with pytest.raises(ValueError, match="steps of all 40 records, and nothing in them is random"):
-        unrolled_gls(*seen, settings=UnrolledGLS(LocalTraining(0.1, optimizer=optax.adam)))
+        gls_unrolled(*seen, settings=UnrolledGLS(LocalTraining(0.1, optimizer=optax.adam)))
     weighted = LocalTraining(0.1, batch_size=8, plugins=(ClassWeights((1.0, 3.0)),))
     unknown = dataclasses.replace(known, y=None)
     with pytest.raises(ValueError, match="y=None does not go with ClassWeights"):
-        unrolled_gls(model, seen[1], unknown, KEY, settings=UnrolledGLS(weighted))
+        gls_unrolled(model, seen[1], unknown, KEY, settings=UnrolledGLS(weighted))

@@ -36,7 +36,7 @@ from attacks import (
     decode_adam,
     decode_partial,
     gls,
-    unrolled_gls,
+    gls_unrolled,
 )
 from jaxfl import (
     ClassWeights,
@@ -149,9 +149,9 @@ def attack_of(client: Client) -> str:
     if client.known < RECORDS:
         return "decode_partial"
     if client.recipe.optimizer in (optax.adam, optax.adamw):
-        return "decode_adam" if client.recipe.steps(RECORDS) == 1 else "unrolled_gls"
+        return "decode_adam" if client.recipe.steps(RECORDS) == 1 else "gls_unrolled"
     if client.dropout and client.recipe.batch_size is not None:
-        return "unrolled_gls"
+        return "gls_unrolled"
     if client.clip is not None or client.rate_of(1) != 1:
         return "closed_form, by_round"
     one_step = client.recipe == LocalTraining(RATE) and not client.dropout
@@ -223,9 +223,9 @@ def _read(
         decay = 1e-2 if recipe.optimizer is optax.adamw else 0.0
         adam = AdamDecoding(weight_decay=decay, learning_rate=float(recipe.learning_rate))
         return decode_adam(model, messages, known, settings=adam)
-    if attack == "unrolled_gls":
+    if attack == "gls_unrolled":
         unrolled = UnrolledGLS(recipe)
-        return unrolled_gls(model, messages, known, jax.random.key(0), settings=unrolled)
+        return gls_unrolled(model, messages, known, jax.random.key(0), settings=unrolled)
     if attack != "gls":
         settings = ClosedForm(by_round=attack != "closed_form")
         return closed_form(model, messages, known, settings=settings)

@@ -522,7 +522,7 @@ def unknown_columns():
     known = {"x": dataset.x, "y": dataset.y, "schema": dataset.schema(), "columns": ("sex",)}
     return {
         attacks.hide: known | {"priors": {"sex": dataset.prior("sex")}},
-        attacks.unrolled_gls: seen | {"key": KEY, "settings": unrolled},
+        attacks.gls_unrolled: seen | {"key": KEY, "settings": unrolled},
     }
 
 

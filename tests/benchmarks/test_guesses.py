@@ -26,7 +26,7 @@ def rows_of(folder):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
-    methods = "majority,stats,closed_form"
+    methods = "majority,statistics,closed_form"
     words = ["quick/attributes", "--where", "dataset=purchase_like", "--methods", methods]
     assert main([*words, "--seeds", "2", "--out", str(folder)]) == 0
     return folder

@@ -3,12 +3,14 @@
 import dataclasses
 from pathlib import Path
 
+import optax
 import pytest
 
 from benchmarks.harness.experiment import Method
 from benchmarks.harness.jobs import Job
 from benchmarks.measurements import attributes
 from benchmarks.suites import SUITES, metrics_of
+from jaxfl import LocalTraining, sgd
 from tests.laws.cases import cases
 
 
@@ -76,3 +78,14 @@ def test_cells_are_of_their_experiment_and_refusals_are_kept(suite, table, size)
                     Job(cell, name, 0)
     named = {method for cell in cells for method, _ in cell.attacks}
     assert named <= {method.name for method in cells[0].experiment.methods}
+
+
+def test_a_row_says_the_settings_that_ran():
+    """`gls` takes points on the path of plain SGD alone."""
+    cell = SUITES["quick"].table("attributes").cells("quick", "small", None)[0]
+    for optimizer, points in ((optax.sgd, 8), (sgd(momentum=0.9), 1)):
+        training = LocalTraining(0.1, batch_size=8, optimizer=optimizer)
+        settings = dataclasses.replace(cell.settings, training=training)
+        job = Job(dataclasses.replace(cell, settings=settings, attacks=()), "gls", 0)
+        assert job.attack.points == job.settings["gls.points"] == points
+        assert job.set_here.get("gls.points", 8) == points

@@ -3,7 +3,7 @@
 `closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it
 to several unknown columns at once, and `gls` is to first order right for any other client that
 takes plain steps of SGD. `decode_adam` reads clients that take one full-batch step of Adam,
-`decode_partial` those of whose records only some are known, and `unrolled_gls` any client whose
+`decode_partial` those of whose records only some are known, and `gls_unrolled` any client whose
 training can be simulated: of Adam in batches, for example.
 """
 
@@ -15,7 +15,7 @@ from attacks.attributes.candidate_decoding.gls import gls
 from attacks.attributes.candidate_decoding.gls_round import GLS
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations
 from attacks.attributes.candidate_decoding.partial import PartialDecoding, decode_partial
-from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, unrolled_gls
+from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, gls_unrolled
 
 __all__ = [
     "GLS",
@@ -31,6 +31,6 @@ __all__ = [
     "decode_partial",
     "gauss_newton",
     "gls",
+    "gls_unrolled",
     "normal_equations",
-    "unrolled_gls",
 ]

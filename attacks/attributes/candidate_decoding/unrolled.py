@@ -64,7 +64,7 @@ JUDGES = 24
 
 @struct.dataclass
 class UnrolledGLS:
-    """Settings of `unrolled_gls`.
+    """Settings of `gls_unrolled`.
 
     Attributes:
       training: the client's recipe: any optimiser of optax, whose state begins anew in every round.
@@ -86,7 +86,7 @@ class UnrolledGLS:
 
 
 @checked
-def unrolled_gls(
+def gls_unrolled(
     model: Model, messages: Messages, knowledge: Knowledge, key: Key, *, settings: UnrolledGLS
 ) -> Reconstruction:
     """Reconstruct unknown columns, and labels if they are unknown, from the messages of a client
@@ -112,12 +112,12 @@ def unrolled_gls(
         fewer than 2.
     """
     knowledge = check_knowledge(model, messages, knowledge)
-    check_apart("unrolled_gls", model, messages, knowledge)
+    check_apart("gls_unrolled", model, messages, knowledge)
     _check_settings(settings, model, messages, knowledge)
-    joint, dtype = joined("unrolled_gls", knowledge), jnp.dtype("float64")
+    joint, dtype = joined("gls_unrolled", knowledge), jnp.dtype("float64")
     with arithmetic(dtype, messages, joint, key, settings):
-        answer = _unrolled_gls(model, messages, joint, key, settings, canonicalize_dtype(dtype))
-    return explained("unrolled_gls", messages, apart(answer, knowledge.columns), answer.fit)
+        answer = _gls_unrolled(model, messages, joint, key, settings, canonicalize_dtype(dtype))
+    return explained("gls_unrolled", messages, apart(answer, knowledge.columns), answer.fit)
 
 
 def _check_settings(
@@ -127,7 +127,7 @@ def _check_settings(
     odd = [p for p in settings.training.plugins if not isinstance(p, ClassWeights)]
     if odd:
         raise ValueError(
-            f"training.plugins holds {odd[0]!r}; unrolled_gls knows ClassWeights alone"
+            f"training.plugins holds {odd[0]!r}; gls_unrolled knows ClassWeights alone"
         )
     if settings.training.plugins and knowledge.y is None:
         raise ValueError("y=None does not go with ClassWeights; give labels")
@@ -143,7 +143,7 @@ def _check_settings(
 
 
 @functools.partial(jax.jit, static_argnames=("model", "dtype"))
-def _unrolled_gls(
+def _gls_unrolled(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,

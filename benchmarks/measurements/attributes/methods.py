@@ -30,12 +30,12 @@ from attacks import (
     decode_partial,
     gauss_newton,
     gls,
+    gls_unrolled,
     l2_lbfgs,
     majority_guess,
     name_by_public_model,
     random_guess,
     statistics,
-    unrolled_gls,
 )
 from attacks.attributes.knowledge import answered
 from attacks.path import is_linear
@@ -141,15 +141,13 @@ def _partial(view: View, settings: PublicRecords) -> Reconstruction:
 
 
 def _gls(view: View, settings: GLS) -> Reconstruction:
-    plain = view.training.optimizer is optax.sgd  # else there is no path to take points on
-    points = settings.points if plain else 1
-    settings = dataclasses.replace(settings, training=view.training, points=points)
+    settings = dataclasses.replace(settings, training=view.training)
     return gls(view.model, view.messages, view.knowledge, view.key, settings=settings)
 
 
 def _unrolled(view: View, settings: UnrolledGLS) -> Reconstruction:
     settings = dataclasses.replace(settings, training=view.training)
-    return unrolled_gls(view.model, view.messages, view.knowledge, view.key, settings=settings)
+    return gls_unrolled(view.model, view.messages, view.knowledge, view.key, settings=settings)
 
 
 def _one_column(settings: VictimSettings) -> str | None:
@@ -204,6 +202,12 @@ def _unrolled_refuses(settings: VictimSettings) -> str | None:
     return _one_column(settings)
 
 
+def _gls_settles(attack: GLS, settings: VictimSettings) -> GLS:
+    """Other than plain SGD has no path to take points on."""
+    plain = settings.training.optimizer is optax.sgd
+    return attack if plain else dataclasses.replace(attack, points=1)
+
+
 def _gls_refuses(settings: VictimSettings) -> str | None:
     training = settings.training
     if not is_linear(training.optimizer):
@@ -230,7 +234,7 @@ METHODS = (
         for count in (100, 1000)
     ),
     Method(
-        "stats",
+        "statistics",
         "the value under which records look most fitted (Lyu 2021, section 4.3)",
         _statistics,
         refuses=_one_column_known_labels,
@@ -266,7 +270,7 @@ METHODS = (
         x64=True,
     ),
     Method(
-        "partial",
+        "decode_partial",
         "decoding of the records that are known, among others, by public ones like these",
         _partial,
         PublicRecords(1000),
@@ -277,7 +281,7 @@ METHODS = (
         x64=True,
     ),
     Method(
-        "adam",
+        "decode_adam",
         "decoding of a client that takes one full-batch step of Adam a round",
         _adam,
         AdamDecoding(),
@@ -313,6 +317,7 @@ METHODS = (
         _gls,
         GLS(LocalTraining(), orders=256, points=8, passes=3),
         filled=("training",),
+        settles=_gls_settles,
         refuses=_gls_refuses,
         selects=True,
         explains=True,
