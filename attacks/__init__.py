@@ -144,8 +144,8 @@ from attacks.users.linkability import (
     pooled_head,
     unit,
     updates_as_vectors,
-    whiten,
 )
+from attacks.users.matched_filter import fit_filter_noise, matched_filter
 from attacks.users.mgan import Generated, mgan_passive, mgan_server
 from attacks.users.representatives import Representatives, Representing, represent, representatives
 from attacks.users.siamese import Siamese, image_embedding, train_siamese, vector_embedding
@@ -228,6 +228,7 @@ __all__ = [
     "diagnose",
     "distinguish_in_sums",
     "extrapolated",
+    "fit_filter_noise",
     "fit_public_model",
     "fit_threshold",
     "follow",
@@ -270,6 +271,7 @@ __all__ = [
     "majority_of_rounds",
     "mapping_network",
     "match_records",
+    "matched_filter",
     "matching_accuracy",
     "matching_objective",
     "measure_epsilon",
@@ -301,5 +303,4 @@ __all__ = [
     "variance_mixture",
     "vector_embedding",
     "virtual_update",
-    "whiten",
 ]

@@ -61,7 +61,7 @@ def one_client(x: Any, y: Any, id: Index = 0) -> ClientData:
     Args:
       x: inputs `[records, ...]`.
       y: labels `[records, ...]`.
-      id: by which attacks and records tell the client from others.
+      id: an integer, from which the randomness of the client is derived.
 
     Raises:
       ValueError: if the lengths differ, there is no record, or an input is not finite.

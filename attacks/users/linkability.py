@@ -21,7 +21,7 @@ from jaxtyping import Bool, Int, Num
 
 from attacks.users.siamese import partners
 from jaxfl import Model, _check
-from jaxfl.domains import Count, Key, NotNegative, Params, checked
+from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.models import check_parameters
 
 Array = jax.Array
@@ -59,40 +59,6 @@ def _head(model: Model, tree: Any) -> dict[str, Array]:
         )
     check_parameters(model, tree, "pseudo_gradient", 2)
     return tree[model.trunk.head]
-
-
-@checked
-def whiten(
-    vectors: Num[Array, "... parameters"],
-    gradients: Num[Array, "records parameters"],
-    ridge: NotNegative = 0.1,
-) -> Num[Array, "... parameters"]:
-    """Vectors in the metric of what chance adds to an update: `(C + r I)^(-1/2) v` with `C` the
-    covariance of single records' gradients, up to a constant factor.
-
-    An update differs from the client's mean by the weights that batches happen to give its records,
-    so this is the noise of its entries up to a factor. A few directions hold most of it, and with
-    it most of plain cosines.
-
-    Args:
-      vectors: `[..., parameters]`.
-      gradients: of the adversary's own records, at models of the same training `[records,
-        parameters]`.
-      ridge: `r` in units of the mean of C's eigenvalues that are not 0.
-    """
-    with jax.default_matmul_precision("highest"):
-        return _whiten(vectors, gradients, ridge)
-
-
-@jax.jit
-def _whiten(vectors: Array, gradients: Array, ridge: float | Array) -> Array:
-    centred = (gradients - gradients.mean(0)) / jnp.sqrt(len(gradients))
-    values, left = jnp.linalg.eigh(centred @ centred.T)
-    values = jnp.maximum(values, 0)
-    floor = ridge * values.sum() / min(len(gradients) - 1, gradients.shape[1])
-    right = (left / jnp.sqrt(jnp.maximum(values, 1e-6 * values.max()))).T @ centred
-    factor = jnp.sqrt(floor / (values + floor)) - 1
-    return vectors + ((vectors @ right.T) * factor) @ right
 
 
 @checked

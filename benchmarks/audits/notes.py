@@ -119,7 +119,7 @@ def _sourced(rows: Rows) -> list[str]:
 
 def _linked(rows: Rows) -> list[str]:
     """Which updates are of one client, in words."""
-    told = _scored(rows, "whitened", "precision")
+    told = _scored(rows, "matched_filter", "precision")
     if not told:
         return []
     outcomes = listed(
@@ -136,7 +136,7 @@ def _linked(rows: Rows) -> list[str]:
 
 def _clustered(rows: Rows) -> str:
     """How well updates of all rounds fall into one group for each client, in words."""
-    told = _scored(rows, "whitened", "clusters_one_to_one")
+    told = _scored(rows, "matched_filter", "clusters_one_to_one")
     agreement = listed(
         f"{mean([row['value'] for row in mine]):.2f} {_with(epsilon)}"
         for epsilon, mine in _by_protection(told, "epsilon")

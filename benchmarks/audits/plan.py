@@ -277,10 +277,12 @@ def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
             first=0,
             window=victim.rounds,
             trunk_round=0,
+            shadow_every=1,
         )
         places.append(Place(place.dataset, settings))
     about = "Which updates without names come from one client"
-    return Table(QUESTIONS[6], about, LINKABILITY, lambda size, data_dir: places, ("whitened",))
+    methods = ("matched_filter",)
+    return Table(QUESTIONS[6], about, LINKABILITY, lambda size, data_dir: places, methods)
 
 
 def fitting(training: LocalTraining, records: int) -> LocalTraining:

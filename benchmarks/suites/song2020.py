@@ -134,7 +134,7 @@ def _private(size: str) -> Sequence[dict[str, Any]]:
     return [
         batches | {"split": split, "epsilon": epsilon}
         for split in ("iid", "classes")
-        for epsilon in (math.inf, 100.0, 10.0)
+        for epsilon in (math.inf, 1000.0, 100.0, 10.0)
     ]
 
 
@@ -228,7 +228,7 @@ SUITE = Suite(
             "Clusters of anonymous updates, and what differential privacy leaves of them (Xu 2023)",
             _private,
             [DIGITS],
-            ("whitened", "update", "head", "bias"),
+            ("matched_filter", "update", "head", "bias"),
         ),
         _table(
             "labels",

@@ -10,7 +10,7 @@ import pytest
 
 from attacks.users import linkability as link
 from attacks.users import siamese
-from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from jaxfl import mlp
 
 ints = functools.partial(jnp.zeros, dtype=int)
 
@@ -75,55 +75,6 @@ def test_precision_counts_the_nearest():
     assert link.link_precision(samples[2:], senders[2:], samples[:-2], senders[:-2]) == 1
     wrong = (senders[2:] + 1) % 5
     assert link.link_precision(samples[2:], wrong, samples[:-2], senders[:-2]) == 0
-
-
-def test_whitening_is_the_inverse_root_of_the_covariance():
-    rng = np.random.default_rng(3)
-    gradients = rng.normal(size=(40, 6)) * [5, 3, 1, 1, 0.5, 0.1]
-    vectors = rng.normal(size=(4, 6))
-    with jax.enable_x64(True):
-        found = link.whiten(jnp.asarray(vectors), jnp.asarray(gradients), ridge=0.2)
-    covariance = np.cov(gradients.T, bias=True)
-    floor = 0.2 * np.trace(covariance) / 6
-    values, axes = np.linalg.eigh(covariance + floor * np.eye(6))
-    expected = vectors @ axes * np.sqrt(floor / values) @ axes.T
-    assert np.allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("same_records", [False, True])
-def test_whitened_updates_link_clients_by_their_records_and_by_nothing_else(same_records):
-    """Clients drawn alike, batches of 32 and of 4: told apart by different records alone."""
-    rng = np.random.default_rng(6)
-    model, key = mlp(16, (12,), 4), jax.random.key(0)
-
-    def draw(records):
-        x = rng.normal(size=(records, 16)) * np.linspace(3, 0.3, 16)
-        return x.astype(np.float32), (x[:, 0] > 0) + 2 * (x[:, 1] > 0)
-
-    clients = [draw(36) for _ in range(8)]
-    if same_records:
-        clients = clients[:1] * 8
-    federated = Federated(30, LocalTraining(0.05, batch_size=32))
-    run = simulate(model, model.init(key), stack_clients(clients), key, federated)
-    seen, senders = run.anonymous(jax.random.key(1))
-    x, y = draw(300)
-    params = jax.tree.map(lambda a: a[20], seen.received)
-    one = jax.grad(lambda p, x, y: model.loss(model.apply(p, x[None]), y[None])[0])
-    gradients = jax.jit(jax.vmap(one, (None, 0, 0)))(params, jnp.asarray(x), jnp.asarray(y))
-    gradients = jnp.concatenate([leaf.reshape(300, -1) for leaf in jax.tree.leaves(gradients)], 1)
-    vectors = link.updates_as_vectors(seen.pseudo_gradient)[15:]
-    names = senders[15:]
-
-    def precision(vectors):
-        found = link.unit(vectors, centred=True)
-        return float(link.link_precision(found[3:], names[3:], found[:-3], names[:-3]))
-
-    linked = precision(link.whiten(vectors, gradients))
-    if same_records:
-        assert abs(linked - 1 / 8) < 0.12
-    else:
-        assert linked > 0.9
-        assert linked > precision(vectors)
 
 
 def test_pairs_are_of_one_client_and_of_two_by_turns():

@@ -343,7 +343,18 @@ def users():
             "key": KEY,
             "pairs": 4,
         },
-        attacks.whiten: {"vectors": descriptors, "gradients": descriptors[0], "ridge": 0.1},
+        attacks.matched_filter: {
+            "vectors": descriptors,
+            "gradients": descriptors[0],
+            "noise": 1.0,
+            "ridge": 0.1,
+        },
+        attacks.fit_filter_noise: {
+            "vectors": descriptors,
+            "senders": senders,
+            "gradients": descriptors[0],
+            "ridge": 0.1,
+        },
         attacks.updates_as_vectors: {"pseudo_gradient": jax.tree.map(lambda a: a[None], observed)},
         attacks.pooled_head: {
             "model": PICTURES,

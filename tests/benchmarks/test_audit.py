@@ -95,7 +95,7 @@ def test_sums_sources_and_updates_without_names_are_asked(
     assert "named the right one of 6 clients for" in page
     assert values["property", "gibbs", "auc"] > 0.7
     assert "shows sums over 3 of 6 clients alone: whether a client holds many people" in page
-    assert values["linkability", "whitened", "precision"] > 0.5
+    assert values["linkability", "matched_filter", "precision"] > 0.5
     assert "Where updates of 6 clients come without names" in page
 
 

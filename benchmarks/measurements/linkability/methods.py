@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attacks import fit_filter_noise, matched_filter
 from attacks.users import linkability as link
 from attacks.users import siamese as networks
 from benchmarks.harness.experiment import Method, Metric
-from benchmarks.measurements.linkability.work import Descriptors, Linking, Rule
+from benchmarks.measurements.linkability.work import Descriptors, Linking, LinkSettings, Rule
 from jaxfl import Model
 
 Array = jax.Array
@@ -34,11 +35,21 @@ def _siamese_updates(linking: Linking, rule: Rule) -> Descriptors:
     return linking.train((mine, other), networks.vector_embedding(mine.shape[-1]), None, rule)
 
 
-def _whitened(linking: Linking, rule: Rule) -> Descriptors:
-    updates = [link.updates_as_vectors(side.pseudo_gradient) for side in linking.sides]
-    whitened = link.whiten(jnp.concatenate(updates), linking.gradients())
-    mine, other = jnp.split(whitened, [len(updates[0])])
-    return mine, other
+def _matched_filter(linking: Linking, rule: Rule) -> Descriptors:
+    mine, other = (link.updates_as_vectors(side.pseudo_gradient) for side in linking.sides)
+    gradients = linking.gradients()
+    noise = fit_filter_noise(other, linking.seen.senders, gradients)
+    filtered = matched_filter(jnp.concatenate([mine, other]), gradients, noise)
+    return filtered[: len(mine)], filtered[len(mine) :]
+
+
+def _one_own_round(settings: LinkSettings) -> str | None:
+    if settings.window > settings.shadow_every:
+        return None
+    return (
+        f"window={settings.window} with shadow_every={settings.shadow_every}: it learns from two "
+        "rounds of the server's own federation at least"
+    )
 
 
 def _of_each(describe: Callable[[Model, Any], Array]) -> Callable[[Linking, Rule], Descriptors]:
@@ -90,10 +101,11 @@ METHODS = (
         Rule(centred=True),
     ),
     Method(
-        "whitened",
-        "cosines in the metric of the server's own records' gradients",
-        _whitened,
+        "matched_filter",
+        "cosines by a filter learned from the server's own records' gradients and federation",
+        _matched_filter,
         Rule(centred=True),
+        refuses=_one_own_round,
     ),
     Method(
         "update",

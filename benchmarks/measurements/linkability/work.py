@@ -42,8 +42,8 @@ class LinkSettings(AnonymousSettings):
       siamese: of the siamese networks' training.
       epoch: after how many of its epochs a siamese network is judged.
       interval: rounds between a query and its gallery.
-      references: records of the server's own at most, whose gradients `whitened` learns its metric
-        from, and by which labels are inferred.
+      references: records of the server's own at most, by whose gradients `matched_filter` knows how
+        updates vary, and by which labels are inferred.
       pairs: of updates, of either federation, that are judged to be of one client or not.
     """
 

@@ -1,0 +1,167 @@
+"""A matched filter for anonymous updates: descriptors in which those of one client are most alike
+and those of two least, whether batches or differential privacy are the noise. Beyond the papers.
+
+Threat model: as `attacks.users.linkability`: an honest-but-curious server that has records like the
+clients', and a federated learning of its own whose senders it knows.
+
+An update is a client's mean and what chance adds to it. With C the covariance of single records'
+gradients, means of clients that draw their records alike differ by `a C`; batches add `C`, since
+they give records other weights; differential privacy adds `s I`. (All up to one factor.) Two
+updates x and x' have the log-likelihood ratio of one client against two `a x' (C + s I)^-1 C (C + s
+I)^-1 x`, to first order in a. That is the product of their images by the filter `C^(1/2) (C + s
+I)^-1`: without noise it whitens, and with much it keeps the directions in which clients differ.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Int, Num
+
+from jaxfl import _check
+from jaxfl.domains import NotNegative, checked
+
+Array = jax.Array
+NOISES = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
+"""Among which `fit_filter_noise` chooses: from a filter that whitens to one that all but ignores
+C's part of the noise."""
+NEGLIGIBLE = 1e-6
+"""Of the largest eigenvalue: what is below is rounding."""
+
+
+@checked
+def matched_filter(
+    vectors: Num[Array, "... parameters"],
+    gradients: Num[Array, "records parameters"],
+    noise: NotNegative,
+    ridge: NotNegative = 0.01,
+) -> Num[Array, "... parameters"]:
+    """Updates by the filter `C^(1/2) (C + s I)^-1`, up to a constant factor.
+
+    Args:
+      vectors: whole updates `[..., parameters]`.
+      gradients: of the adversary's own records, at models of the same training `[records,
+        parameters]`; C is their covariance.
+      noise: s, in units of the mean of C's eigenvalues that are not 0; see `fit_filter_noise`.
+      ridge: what is added to C's eigenvalues, in the same units, since few records show few of its
+        directions.
+    """
+    with jax.default_matmul_precision("highest"):
+        return _matched_filter(vectors, gradients, noise, ridge)
+
+
+@checked
+def fit_filter_noise(
+    vectors: Num[Array, "rounds participants parameters"],
+    senders: Int[Array, "rounds participants"],
+    gradients: Num[Array, "records parameters"],
+    ridge: NotNegative = 0.01,
+) -> Num[Array, ""]:
+    """The noise with which a matched filter tells senders apart best, of a federation whose senders
+    are known: one of `NOISES`, a scalar; NaN if an input is not finite.
+
+    Similarities are of two updates of different rounds, less their rounds' means
+    (`unit(..., centred=True)`). Those of one client and those of two have means that are to lie
+    farthest apart, in units of their standard deviations.
+
+    Args:
+      vectors: the updates `[rounds, participants, parameters]`.
+      senders: who sent each `[rounds, participants]`.
+      gradients, ridge: as those of `matched_filter`.
+
+    Raises:
+      ValueError: if shapes do not go together, or no client took part in two rounds, or all
+        updates are of one client.
+    """
+    _check.at_least(0, senders=senders)
+    senders = jnp.asarray(senders)
+    if not _check.is_unseen(senders):
+        same, other = _pairs(senders)
+        for kind, pairs in (("of one client", same), ("of two clients", other)):
+            if not pairs.any():
+                raise ValueError(f"senders has no two updates of different rounds that are {kind}")
+    with jax.default_matmul_precision("highest"):
+        return _fit_filter_noise(vectors, senders, gradients, ridge)
+
+
+class _Spread(NamedTuple):
+    """C, by its eigenvalues that are not negligible; others are 0, and so are their directions.
+
+    Attributes:
+      directions: `[records, parameters]`, of unit length.
+      values: `[records]`.
+      mean: of those that can be other than 0; a scalar.
+    """
+
+    directions: Array
+    values: Array
+    mean: Array
+
+
+def _spread(gradients: Array) -> _Spread:
+    centred = (gradients - gradients.mean(0)) / jnp.sqrt(len(gradients))
+    values, left = jnp.linalg.eigh(centred @ centred.T)
+    kept = values > NEGLIGIBLE * values.max()
+    values = jnp.where(kept, values, 0)
+    scales = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1)), 0)
+    mean = values.sum() / min(len(gradients) - 1, gradients.shape[1])
+    return _Spread((left * scales).T @ centred, values, mean)
+
+
+def _weights(values: Array, spread: _Spread, noise: Array, ridge: Array) -> Array:
+    """Of directions with these eigenvalues of C, up to a factor."""
+    raised = values / spread.mean + ridge
+    return jnp.sqrt(raised) / (raised + noise)
+
+
+def _split(vectors: Array, spread: _Spread) -> tuple[Array, Array]:
+    """Coefficients in C's directions `[..., records]`, and the rest `[..., parameters]`."""
+    inside = vectors @ spread.directions.T
+    return inside, vectors - inside @ spread.directions
+
+
+@jax.jit
+def _matched_filter(vectors: Array, gradients: Array, noise: Array, ridge: Array) -> Array:
+    spread = _spread(gradients)
+    inside, outside = _split(vectors, spread)
+    weights = _weights(spread.values, spread, noise, ridge)
+    return (inside * weights) @ spread.directions + outside * _weights(
+        jnp.zeros(()), spread, noise, ridge
+    )
+
+
+def _pairs(senders: Array) -> tuple[Array, Array]:
+    """Which pairs of updates of different rounds are of one client, and of two `[n, n]`."""
+    rounds = jnp.broadcast_to(jnp.arange(len(senders))[:, None], senders.shape).ravel()
+    apart = rounds[:, None] != rounds
+    same = senders.ravel()[:, None] == senders.ravel()
+    return same & apart, ~same & apart
+
+
+@jax.jit
+def _fit_filter_noise(vectors: Array, senders: Array, gradients: Array, ridge: Array) -> Array:
+    spread = _spread(gradients)
+    centred = vectors - vectors.mean(1, keepdims=True)
+    inside, outside = _split(centred.reshape(senders.size, -1), spread)
+    products = outside @ outside.T
+
+    def separation(noise: Array) -> Array:
+        weights = _weights(spread.values, spread, noise, ridge) ** 2
+        alone = _weights(jnp.zeros(()), spread, noise, ridge) ** 2
+        all_products = (inside * weights) @ inside.T + alone * products
+        lengths = jnp.sqrt(jnp.maximum(jnp.diag(all_products), jnp.finfo(vectors.dtype).tiny))
+        cosines = all_products / lengths[:, None] / lengths
+        means, variances = zip(
+            *(_moments(cosines, pairs) for pairs in _pairs(senders)), strict=True
+        )
+        return (means[0] - means[1]) / jnp.sqrt(sum(variances) / 2)
+
+    noises = jnp.asarray(NOISES, vectors.dtype)
+    separations = jax.lax.map(separation, noises)
+    return jnp.where(jnp.isfinite(separations).all(), noises[separations.argmax()], jnp.nan)
+
+
+def _moments(values: Array, chosen: Array) -> tuple[Array, Array]:
+    """Mean and variance of the chosen values."""
+    mean = values.mean(where=chosen)
+    return mean, ((values - mean) ** 2).mean(where=chosen)
