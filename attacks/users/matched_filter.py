@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Int, Num
 
 from jaxfl import _check
@@ -74,14 +75,20 @@ def fit_filter_noise(
         updates are of one client.
     """
     _check.at_least(0, senders=senders)
-    senders = jnp.asarray(senders)
     if not _check.is_unseen(senders):
-        same, other = _pairs(senders)
-        for kind, pairs in (("of one client", same), ("of two clients", other)):
-            if not pairs.any():
-                raise ValueError(f"senders has no two updates of different rounds that are {kind}")
+        _check_senders(np.asarray(senders))
     with jax.default_matmul_precision("highest"):
-        return _fit_filter_noise(vectors, senders, gradients, ridge)
+        return _fit_filter_noise(vectors, jnp.asarray(senders), gradients, ridge)
+
+
+def _check_senders(senders: np.ndarray) -> None:
+    clients = np.unique(senders)
+    rounds = (senders[..., None] == clients).any(1).sum(0)
+    if len(clients) < 2 or rounds.max() < 2:
+        raise ValueError(
+            f"senders names {len(clients)} clients, each in {rounds.max()} of {len(senders)} "
+            "rounds at most; a filter is learned from two clients, of whom one is in two rounds"
+        )
 
 
 class _Spread(NamedTuple):
