@@ -134,7 +134,7 @@ def _private(size: str) -> Sequence[dict[str, Any]]:
     return [
         batches | {"split": split, "epsilon": epsilon}
         for split in ("iid", "classes")
-        for epsilon in (math.inf, 1000.0, 100.0, 10.0)
+        for epsilon in (math.inf, 1000.0, 100.0, 10.0, 1.0)
     ]
 
 
