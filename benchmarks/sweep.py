@@ -185,9 +185,14 @@ def _filter(where: Sequence[str], jobs: Sequence[Job]) -> Callable[[Job], bool]:
 
     def keep(job: Job) -> bool:
         facts = job.facts
-        return all(str(facts.get(key)) in values for key, values in conditions.items())
+        return all(_is_among(facts.get(key), values) for key, values in conditions.items())
 
     return keep
+
+
+def _is_among(fact: Any, texts: Sequence[str]) -> bool:
+    """Whether one of the texts says what holds; 1 says 1.0."""
+    return str(fact) in texts or (isinstance(fact, float) and f"{fact:g}" in texts)
 
 
 def _sweep(
