@@ -93,6 +93,13 @@ def test_small_batches_are_decoded(tmp_path):
     assert found["gls"] > found["majority"] + 0.2
 
 
+def test_a_whole_number_selects_what_is_set_with_a_point(capsys):
+    words = ("song2020/clusters", "--methods", "bias", "--seeds", "1", "--dry-run", "--where")
+    for asked, jobs in (("epsilon=1", 2), ("epsilon=1.0,10", 4), ("epsilon=inf", 2)):
+        assert run(*words, asked) == 0
+        assert f"{jobs} jobs" in capsys.readouterr().out
+
+
 def test_report_is_written_anew_from_the_store(finished, capsys):
     (finished / "report.html").unlink()
     assert report.main(["--out", str(finished)]) == 0
