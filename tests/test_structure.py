@@ -91,7 +91,8 @@ def test_what_a_public_function_takes_is_told():
             if not inspect.isfunction(function) or name.startswith("_"):
                 continue
             arguments = list(inspect.signature(function).parameters)
-            told = (inspect.getdoc(function) or "").partition("Args:")[2]
+            told = (inspect.getdoc(function) or "").partition("Args:\n")[2]
+            told = re.split(r"\n(?:Returns|Raises|Warns|Yields):", told)[0]
             missing = [each for each in arguments if not re.search(rf"\b{each}\b", told)]
             assert len(arguments) < 3 or not missing, f"{function.__module__}.{name}: {missing}"
 

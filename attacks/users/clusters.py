@@ -10,6 +10,7 @@ any of `attacks.users.linkability`, at unit length.
 """
 
 import math
+import warnings
 
 import numpy as np
 from jaxtyping import Int, Num
@@ -60,9 +61,12 @@ def cluster_updates(
     if not np.isfinite(descriptors).all():
         return np.full((rounds, participants), UNNAMED)
     from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
 
     places = _coordinates(np.asarray(descriptors, np.float64).reshape(rounds * participants, -1))
-    fitted = KMeans(clients, n_init=STARTS, random_state=seed).fit(places)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of updates that are all alike
+        fitted = KMeans(clients, n_init=STARTS, random_state=seed).fit(places)
     names = fitted.labels_.reshape(rounds, participants)
     if not one_to_one:
         return names.astype(int)
@@ -102,7 +106,8 @@ def cluster_agreement(
     names: Int[np.ndarray, "rounds participants"], senders: Int[np.ndarray, "rounds participants"]
 ) -> float:
     """The adjusted Rand index of names and senders: 1 where updates have one name if and only if
-    they have one sender, 0 in the mean over names by chance; NaN if no names were found.
+    they have one sender, 0 by chance in the mean (1 / updates, where names are one to one in each
+    round); NaN if no names were found, or there is one round, in which nothing is linked.
 
     Args:
       names: from `cluster_updates` or `follow` `[rounds, participants]`.
@@ -111,7 +116,7 @@ def cluster_agreement(
     Raises:
       ValueError: if shapes differ.
     """
-    if (np.asarray(names) == UNNAMED).any():
+    if (np.asarray(names) == UNNAMED).any() or len(names) < 2:
         return math.nan
     from sklearn.metrics import adjusted_rand_score
 

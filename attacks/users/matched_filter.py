@@ -7,9 +7,10 @@ clients', and a federated learning of its own whose senders it knows.
 An update is a client's mean and what chance adds to it. With C the covariance of single records'
 gradients, means of clients that draw their records alike differ by `a C`; batches add `C`, since
 they give records other weights; differential privacy adds `s I`. (All up to one factor.) Two
-updates x and x' have the log-likelihood ratio of one client against two `a x' (C + s I)^-1 C (C + s
-I)^-1 x`, to first order in a. That is the product of their images by the filter `C^(1/2) (C + s
+updates u and v have the log-likelihood ratio of one client against two `a u^T (C + s I)^-1 C (C + s
+I)^-1 v`, to first order in a. That is the product of their images by the filter `C^(1/2) (C + s
 I)^-1`: without noise it whitens, and with much it keeps the directions in which clients differ.
+Cosines of images are such products, each update counting alike.
 """
 
 from typing import NamedTuple
@@ -20,7 +21,7 @@ import numpy as np
 from jaxtyping import Int, Num
 
 from jaxfl import _check
-from jaxfl.domains import NotNegative, checked
+from jaxfl.domains import NotNegative, Positive, checked
 
 Array = jax.Array
 NOISES = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
@@ -35,9 +36,10 @@ def matched_filter(
     vectors: Num[Array, "... parameters"],
     gradients: Num[Array, "records parameters"],
     noise: NotNegative,
-    ridge: NotNegative = 0.01,
+    ridge: Positive = 0.01,
 ) -> Num[Array, "... parameters"]:
-    """Updates by the filter `C^(1/2) (C + s I)^-1`, up to a constant factor.
+    """Updates by the filter `C^(1/2) (C + s I)^-1 (1 + s)`. Where gradients are all alike, C is 0,
+    and updates keep their directions.
 
     Args:
       vectors: whole updates `[..., parameters]`.
@@ -46,9 +48,13 @@ def matched_filter(
       noise: s, in units of the mean of C's eigenvalues that are not 0; see `fit_filter_noise`.
       ridge: what is added to C's eigenvalues, in the same units, since few records show few of its
         directions.
+
+    Raises:
+      ValueError: if shapes do not go together, or there is one gradient.
     """
+    _check_gradients(gradients)
     with jax.default_matmul_precision("highest"):
-        return _matched_filter(vectors, gradients, noise, ridge)
+        return _matched_filter(_floating(vectors), _floating(gradients), noise, ridge)
 
 
 @checked
@@ -56,14 +62,15 @@ def fit_filter_noise(
     vectors: Num[Array, "rounds participants parameters"],
     senders: Int[Array, "rounds participants"],
     gradients: Num[Array, "records parameters"],
-    ridge: NotNegative = 0.01,
+    ridge: Positive = 0.01,
 ) -> Num[Array, ""]:
     """The noise with which a matched filter tells senders apart best, of a federation whose senders
     are known: one of `NOISES`, a scalar; NaN if an input is not finite.
 
     Similarities are of two updates of different rounds, less their rounds' means
     (`unit(..., centred=True)`). Those of one client and those of two have means that are to lie
-    farthest apart, in units of their standard deviations.
+    farthest apart, in units of their standard deviations. Of two or three clients, or rounds, there
+    are too few similarities to choose well by.
 
     Args:
       vectors: the updates `[rounds, participants, parameters]`.
@@ -71,14 +78,20 @@ def fit_filter_noise(
       gradients, ridge: as those of `matched_filter`.
 
     Raises:
-      ValueError: if shapes do not go together, or no client took part in two rounds, or all
-        updates are of one client.
+      ValueError: if shapes do not go together, a round has one participant, no client took part in
+        two rounds, all updates are of one client, or there is one gradient.
     """
     _check.at_least(0, senders=senders)
+    _check_gradients(gradients)
+    if senders.shape[1] < 2:
+        raise ValueError(
+            "senders has 1 participant a round: less the round's mean it has no update"
+        )
     if not _check.is_unseen(senders):
         _check_senders(np.asarray(senders))
     with jax.default_matmul_precision("highest"):
-        return _fit_filter_noise(vectors, jnp.asarray(senders), gradients, ridge)
+        arrays = _floating(vectors), jnp.asarray(senders), _floating(gradients)
+        return _fit_filter_noise(*arrays, ridge)
 
 
 def _check_senders(senders: np.ndarray) -> None:
@@ -89,6 +102,15 @@ def _check_senders(senders: np.ndarray) -> None:
             f"senders names {len(clients)} clients, each in {rounds.max()} of {len(senders)} "
             "rounds at most; a filter is learned from two clients, of whom one is in two rounds"
         )
+
+
+def _check_gradients(gradients: Array) -> None:
+    if len(gradients) < 2:
+        raise ValueError(f"gradients is of {len(gradients)} records; a covariance needs at least 2")
+
+
+def _floating(values: Array) -> Array:
+    return jnp.asarray(values, jnp.result_type(values, jnp.float32))
 
 
 class _Spread(NamedTuple):
@@ -108,17 +130,19 @@ class _Spread(NamedTuple):
 def _spread(gradients: Array) -> _Spread:
     centred = (gradients - gradients.mean(0)) / jnp.sqrt(len(gradients))
     values, left = jnp.linalg.eigh(centred @ centred.T)
-    kept = values > NEGLIGIBLE * values.max()
+    rounding = 100 * jnp.finfo(values.dtype).eps ** 2 * (gradients**2).sum(1).mean()
+    kept = values > jnp.maximum(NEGLIGIBLE * values.max(), rounding)
     values = jnp.where(kept, values, 0)
     scales = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1)), 0)
     mean = values.sum() / min(len(gradients) - 1, gradients.shape[1])
+    mean = jnp.maximum(mean, jnp.finfo(values.dtype).tiny)  # of gradients that are all alike
     return _Spread((left * scales).T @ centred, values, mean)
 
 
 def _weights(values: Array, spread: _Spread, noise: Array, ridge: Array) -> Array:
-    """Of directions with these eigenvalues of C, up to a factor."""
+    """Of directions with these eigenvalues of C."""
     raised = values / spread.mean + ridge
-    return jnp.sqrt(raised) / (raised + noise)
+    return jnp.sqrt(raised) * (1 + noise) / (raised + noise)
 
 
 def _split(vectors: Array, spread: _Spread) -> tuple[Array, Array]:
@@ -151,6 +175,7 @@ def _fit_filter_noise(vectors: Array, senders: Array, gradients: Array, ridge: A
     centred = vectors - vectors.mean(1, keepdims=True)
     inside, outside = _split(centred.reshape(senders.size, -1), spread)
     products = outside @ outside.T
+    least = 1 / _pairs(senders)[0].sum()  # variances of few similarities may be 0
 
     def separation(noise: Array) -> Array:
         weights = _weights(spread.values, spread, noise, ridge) ** 2
@@ -158,14 +183,15 @@ def _fit_filter_noise(vectors: Array, senders: Array, gradients: Array, ridge: A
         all_products = (inside * weights) @ inside.T + alone * products
         lengths = jnp.sqrt(jnp.maximum(jnp.diag(all_products), jnp.finfo(vectors.dtype).tiny))
         cosines = all_products / lengths[:, None] / lengths
-        means, variances = zip(
-            *(_moments(cosines, pairs) for pairs in _pairs(senders)), strict=True
+        (same, same_variance), (other, other_variance) = (
+            _moments(cosines, pairs) for pairs in _pairs(senders)
         )
-        return (means[0] - means[1]) / jnp.sqrt(sum(variances) / 2)
+        return (same - other) / jnp.sqrt((same_variance + other_variance) / 2 + least)
 
     noises = jnp.asarray(NOISES, vectors.dtype)
     separations = jax.lax.map(separation, noises)
-    return jnp.where(jnp.isfinite(separations).all(), noises[separations.argmax()], jnp.nan)
+    finite = jnp.isfinite(vectors).all() & jnp.isfinite(gradients).all()
+    return jnp.where(finite, noises[jnp.nanargmax(separations)], jnp.nan)
 
 
 def _moments(values: Array, chosen: Array) -> tuple[Array, Array]:

@@ -142,8 +142,9 @@ def _clustered(rows: Rows) -> str:
         for epsilon, mine in _by_protection(told, "epsilon")
     )
     return (
-        f" The updates of all rounds together, put into one group for each client, agree with the "
-        f"truth to {agreement} (adjusted Rand index: 1 is right, 0 is chance)."
+        " The updates of all rounds together were sorted into one group for each client, with one "
+        f"update of a round at most. How well the groups are the clients': {agreement} (adjusted "
+        "Rand index: 1 is without an error, 0 is chance)."
         if told
         else ""
     )

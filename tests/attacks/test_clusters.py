@@ -26,10 +26,9 @@ def test_steady_clients_have_clusters_of_their_own(participants, one_to_one):
 
 @pytest.mark.parametrize("one_to_one", [False, True])
 def test_noise_is_worth_nothing(one_to_one):
-    descriptors, _ = sent(np.random.default_rng(1), 60, 6, 6, 100.0)
-    others = np.stack([np.random.default_rng(k).permutation(6) for k in range(60)])
+    descriptors, senders = sent(np.random.default_rng(1), 60, 6, 6, 100.0)
     names = cluster_updates(descriptors, 6, one_to_one=one_to_one)
-    assert abs(cluster_agreement(names, others)) < 0.05
+    assert abs(cluster_agreement(names, senders)) < 0.05
 
 
 def test_one_to_one_names_no_two_updates_of_a_round_alike_and_is_right_more_often():
@@ -69,6 +68,21 @@ def test_agreement_is_that_of_pairs():
     chance = alike.sum() * same.sum() / len(first)
     expected = (together - chance) / ((alike.sum() + same.sum()) / 2 - chance)
     assert cluster_agreement(names, senders) == pytest.approx(expected)
+
+
+def test_one_round_links_nothing_and_updates_that_are_alike_are_one_cluster():
+    descriptors, senders = sent(np.random.default_rng(8), 1, 4, 4, 0.1)
+    assert np.isnan(cluster_agreement(cluster_updates(descriptors, 4), senders))
+    alike = np.ones((3, 4, 5), np.float32)
+    assert (cluster_updates(alike, 4) == 0).all()
+
+
+def test_names_one_to_one_agree_by_chance_as_the_docstring_says():
+    rng = np.random.default_rng(9)
+    senders = np.tile(np.arange(4), (3, 1))
+    drawn = [[rng.permutation(4) for _ in range(3)] for _ in range(3000)]
+    mean = np.mean([cluster_agreement(np.asarray(names), senders) for names in drawn])
+    assert abs(mean - 1 / 12) < 0.015
 
 
 def test_descriptors_that_are_not_finite_are_not_named():
