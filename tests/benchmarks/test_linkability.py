@@ -62,6 +62,21 @@ def test_every_method_is_scored():
     assert found["update", 1, "precision"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"training.learning_rate": 1e30}, "diverged"),
+        ({"clients": 2, "window": 2, "shadow_every": 1, "trunk_round": 2}, "ok"),
+    ],
+)
+def test_the_matched_filter_of_few_clients_or_diverged_ones_has_rows(changes, status):
+    cell = tiny("table3", TINY_LINKS, **changes)
+    outcomes = outcomes_of([Job(cell, "matched_filter", 0)])
+    assert {o.status for o in outcomes} == {status}
+    assert all((o.value is None) == (status != "ok") for o in outcomes)
+
+
 def test_a_siamese_network_begins_with_the_model_of_its_round():
     cell = tiny("table3", TINY_LINKS, trunk_round=4)
     seen = draw(cell).seen
