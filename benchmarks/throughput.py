@@ -1,11 +1,12 @@
 """How fast attacks and simulation are here, and how far from the machine's limits:
-`python -m benchmarks.throughput [methods|growth|attacks|rounds|messages]`.
+`python -m benchmarks.throughput [methods|growth|programs|attacks|rounds|messages]`.
 
 Warm, on made-up and embedded data, compile time apart:
   methods: every program of every method and of the clients' training, beside what products of
     matrices and copies reach on this device; as a table, a CSV file and a roofline.
   growth: time against victims, rounds and records, with exponents; as a table, a CSV file and a
     picture.
+  programs: memory of a sweep whose cells each compile; as a table and a CSV file.
   attacks: `cos` in milliseconds per iteration, `closed_form` as a whole (MLP
     features-hidden-classes).
   rounds: a FedAvg round of `simulate`.
@@ -35,6 +36,7 @@ from benchmarks.speed import table, timings
 from benchmarks.speed.beside import Attacks, Messages, Rounds, show
 from benchmarks.speed.growth import Growth
 from benchmarks.speed.machine import measure_limits
+from benchmarks.speed.memory import Programs
 from benchmarks.suites.specimens import Size, jobs_of
 from jaxfl.domains import Count, Index
 
@@ -107,7 +109,7 @@ class Methods:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
     arguments = tyro.cli(
-        Methods | Growth | Attacks | Rounds | Messages,
+        Methods | Growth | Programs | Attacks | Rounds | Messages,
         args=argv,
         default=Methods(),
         prog="python -m benchmarks.throughput",
@@ -115,11 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _answered(arguments))
 
 
-def _answered(arguments: Methods | Growth | Attacks | Rounds | Messages) -> int:
+def _answered(arguments: Methods | Growth | Programs | Attacks | Rounds | Messages) -> int:
     check_options(arguments)
     prepare_devices(cores=False)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    if isinstance(arguments, (Methods, Growth)):
+    if isinstance(arguments, (Methods, Growth, Programs)):
         arguments.show(console)
     else:
         show(arguments, console)

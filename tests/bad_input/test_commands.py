@@ -29,6 +29,12 @@ VALID = {
         | {"out": "{folder}"},
     ),
     "throughput": Command(throughput.main, throughput.Methods, TIMING, ("methods",)),
+    "throughput programs": Command(
+        throughput.main,
+        throughput.Programs,
+        {"cells": "2", "method": "majority", "out": "{folder}/programs.csv"},
+        ("programs",),
+    ),
     "throughput attacks": Command(throughput.main, throughput.Attacks, TIMING, ("attacks",)),
     "throughput rounds": Command(throughput.main, throughput.Rounds, TIMING, ("rounds",)),
     "throughput messages": Command(throughput.main, throughput.Messages, TIMING, ("messages",)),

@@ -1,5 +1,6 @@
 """The throughput program: what it times, and what it makes of another program's answer."""
 
+import csv
 import dataclasses
 import json
 import math
@@ -245,6 +246,20 @@ def test_growth_is_written_as_it_is_measured(monkeypatch, tmp_path, capsys):
     assert "1: 0.5, 4: 2" in shown
     assert "2.00" in shown
     assert throughput.main(["growth", "rounds", "--out", str(tmp_path / "no" / "g.csv")]) == 2
+
+
+def test_what_programs_of_a_sweep_hold_is_written_as_it_goes_on(tmp_path, capsys):
+    out = tmp_path / "programs.csv"
+    words = ["programs", "--cells", "3", "--every", "2", "--out", str(out), "--method"]
+    assert throughput.main([*words, "majority"]) == 0
+    head, *lines = csv.reader(out.read_text().splitlines())
+    assert head == ["cells", "resident_mib", "peak_mib", "mappings"]
+    assert [line[0] for line in lines] == ["2", "3"]
+    for _, resident, peak, mappings in lines:
+        assert 100 < int(resident) <= int(peak) + 1
+        assert int(mappings) > 100
+    assert throughput.main([*words, "nonesuch"]) == 2
+    assert "nonesuch" in capsys.readouterr().err
 
 
 @pytest.mark.very_slow
