@@ -32,7 +32,7 @@ VALID = {
     "throughput programs": Command(
         throughput.main,
         throughput.Programs,
-        {"cells": "2", "method": "majority", "out": "{folder}/programs.csv"},
+        {"cells": "2", "method": "majority", "out": f"{RESULTS}/programs.csv"},
         ("programs",),
     ),
     "throughput attacks": Command(throughput.main, throughput.Attacks, TIMING, ("attacks",)),
