@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from benchmarks import audit, compare, report, sweep, throughput
 from benchmarks.audits import recorded
 from benchmarks.harness import store as stores
-from benchmarks.speed import beside, estimates
+from benchmarks.speed import beside, estimates, memory
 from benchmarks.suites import frontier_figure
 from jaxfl import domains
 from tests.bad_input.commands import Command, accept, bad_texts, outcome
@@ -99,6 +99,7 @@ def prepared(command, folder, monkeypatch):
     monkeypatch.setattr(throughput, "measure_limits", accept)
     for record in (beside.Attacks, beside.Rounds, beside.Messages):
         monkeypatch.setattr(record, "time", lambda record, records: {"a": beside.Duration(1, 1)})
+    monkeypatch.setattr(memory, "local", lambda run, groups: ())
     monkeypatch.setattr(recorded, "_decoded", accept)
     monkeypatch.setattr(estimates.estimates, "write", accept)
     monkeypatch.setattr(frontier_figure, "points", lambda rows, axis: [1])
