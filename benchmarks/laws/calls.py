@@ -302,6 +302,7 @@ LENGTHY = (
     answers_with_64_bit_types_on,
     same_arguments_same_answer,
     bad_input_is_named,
+    it_calls_what_is_checked,
 )
 """Laws that compile what is called anew, or call it many times more. Rows ask the same of what is
 measured (`same_seed_same_row`), and bad input is generated for all that is public."""

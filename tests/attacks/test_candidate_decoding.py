@@ -89,8 +89,15 @@ def test_exact_at_every_width_and_coding(hidden, column):
     assert found.condition >= 1
 
 
-@pytest.mark.parametrize("rate", [0.1, None])
-@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize(
+    ("labels", "rate"),
+    [
+        (True, None),
+        (False, 0.1),
+        pytest.param(True, 0.1, marks=pytest.mark.very_slow),
+        pytest.param(False, None, marks=pytest.mark.very_slow),
+    ],
+)
 def test_conjugate_gradients_find_the_same(rate, labels):
     model = mlp(D, (128,), 2)
     x, y, truth, messages = make_victim(model, rounds=8)

@@ -264,7 +264,10 @@ def test_a_rate_that_nobody_told_is_no_cause():
     [
         ({}, "the recipe explains the messages"),
         ({"optimizer": sgd(0.5)}, "full-batch steps with momentum 0.5"),
-        ({"optimizer": optax.sgd, "epochs": 6}, "6 full-batch steps explains"),
+        pytest.param(
+            *({"optimizer": optax.sgd, "epochs": 6}, "6 full-batch steps explains"),
+            marks=pytest.mark.very_slow,
+        ),
         ({"learning_rate": 2 * RATE}, "the rate 0.2"),
     ],
 )

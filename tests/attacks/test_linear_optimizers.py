@@ -162,8 +162,14 @@ def test_the_variance_of_a_weighted_place():
     [
         (0.02, {"batch_size": 16, "optimizer": with_momentum}),
         (0.05, {"batch_size": 16, "epochs": 2, "optimizer": HEAVY_AND_DECAYED}),
-        (0.1, {"batch_size": 16, "epochs": 2, "optimizer": decayed}),
-        (0.1, {"batch_size": 16, "epochs": 2, "optimizer": sgd(proximal=1.0)}),
+        pytest.param(
+            *(0.1, {"batch_size": 16, "epochs": 2, "optimizer": decayed}),
+            marks=pytest.mark.very_slow,
+        ),
+        pytest.param(
+            *(0.1, {"batch_size": 16, "epochs": 2, "optimizer": sgd(proximal=1.0)}),
+            marks=pytest.mark.very_slow,
+        ),
         (0.1, {"batch_size": 24, "epochs": 2, "drop_last": True}),
         (0.05, {"epochs": 3, "optimizer": HEAVY_AND_DECAYED}),
         (0.1, {"optimizer": decayed}),
@@ -201,7 +207,9 @@ def two_columns(x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("knows", [labels_unknown, two_columns])
+@pytest.mark.parametrize(
+    "knows", [labels_unknown, pytest.param(two_columns, marks=pytest.mark.very_slow)]
+)
 def test_gls_reads_labels_and_several_columns_too(knows):
     training, model = LocalTraining(0.1, 2, 16), mlp(16, (32,), 2)
     rng = np.random.default_rng(0)
@@ -338,7 +346,7 @@ def test_class_weights_that_do_not_fit_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [None, 16])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.very_slow), 16])
 def test_gls_reads_clients_that_weight_classes(batch_size):
     """And says so where the weights are forgotten."""
     training = LocalTraining(0.1, 2, batch_size, plugins=(WEIGHTS,))

@@ -332,7 +332,10 @@ def that_takes_a_row(x: Num[jax.Array, "records"]):
     ("experiment", "run", "beside"),
     [
         (local_models.EXPERIMENT, that_looks_up_the_attribute, "majority"),
-        (linkability.EXPERIMENT, that_looks_up_the_senders, "update"),
+        pytest.param(
+            *(linkability.EXPERIMENT, that_looks_up_the_senders, "update"),
+            marks=pytest.mark.very_slow,
+        ),
         (whole_records.EXPERIMENT, that_looks_up_the_records, "public"),
         pytest.param(
             properties.EXPERIMENT,
