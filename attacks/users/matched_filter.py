@@ -85,7 +85,7 @@ def fit_filter_noise(
     _check_gradients(gradients)
     if senders.shape[1] < 2:
         raise ValueError(
-            "senders has 1 participant a round: less the round's mean it has no update"
+            "senders has 1 participant a round; updates less their round's mean need at least 2"
         )
     if not _check.is_unseen(senders):
         _check_senders(np.asarray(senders))
