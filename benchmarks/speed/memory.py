@@ -81,10 +81,11 @@ class Programs:
         groups = group(Job(cell, self.method, 0) for cell in cells)
         ran = local(lambda members: run_safely(members, None), groups)
         for count, (_, outcomes) in enumerate(ran, 1):
-            if any(outcome.status.startswith("failed") for outcome in outcomes):
-                raise ValueError(f"method={self.method!r}: {outcomes[0].status}")
+            failed = [outcome.status for outcome in outcomes if outcome.value is None]
+            if failed:
+                raise ValueError(f"method={self.method!r}: {failed[0]}")
             if count % self.every == 0 or count == self.cells:
-                peak = max(outcome.detail["peak_mib"] for outcome in outcomes)
+                peak = max(int(outcome.detail["peak_mib"] or 0) for outcome in outcomes)
                 yield Held(count, _resident(), peak, held_mappings())
 
 
