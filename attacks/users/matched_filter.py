@@ -65,7 +65,8 @@ def fit_filter_noise(
     ridge: Positive = 0.01,
 ) -> Num[Array, ""]:
     """The noise with which a matched filter tells senders apart best, of a federation whose senders
-    are known: one of `NOISES`, a scalar; NaN if an input is not finite.
+    are known: one of `NOISES`, a scalar; NaN if an input is not finite. It is the clients' noise if
+    that federation trains as they do, in batches as large and as privately.
 
     Similarities are of two updates of different rounds, less their rounds' means
     (`unit(..., centred=True)`). Those of one client and those of two have means that are to lie

@@ -296,15 +296,7 @@ LAWS: tuple[Callable[[Trials], None], ...] = (
     bad_input_is_named,
     it_calls_what_is_checked,
 )
-LENGTHY = (
-    an_outer_jit_changes_nothing,
-    vmap_is_a_loop,
-    answers_with_64_bit_types_on,
-    same_arguments_same_answer,
-    bad_input_is_named,
-    it_calls_what_is_checked,
-)
-"""Laws that compile what is called anew, or call it many times more. Rows ask the same of what is
+"""They compile what is called anew, or call it many times more. Rows ask the same of what is
 measured (`same_seed_same_row`), and bad input is generated for all that is public."""
 
 
