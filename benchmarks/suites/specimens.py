@@ -78,9 +78,10 @@ _MAPS: dict[str, Changes] = {
     "records": {"attack.orders": 4, "attack.passes": 2},
 }
 _SUMS = {
-    **{"clients": 24, "positives": 8, "per_round": 8, "rounds": 20, "records": 5, "seen": 20},
-    **{"training.batch_size": 5, "auxiliary": 200, "detectors.pairs": 20},
-    **{"detectors.kind.gradients": 100},
+    **{"clients": 24, "positives": 8, "per_round": 8, "rounds": 10, "records": 5, "seen": 10},
+    **{"training.batch_size": 5, "auxiliary": 100, "detectors.pairs": 8},
+    **{"detectors.kind.gradients": 30, "detectors.masks": 8, "detectors.repeated": 6},
+    **{"detectors.followed": 50},
 }
 TINY_LINKS = {
     **{"clients": 4, "records": 9, "widths": (2, 2, 4, 4), "first": 2, "window": 6},
