@@ -32,9 +32,9 @@ from jaxfl import _check
 Array = jax.Array
 FALSE_ALARMS = 0.01
 """Of clients that follow the stated recipe, at most so many are called misfits."""
-ROUNDING = 64
-"""Squared errors of sums and products of some hundred numbers, in units of the precision's
-square."""
+ROUNDING, SQUARED_ROUNDING = 64, 64
+"""Relative errors of inner products of some hundred numbers, in units of the precision; and squared
+errors of sums and products of so many, in units of its square."""
 
 
 class Status(enum.IntEnum):
@@ -167,7 +167,7 @@ def rounding(
     """
     squares = energies(updates)
     stored = jax.vmap(_stored)(received, updates) * (2 + steps) / 12
-    bound = eps**2 * (stored + ROUNDING * steps * (1 + steps) * gradients**2)
+    bound = eps**2 * (stored + SQUARED_ROUNDING * steps * (1 + steps) * gradients**2)
     return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
 
 

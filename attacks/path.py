@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from attacks.fixed_draws import SEED
 from jaxfl import LocalTraining, Messages
 
 Array = jax.Array
@@ -124,7 +125,7 @@ def is_linear(optimizer: Optimizer, shapes: Any = None) -> bool:
 
 @functools.cache
 def _is_linear(optimizer: Optimizer, shapes: tuple[Any, ...], structure: Any) -> bool:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(SEED)
 
     def drawn(*axes: int) -> Any:
         arrays = [rng.normal(size=(*axes, *shape)).astype(np.float32) for shape in shapes]

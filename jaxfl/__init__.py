@@ -1,12 +1,6 @@
 """jaxfl: federated learning as pure functions, and what its messages give away."""
 
-from jaxfl.adapters import from_flax
-from jaxfl.architectures import lenet, linear, logistic, mlp, trunk_cnn
-from jaxfl.canaries import Canaries, canary_directions
-from jaxfl.class_weights import ClassWeights
-from jaxfl.client_behaviors import Behavior
 from jaxfl.clients import ClientData, one_client, stack_clients
-from jaxfl.defenses import DPSGD, Mixup, Upload
 from jaxfl.evaluation import Evaluation, evaluate
 from jaxfl.federated import Federated, Record
 from jaxfl.models import (
@@ -17,7 +11,13 @@ from jaxfl.models import (
     mean_loss,
     squared_error,
 )
+from jaxfl.models.adapters import from_flax
+from jaxfl.models.architectures import lenet, linear, logistic, mlp, trunk_cnn
 from jaxfl.plugins import PerClient, Plugin
+from jaxfl.plugins.behaviors import Behavior
+from jaxfl.plugins.canaries import Canaries, canary_directions
+from jaxfl.plugins.class_weights import ClassWeights
+from jaxfl.plugins.defenses import DPSGD, Mixup, Upload
 from jaxfl.schema import Listed, Measured, Schema
 from jaxfl.servers import HonestServer, IsolatingServer, Server, ServerState
 from jaxfl.simulation import simulate

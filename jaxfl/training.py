@@ -13,7 +13,6 @@ from flax import struct
 
 from jaxfl import _check
 from jaxfl.clients import ClientData, OneClient, check_records_of_one
-from jaxfl.defenses import DPSGD, Mixup
 from jaxfl.domains import (
     Count,
     Fraction,
@@ -28,6 +27,7 @@ from jaxfl.domains import (
 )
 from jaxfl.models import Model, mean_loss
 from jaxfl.plugins import HoldsPlugins, Plugin, Plugins, check_plugins, overriding
+from jaxfl.plugins.defenses import DPSGD, Mixup
 
 Array = jax.Array
 SENDING, LATER = 2**32 - 1, 2**32 - 2

@@ -19,7 +19,7 @@ from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_fit
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import Index, Probability, check, checked
 from jaxfl.models import check_parameters, check_records
-from jaxfl.probe import mixes_records
+from jaxfl.models.probe import mixes_records
 
 Array = jax.Array
 

@@ -24,6 +24,7 @@ from attacks.diagnosis.simulated import by_simulation, is_simulated
 from attacks.diagnosis.steps import Otherwise, means, moved, recipes, shown
 from attacks.diagnosis.structure import Structure, activations, layouts
 from attacks.fit import Fit, FitWarning, Status
+from attacks.fixed_draws import fixed_key
 from attacks.path import LocalPath, at_place, local_path
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import checked
@@ -31,7 +32,6 @@ from jaxfl.models import check_parameters
 from jaxfl.plugins import overriding
 
 Array = jax.Array
-SEED = 0
 COMPLETE = 3
 """Misfit that a cause may leave to be called the one."""
 NEARLY, FAR_BETTER = 0.99, 20
@@ -40,6 +40,8 @@ as much: values that were read wrongly blur what is left."""
 SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
+LARGE = 0.6
+"""Share of what is left that names a cause beside the unknown one."""
 NEWTON = 4
 """Steps to the size of a cause."""
 ALIKE_NOISE = 2
@@ -58,6 +60,9 @@ def diagnose(
 ) -> Diagnosis:
     """What a client's messages say of the client.
 
+    Every recipe that is tried is compiled: if you diagnose many clients in one process, call
+    `jax.clear_caches` now and then. What it draws comes from a fixed key (`attacks.fixed_draws`).
+
     Args:
       model: the model.
       messages: the client's.
@@ -66,8 +71,8 @@ def diagnose(
       training: the recipe that the client was told, or None for one full-batch step of any rate. A
         number of steps can be told only of a known rate: give `LocalTraining(rate)` at least.
 
-    Every recipe that is tried is compiled. Who asks of many clients in one process drops programs
-    now and then (`jax.clear_caches`).
+    Returns:
+      A `Diagnosis`, whose findings are the likeliest first.
 
     Raises:
       ValueError: as `closed_form`, of the model, messages and knowledge.
@@ -85,7 +90,7 @@ def diagnose(
         return by_simulation(model, messages, knowledge, training, findings)
     if training is None:
         training = LocalTraining(float(_decoded(model, messages, knowledge).learning_rate))
-    trial = _Trial(model, messages, knowledge, training)
+    trial = _RecipeTrial(model, messages, knowledge, training)
     fit = trial.fit()
     # The sizes of changes are a hint; what explains the messages exactly is none.
     hints = [finding for finding in findings if finding.cause == "Adam"]
@@ -108,7 +113,7 @@ def diagnose(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Trial:
+class _RecipeTrial:
     """Tries recipes on one client's messages."""
 
     model: Model
@@ -135,7 +140,7 @@ class _Trial:
     def fit(self) -> Fit:
         """Of the recipe that was told."""
         known = self.model, self.messages, self.knowledge, self.decoded
-        return judge(*known, self.training, jax.random.key(SEED))
+        return judge(*known, self.training, fixed_key())
 
 
 def _decoded(model: Model, messages: Messages, knowledge: Knowledge) -> Decoding:
@@ -156,7 +161,7 @@ class _Left(NamedTuple):
     coefficients: dict[str, np.ndarray]
 
 
-def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
+def _causes(trial: _RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
     """What accounts for what is left, the likeliest first. Other structures of the model
     are tried where the numbers themselves say nothing (`surprised`): that takes a minute, as other
     recipes do."""
@@ -189,14 +194,14 @@ def _causes(trial: _Trial, fit: Fit, surprised: bool) -> list[Finding]:
         if explaining:
             return explaining
     # After several steps a share tells less: the order of records and the path blur it.
-    large = [(name, share) for name, share in shares.items() if one_step and share > 0.6]
+    large = [(name, share) for name, share in shares.items() if one_step and share > LARGE]
     evidence = "what is left is of nothing that was tried: other records, model or loss"
     unknown_cause = Finding(UNKNOWN, evidence, 0.5)
     partial = [_named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
 
 
-def _by_round(trial: _Trial) -> Finding | None:
+def _by_round(trial: _RecipeTrial) -> Finding | None:
     """One full-batch step, whose rate is another in every round."""
     settings = ClosedForm(by_round=True)
     with warnings.catch_warnings():
@@ -238,7 +243,7 @@ class _Candidate(NamedTuple):
     """
 
     finding: Finding
-    trial: _Trial
+    trial: _RecipeTrial
 
 
 def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
@@ -262,14 +267,14 @@ def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
     return [fitting[cause][0] for cause in order] or best
 
 
-def _recipes(trial: _Trial, steps: float, path: str) -> Iterator[_Candidate]:
+def _recipes(trial: _RecipeTrial, steps: float, path: str) -> Iterator[_Candidate]:
     """Recipes of several steps."""
     for cause, name, recipe in recipes(trial.training, len(trial.knowledge.x), steps):
         evidence = f"{path}; {name} would explain them" if path else f"{name} explains the messages"
         yield _Candidate(Finding(cause, evidence, 1.0), dataclasses.replace(trial, training=recipe))
 
 
-def _variants(trial: _Trial) -> Iterator[_Candidate]:
+def _variants(trial: _RecipeTrial) -> Iterator[_Candidate]:
     """The recipe as told, with weight decay or another loss, as much of it as what is left says: by
     Newton's method, since the client's path changes with it."""
     classes, training = trial.model.classes, trial.training
@@ -289,18 +294,18 @@ def _variants(trial: _Trial) -> Iterator[_Candidate]:
             yield _Candidate(Finding(cause, evidence, 1.0), _with_plugin(trial, plugin))
 
 
-def _with_plugin(trial: _Trial, plugin: Otherwise) -> _Trial:
+def _with_plugin(trial: _RecipeTrial, plugin: Otherwise) -> _RecipeTrial:
     training = dataclasses.replace(trial.training, plugins=(*trial.training.plugins, plugin))
     return dataclasses.replace(trial, training=training)
 
 
-def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:
+def _shares(trial: _RecipeTrial) -> tuple[dict[str, float], _Left]:
     """Shares of what is left that causes account for, the simplest first; and what is left."""
     classes = trial.model.classes or 0
     rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
     recipe = dataclasses.replace(trial.training, learning_rate=rate)
     known = trial.model, trial.messages, trial.knowledge, trial.decoded
-    left = left_along(*known, recipe, jax.random.key(SEED))
+    left = left_along(*known, recipe, fixed_key())
     last = len(left) - 1
     groups = {"learning rate": [last - 1], "weight decay": [last]}
     groups["rate and weight decay"] = [last - 1, last]
@@ -318,7 +323,7 @@ def _shares(trial: _Trial) -> tuple[dict[str, float], _Left]:
     return shares, _Left(float(np.sqrt(total / len(trial.messages))), solved)
 
 
-def _named(trial: _Trial, cause: str, share: float, left: _Left) -> Finding:
+def _named(trial: _RecipeTrial, cause: str, share: float, left: _Left) -> Finding:
     training = trial.training
     step = float(training.learning_rate) * trial.length
     rate = float(trial.decoded.learning_rate) / trial.length
@@ -333,7 +338,7 @@ def _named(trial: _Trial, cause: str, share: float, left: _Left) -> Finding:
     return Finding(cause, f"{told[cause]}; that is {share:.1%} of what is left", share)
 
 
-def _otherwise(trial: _Trial, steps: float) -> Iterator[_Candidate]:
+def _otherwise(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:
     """What may differ from several steps as told, in the order of its noise."""
     every = list(_recipes(trial, steps, ""))
     yield from _of_another_rate(trial, steps)
@@ -343,7 +348,7 @@ def _otherwise(trial: _Trial, steps: float) -> Iterator[_Candidate]:
     yield from (each for each in every if each.trial.training.batch_size is not None)
 
 
-def _of_another_rate(trial: _Trial, steps: float) -> Iterator[_Candidate]:
+def _of_another_rate(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:
     """Several full-batch steps as told at another rate, by Newton's method: the path, and how far
     it leads, change with it."""
     if trial.training.batch_size is not None:
@@ -360,12 +365,12 @@ def _of_another_rate(trial: _Trial, steps: float) -> Iterator[_Candidate]:
     yield _Candidate(told, dataclasses.replace(trial, training=faster))
 
 
-def _structures(trial: _Trial) -> Iterator[_Candidate]:
+def _structures(trial: _RecipeTrial) -> Iterator[_Candidate]:
     yield from _leaving_less(trial, layouts(trial.model, trial.messages))
     yield from _leaving_less(trial, activations(trial.model, trial.messages))
 
 
-def _leaving_less(trial: _Trial, structures: Iterable[Structure]) -> Iterator[_Candidate]:
+def _leaving_less(trial: _RecipeTrial, structures: Iterable[Structure]) -> Iterator[_Candidate]:
     """Structures that leave less of three rounds than the one that was told."""
 
     def residual(model: Model, messages: Messages) -> float:

@@ -21,6 +21,16 @@ largest, of updates of which a part was sent: whole updates have hardly any that
 of all sizes."""
 SAME_LENGTH = 1e-4
 """Relative difference of clipped updates' lengths at most: float32 sums of their squares."""
+ENOUGH = 64
+"""Numbers of an array that is looked at, at least: of fewer, chance decides."""
+ROUNDED = 12
+"""Spacings of the largest number within which differences of two models are equal: each model is
+rounded, and what a step does is, some times."""
+WIDE, APART = 50, 4
+"""Roundings that changes go over, and that lie between two levels, at least: else rounding makes a
+grid of its own."""
+ALIKE = 2.4
+"""Kurtosis of changes alike in size: of signs it is 1, of uniform numbers 1.8, of normal ones 3."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +98,10 @@ def _scattered(matrix: np.ndarray) -> float:
 
 def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Finding | None:
     """Whether changes are multiples of one step, array by array."""
-    rounding = 12 * max(float(np.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
+    rounding = ROUNDED * max(float(np.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
     levels = []
     for one in (one for update in updates for one in update.reshape(len(update), -1)):
-        if one.size < 64 or np.ptp(one) < 50 * rounding:
+        if one.size < ENOUGH or np.ptp(one) < WIDE * rounding:
             continue
         gaps = np.diff(np.unique(one))
         step = gaps[gaps > rounding].min(initial=np.inf)
@@ -99,7 +109,7 @@ def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Findin
         if len(np.unique(places)) > one.size / 2:
             continue  # too few numbers to tell a grid from chance
         step = places @ (one - one.min()) / (places @ places)
-        if step < 4 * rounding or np.abs(one - one.min() - places * step).max() > rounding:
+        if step < APART * rounding or np.abs(one - one.min() - places * step).max() > rounding:
             return None
         levels.append(places.max())
     if not levels:
@@ -124,9 +134,9 @@ def _signs(updates: Sequence[np.ndarray]) -> Finding | None:
     for update in updates:
         for one in update.reshape(len(update), -1):
             moved = one[one != 0]
-            if moved.size >= 64:
+            if moved.size >= ENOUGH:
                 tails.append((moved**4).mean() / (moved**2).mean() ** 2)
-    if not tails or np.median(tails) > 2.4:
+    if not tails or np.median(tails) > ALIKE:
         return None
     evidence = f"changes are alike in size (kurtosis {np.median(tails):.2g}; gradients have more)"
     return Finding("Adam", evidence, 1.0)

@@ -6,18 +6,16 @@ Threat model: as of `attacks.diagnosis.causes`, which asks.
 import warnings
 from collections.abc import Sequence
 
-import jax
-
 from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, gls_unrolled
 from attacks.attributes.knowledge import Knowledge
 from attacks.diagnosis.advice import advice
 from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
 from attacks.diagnosis.numbers import Finding
 from attacks.fit import FitWarning
+from attacks.fixed_draws import fixed_key
 from attacks.path import is_linear
 from jaxfl import LocalTraining, Messages, Model
 
-SEED = 0
 RUNS, TANGENTS, PASSES = 128, 4, 2
 """Of `gls_unrolled`: fewer than to read a client, enough to see whether it is another one."""
 
@@ -40,7 +38,7 @@ def by_simulation(
     settings = UnrolledGLS(training, runs=RUNS, tangents=TANGENTS, passes=PASSES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)
-        key = jax.random.key(SEED)
+        key = fixed_key()
         fit = gls_unrolled(model, messages, knowledge, key, settings=settings).fit
     others = [finding for finding in findings if finding.cause != "Adam"]
     if fit.misfit > 1:

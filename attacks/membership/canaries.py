@@ -25,10 +25,10 @@ from attacks.fit import Status
 from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, local_update
 from jaxfl._check import plain_sgd
 from jaxfl.accounting import gaussian_epsilon
-from jaxfl.canaries import Canaries
 from jaxfl.clients import OneClient, check_records_of_one
 from jaxfl.domains import Fraction, Key, checked
 from jaxfl.models import check_parameters
+from jaxfl.plugins.canaries import Canaries
 from jaxfl.watching import on_host
 
 Array = jax.Array

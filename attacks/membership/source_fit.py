@@ -31,8 +31,8 @@ from attacks.attributes.candidate_decoding.simulated_client import (
 from attacks.fit import Fit, energies, equations, precision, rounding
 from attacks.precision import arithmetic, cast
 from jaxfl import ClientData, LocalTraining, Model
+from jaxfl.models.probe import mixes_records
 from jaxfl.plugins import overriding
-from jaxfl.probe import mixes_records
 
 Array = jax.Array
 

@@ -49,7 +49,7 @@ from jaxfl.parallel import strategy_here
 
 Array = jax.Array
 LEAST_VARIANCE = 1e-6
-"""Of a class's feature, relative to the other class's, so that it has a density."""
+"""Of a class's feature, as a share of the other class's, at least: a constant has no density."""
 
 
 @checked

@@ -40,9 +40,11 @@ of sqrt(v0_t)."""
 
 
 class Quadratic(NamedTuple):
-    """Minus the log likelihood of p, `p' H p / 2 - g' p`. Attributes:
-    matrix: H `[clients, clients]`.
-    vector: g `[clients]`.
+    """Minus the log likelihood of p, `p' H p / 2 - g' p`.
+
+    Attributes:
+      matrix: H `[clients, clients]`.
+      vector: g `[clients]`.
     """
 
     matrix: Array

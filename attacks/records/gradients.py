@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from attacks.fixed_draws import SEED
 from attacks.records.spans import scales_of, told_by
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.models import check_parameters
@@ -47,7 +48,7 @@ def check_readable(model: Model, messages: Messages, schema: Schema) -> None:
             f"schema.features={schema.features}; the model's first layer takes {first}"
         )
     params = jax.tree.map(lambda a: np.asarray(a[0], np.float32), messages.received)
-    tried = np.random.default_rng(0).normal(size=(1, first)).astype(np.float32)
+    tried = np.random.default_rng(SEED).normal(size=(1, first)).astype(np.float32)
     _, inputs = layers.forward(params, tried, {})
     if not np.array_equal(inputs[layers.names[0]], tried):
         raise ValueError(

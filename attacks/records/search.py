@@ -24,6 +24,15 @@ ABSENT = 0.01
 hundred standardised columns are rarely longer than 30."""
 FIRST_WEIGHT = 0.3
 """Of the first layer's equations beside the second's."""
+LEAST_LENGTH, LEAST_CURVATURE = 1e-20, 1e-12
+"""In place of the error's length of a record that moves nothing, and of the curvature along a
+column on which nothing depends: both are zero, and neither is divided by."""
+SKEWED = 3
+"""Power of a uniform draw that a measured column's first value is: most are small, as money and
+weights are."""
+RIDGE = 1e-6
+"""Of least squares over measured columns, relative to the trace of their products: a column that
+nothing depends on stays where it is."""
 
 
 @struct.dataclass
@@ -199,7 +208,7 @@ def _residual(model: Model, sight: Sight, outputs: Array) -> Array:
             return hidden(model, params, first, sight.features) @ basis
         errors = errors_of_first(model, params, first, sight.features)
         length = jnp.linalg.norm(errors, axis=-1, keepdims=True)
-        seen = errors @ basis / (length + 1e-20)
+        seen = errors @ basis / (length + LEAST_LENGTH)
         best = jnp.square(seen).sum(-1).argmin(0)
         return jnp.take_along_axis(seen, best[None, :, None], 0)[0]
 
@@ -236,8 +245,7 @@ def _drawn(moves: Moves, key: Array, starts: int) -> tuple[tuple[Array, ...], Ar
         for k, allowed in zip(keys, moves.allowed, strict=True)
     )
     low, high = (moves.grid.min(1, initial=jnp.inf), moves.grid.max(1, initial=-jnp.inf))
-    # Numbers with a wide range are mostly small: money, weights.
-    draws = jax.random.uniform(number_key, (starts, len(moves.grid)), jnp.float32) ** 3
+    draws = jax.random.uniform(number_key, (starts, len(moves.grid)), jnp.float32) ** SKEWED
     return places, low + (high - low) * draws
 
 
@@ -296,7 +304,7 @@ def _number_moved(model: Model, sight: Sight, moves: Moves, state: State, column
     downhill = (seen * slopes).sum(-1) + weight * state.equations @ flat
     curvature = jnp.square(slopes).sum(-1) + weight * jnp.square(flat).sum()
     now = state.numbers[:, column]
-    fitted = jnp.clip(now - downhill / jnp.maximum(curvature, 1e-12), grid[0], grid[-1])
+    fitted = jnp.clip(now - downhill / jnp.maximum(curvature, LEAST_CURVATURE), grid[0], grid[-1])
     tried = jnp.concatenate(
         [now[:, None], fitted[:, None], jnp.broadcast_to(grid, (len(now), GRID))], 1
     )
@@ -363,7 +371,7 @@ def _refitted(model: Model, sight: Sight, moves: Moves, outputs: Array, equation
         design = jnp.moveaxis(jnp.concatenate([slopes, flat], -1), 0, -1)
         gram = jnp.swapaxes(design, -1, -2) @ design
         gram += (
-            1e-6 * jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None] * jnp.eye(gram.shape[-1])
+            RIDGE * jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None] * jnp.eye(gram.shape[-1])
         )
         moved = jnp.linalg.solve(gram, jnp.swapaxes(design, -1, -2) @ left[..., None])
         left -= (design @ moved)[..., 0]

@@ -19,6 +19,7 @@ from jaxfl.domains import Count, Index, checked
 from jaxfl.watching import on_host
 
 STARTS = 10
+"""Of k-means, of which the best is kept: as many as scikit-learn's own random starts."""
 UNNAMED = -1
 MOST_PASSES = 100
 """Of assignments one to one; they end where none changes, which takes a few."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Int, Num
 
 from jaxfl import _check
-from jaxfl.convolutions import convolve_transposed
 from jaxfl.domains import Count, Key, Shape, checked
+from jaxfl.models.convolutions import convolve_transposed
 
 Array = jax.Array
 NOISE = 100

@@ -43,6 +43,10 @@ def refuses_nothing(settings: Any) -> None:
     """The declaration of a method that no setting of its experiment stops."""
 
 
+def no_structure(settings: Any) -> None:
+    """The structure of an experiment whose programs are one, whatever its traced settings."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
     """One method of an experiment.
@@ -122,7 +126,7 @@ class Experiment:
     run: Callable[..., Iterator[Any]] = dataclasses.field(compare=False)
     asked: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     traced: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    structure: Callable[[Any], Any] = dataclasses.field(default=refuses_nothing, compare=False)
+    structure: Callable[[Any], Any] = dataclasses.field(default=no_structure, compare=False)
     batched: bool = dataclasses.field(default=True, compare=False)
     alone: bool = dataclasses.field(default=False, compare=False)
     traits: type | None = dataclasses.field(default=None, compare=False)

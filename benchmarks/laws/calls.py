@@ -36,7 +36,7 @@ NOTHING = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class CallTrial:
     """A call of an attack.
 
     Attributes:
@@ -136,7 +136,7 @@ class Calls:
       groups: first members of groups, by what these ran, and whether with 64-bit types.
     """
 
-    trials: dict[str, Trial] = dataclasses.field(default_factory=dict)
+    trials: dict[str, CallTrial] = dataclasses.field(default_factory=dict)
     groups: dict[tuple[Callable[..., Any], bool], Any] = dataclasses.field(default_factory=dict)
 
     def add(self, others: "Calls") -> None:
@@ -148,7 +148,7 @@ class Calls:
         """Forget all."""
         self.trials, self.groups = {}, {}
 
-    def all(self) -> list[Trial]:
+    def all(self) -> list[CallTrial]:
         """Those of groups among them."""
         while self.groups:
             (function, x64), member = self.groups.popitem()
@@ -173,7 +173,7 @@ def called(calls: Calls) -> Iterator[None]:
         else:
             bound = inspect.signature(function).bind(*arguments, **named).arguments
             x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-            calls.trials.setdefault(_name(function), Trial(function, dict(bound), x64))
+            calls.trials.setdefault(_name(function), CallTrial(function, dict(bound), x64))
         return function(*arguments, **named)
 
     def wanted(function: Callable[..., Any]) -> bool:
@@ -183,7 +183,7 @@ def called(calls: Calls) -> Iterator[None]:
         yield
 
 
-def _within(function: Callable[..., Any], member: Any, x64: bool) -> list[Trial]:
+def _within(function: Callable[..., Any], member: Any, x64: bool) -> list[CallTrial]:
     """Attacks that a group's function calls. Arguments are results of a program, which computes
     nothing else."""
     attacks: list[tuple[Callable[..., Any], Any, list[Any]]] = []
@@ -207,11 +207,11 @@ def _within(function: Callable[..., Any], member: Any, x64: bool) -> list[Trial]
     for (attack, structure, leaves), known in zip(attacks, arrays, strict=True):
         rest = iter(known)
         filled = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-        trials.append(Trial(attack, jax.tree.unflatten(structure, filled), x64))
+        trials.append(CallTrial(attack, jax.tree.unflatten(structure, filled), x64))
     return trials
 
 
-Trials = Callable[[], list[Trial]]
+Trials = Callable[[], list[CallTrial]]
 
 
 def an_outer_jit_changes_nothing(trials: Trials) -> None:
@@ -232,7 +232,7 @@ def vmap_is_a_loop(trials: Trials) -> None:
             require(gap < APART, f"vmap changes what {name} answers by {gap:.0%}")
 
 
-def _of_programs(trials: Trials) -> Iterator[Trial]:
+def _of_programs(trials: Trials) -> Iterator[CallTrial]:
     for trial in trials():
         if trial.on_host or not trial.program[1]:
             continue

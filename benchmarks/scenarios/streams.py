@@ -1,23 +1,30 @@
-"""Streams of randomness within one seed: `stream(key, Stream.ATTACK)`. Their numbers
-never change."""
+"""Streams of randomness within one key: `stream(key, Stream.ATTACK)`. Their numbers never
+change."""
 
 import enum
 
 import jax
 
 
+@enum.unique
 class Stream(enum.IntEnum):
     """What is drawn from a seed's key, each from a stream of its own."""
 
     TRAINING = 0
-    REPRESENTATIVES = 0
     ATTACK = 1
-    SIAMESE = 2
-    PAIRS = 3
     WARMING = 4
     COINS = 5
     DECODING = 7
     IMPUTATION = 2**31
+
+
+@enum.unique
+class ServerStream(enum.IntEnum):
+    """What is drawn from the key of a server that links updates, each from a stream of its own."""
+
+    REPRESENTATIVES = 0
+    SIAMESE = 2
+    PAIRS = 3
 
 
 CLIENTS = 1000
@@ -25,7 +32,7 @@ CLIENTS = 1000
 stream c."""
 
 
-def stream(key: jax.Array, name: Stream) -> jax.Array:
+def stream(key: jax.Array, name: Stream | ServerStream) -> jax.Array:
     """The key of a stream."""
     return jax.random.fold_in(key, name)
 

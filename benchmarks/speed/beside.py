@@ -132,7 +132,7 @@ class Rounds:
     cohort: Count | None = None
     """Clients that take part in a round; all if not said."""
     devices: Count = 1
-    """Devices that share them. A CPU is as many as JAX_NUM_CPU_DEVICES says."""
+    """Devices that share them. A CPU counts as JAX_NUM_CPU_DEVICES devices."""
     rounds_on_device: Count | None = None
     """Rounds whose records are on the device at a time; everyone's records if not said."""
     repeats: Count = 6

@@ -10,7 +10,7 @@ import pytest
 
 import jaxfl
 from jaxfl import DPSGD, Federated, Mixup, Upload, accounting, simulate
-from jaxfl.defenses import mixed, private_gradient
+from jaxfl.plugins.defenses import mixed, private_gradient
 from tests.conftest import assert_same, largest_difference
 
 KEY = jax.random.key(4)

@@ -29,7 +29,7 @@ from jaxfl import (
     squared_error,
     stack_clients,
 )
-from jaxfl.probe import mixes_records
+from jaxfl.models.probe import mixes_records
 from jaxfl.servers import ServerState
 
 KEY = jax.random.key(0)

@@ -21,8 +21,8 @@ from jaxfl import (
     one_client,
     trunk_cnn,
 )
-from jaxfl.convolutions import convolve, convolve_transposed
-from jaxfl.defenses import private_gradient
+from jaxfl.models.convolutions import convolve, convolve_transposed
+from jaxfl.plugins.defenses import private_gradient
 from tests.conftest import largest_difference
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")

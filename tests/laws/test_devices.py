@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxfl import Federated, HonestServer, LocalTraining, Record, mlp, simulate, stack_clients
-from jaxfl.host_held import _run_block
+from jaxfl.simulation.host_held import _run_block
 from tests.conftest import assert_same
 from tests.laws import shared_out
 
@@ -115,7 +115,7 @@ def test_a_device_holds_the_records_of_a_block_alone(monkeypatch):
         sizes.append(sum(leaf.nbytes for leaf in jax.tree.leaves(arguments[4].cohort)))
         return _run_block(*arguments)
 
-    monkeypatch.setattr("jaxfl.host_held._run_block", watched)
+    monkeypatch.setattr("jaxfl.simulation.host_held._run_block", watched)
     model, key = mlp(12, (8,), 3), jax.random.key(0)
     federated = Federated(
         12,

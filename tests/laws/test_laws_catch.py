@@ -122,7 +122,7 @@ def test_a_method_breaks_the_law_of_attributes(run, law):
     laws = attributes.laws_of(Method(run.__name__, "a cheat", run))
     with pytest.raises(BrokenLawError):
         laws[law]()
-    laws["same_key_same_answer"]()
+    laws["same_arguments_same_answer"]()
 
 
 def test_a_product_in_less_than_float32_breaks_a_law():
@@ -134,7 +134,7 @@ def test_a_product_in_less_than_float32_breaks_a_law():
 
     laws = attributes.laws_of(Method("rounded", "a sign", rounded))
     with pytest.raises(BrokenLawError, match="a device's precision"):
-        laws["accelerators_answer_as_here"]()
+        laws["accelerators_run_its_programs"]()
 
 
 def test_a_program_that_waits_for_the_host_breaks_a_law():
@@ -146,7 +146,7 @@ def test_a_program_that_waits_for_the_host_breaks_a_law():
 
     laws = attributes.laws_of(Method("asking", "a sign", asking))
     with pytest.raises(BrokenLawError, match="waits for the host"):
-        laws["accelerators_answer_as_here"]()
+        laws["accelerators_run_its_programs"]()
 
 
 def test_bad_input_that_is_taken_breaks_a_law():
@@ -279,7 +279,7 @@ def that_takes_anything(x):
     ],
 )
 def test_a_call_breaks_a_law(attack, law, words):
-    laws = calls.laws_of(TRUE, lambda: [calls.Trial(attack, {"x": NUMBERS}, x64=False)])
+    laws = calls.laws_of(TRUE, lambda: [calls.CallTrial(attack, {"x": NUMBERS}, x64=False)])
     with pytest.raises(BrokenLawError, match=words):
         laws[law]()
 
@@ -302,7 +302,7 @@ def that_wants_an_even_number(x: Num[jax.Array, "records"], steps: Even, name: i
 
 def test_what_is_good_is_declared_from_outside_and_a_domain_too():
     arguments = {"x": NUMBERS, "steps": 2, "name": 3}
-    trial = calls.Trial(that_wants_an_even_number, arguments, x64=False)
+    trial = calls.CallTrial(that_wants_an_even_number, arguments, x64=False)
     spoilt = {done for place, done, _ in cases(trial.function, arguments) if place == "steps"}
     assert {"1.5", "-1", "'junk'"} <= spoilt
     good = [("that_wants.* x", how, "any numbers will do") for how in ("another axis", "less")]

@@ -30,10 +30,10 @@ from jaxfl import (
     cross_entropy,
     from_flax,
     mlp,
-    rounds,
     simulate,
     stack_clients,
 )
+from jaxfl.simulation import rounds
 from tests.attacks.test_isolation import DATA, full_batch
 from tests.attacks.test_isolation import MODEL as ONE_HIDDEN
 

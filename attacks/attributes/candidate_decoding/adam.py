@@ -49,6 +49,7 @@ from attacks.attributes.knowledge import (
     check_one_column,
 )
 from attacks.fit import Fit, equations, precision, warn_of_fit
+from attacks.fixed_draws import fixed_key
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, NotNegative, Positive, checked
@@ -97,6 +98,8 @@ def decode_adam(
 ) -> Reconstruction:
     """Reconstruct an unknown column from updates of a client that takes one full-batch step of Adam
     or AdamW a round.
+
+    What it draws comes from a fixed key (`attacks.fixed_draws`).
 
     Args:
       model: the model that was trained (static).
@@ -207,7 +210,7 @@ def _bounds(
     records, unknowns = len(candidates[0]), candidates[0].shape[0] * (candidates[0].shape[1] - 1)
     rounds, count = steps.ratio.shape
     kept = max(1, min(count, int(min(EACH * unknowns, MOST / unknowns)) // rounds))
-    places = jax.random.permutation(jax.random.key(0), count)[:kept]
+    places = jax.random.permutation(fixed_key(), count)[:kept]
 
     def of_round(step: tuple[Any, Array, Array]) -> tuple[Bounds, Array]:
         received, ratio, rounding = step

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attacks.fixed_draws import fixed_key
+
 Array = jax.Array
 PER_UNKNOWN = 60
 """Bounds for every unknown that changes are judged by."""
@@ -88,7 +90,7 @@ def restarted(bounds: Bounds, values: Array, height: Array, weights: Array) -> A
 
     def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, height, tries = state
-        which, what = jax.random.split(jax.random.fold_in(jax.random.key(0), tries))
+        which, what = jax.random.split(jax.random.fold_in(fixed_key(), tries))
         drawn = jax.random.categorical(what, likely).astype(values.dtype)
         moved = jax.random.uniform(which, (records,)) < SHAKEN
         ended, reached = nearest_corner(bounds, jnp.where(moved, drawn, values), count)

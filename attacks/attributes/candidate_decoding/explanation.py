@@ -50,8 +50,8 @@ from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precis
 from attacks.path import local_path, on_path
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model, mean_loss
+from jaxfl.models.probe import mixes_records
 from jaxfl.plugins import overriding
-from jaxfl.probe import mixes_records
 
 Array = jax.Array
 JUDGED = 2**32 - 1

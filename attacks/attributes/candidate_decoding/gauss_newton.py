@@ -35,6 +35,7 @@ from attacks.attributes.knowledge import (
     erase,
     explained,
 )
+from attacks.fixed_draws import fixed_key
 from attacks.precision import arithmetic
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import Count, Positive, checked
@@ -69,6 +70,8 @@ def gauss_newton(
     `fit.explained < fit.allowed` says so. While the columns have few values together, `closed_form`
     takes every combination for a candidate, and is exact.
 
+    What it draws comes from a fixed key (`attacks.fixed_draws`).
+
     Args:
       model: the model that was trained (static).
       messages: the client's messages in the rounds to be used.
@@ -89,7 +92,7 @@ def gauss_newton(
     with arithmetic(knowledge.x.dtype, messages, knowledge, settings):
         answer = _gauss_newton(model, messages, knowledge, settings)
     one_step = LocalTraining(settings.learning_rate)
-    fit = judge(model, messages, knowledge, answer, one_step, jax.random.key(0))
+    fit = judge(model, messages, knowledge, answer, one_step, fixed_key())
     return explained("gauss_newton", messages, answer, fit)
 
 

@@ -35,14 +35,12 @@ from attacks.attributes.candidate_decoding.simulated_client import (
     towards_average,
 )
 from attacks.attributes.candidate_decoding.whitening import whitened
+from attacks.fit import ROUNDING
 from attacks.path import local_path
 from jaxfl import LocalTraining, Model
 from jaxfl.domains import Count, Index, NotNegative
 
 Array = jax.Array
-ROUNDING = 64
-"""Relative errors of inner products, in units of the precision: those of sums of some hundred
-numbers."""
 
 
 @struct.dataclass

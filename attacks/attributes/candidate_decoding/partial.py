@@ -54,6 +54,7 @@ from attacks.attributes.knowledge import (
     explained,
 )
 from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
+from attacks.fixed_draws import SEED, fixed_key
 from attacks.path import check_linear, local_path, moved_alone, on_path
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import LocalTraining, Messages, Model, _check
@@ -101,6 +102,8 @@ def decode_partial(
 ) -> Reconstruction:
     """Reconstruct unknown columns, and labels if they are unknown, of some of a client's records,
     when nothing is known of the others.
+
+    What it draws comes from a fixed key (`attacks.fixed_draws`).
 
     Args:
       model: the model (static), whose operations mix no records (no batch normalisation).
@@ -160,7 +163,7 @@ def _held_out(x: Array, y: Array) -> tuple[np.ndarray, np.ndarray]:
         whole = np.concatenate([np.asarray(x).reshape(len(x), -1), np.asarray(y)[:, None]], 1)
         _, places, which = np.unique(whole, axis=0, return_index=True, return_inverse=True)
         first = places[which.reshape(-1)]
-    drawn = np.random.default_rng(0).permutation(len(x))[first]
+    drawn = np.random.default_rng(SEED).permutation(len(x))[first]
     out = drawn < max(len(x) // HELD_OUT, drawn.min() + 1)
     return np.flatnonzero(out), np.flatnonzero(~out)
 
@@ -319,7 +322,7 @@ def _whitened(
     best = contrasts.argmax()
     chosen = metric(scale[best])
     held = chosen[unknowns:-2, unknowns:-2]
-    drawn = jax.random.randint(jax.random.key(0), (SUMS, others), 0, len(held))
+    drawn = jax.random.randint(fixed_key(), (SUMS, others), 0, len(held))
     counts = jax.vmap(lambda d: jnp.zeros(len(held), held.dtype).at[d].add(1))(drawn)
     sums = jnp.einsum("sh,hg,sg->s", counts, held, counts)
     return _Whitened(chosen, scales[best], largest_of_more(sums, FALSE_ALARMS))

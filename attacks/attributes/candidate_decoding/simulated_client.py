@@ -12,8 +12,8 @@ from jax.flatten_util import ravel_pytree
 
 from jaxfl import DPSGD, ClassWeights, LocalTraining, Model, client_round, local_update
 from jaxfl.clients import ClientData
+from jaxfl.models.probe import draws_at_random
 from jaxfl.parallel import Strategy, map_clients
-from jaxfl.probe import draws_at_random
 
 Array = jax.Array
 RUNS, SURE_RUNS = 16, 4

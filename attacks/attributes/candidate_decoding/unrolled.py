@@ -55,7 +55,7 @@ from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, round
 from attacks.precision import arithmetic, cast
 from jaxfl import ClassWeights, LocalTraining, Messages, Model, local_update
 from jaxfl.domains import Count, Key, NotNegative, Positive, check, checked
-from jaxfl.probe import draws_at_random
+from jaxfl.models.probe import draws_at_random
 
 Array = jax.Array
 JUDGES = 24

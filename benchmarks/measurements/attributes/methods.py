@@ -203,7 +203,7 @@ def _unrolled_refuses(settings: VictimSettings) -> str | None:
 
 
 def _gls_settles(attack: GLS, settings: VictimSettings) -> GLS:
-    """Other than plain SGD has no path to take points on."""
+    """Only plain SGD has a path to take points on."""
     plain = settings.training.optimizer is optax.sgd
     return attack if plain else dataclasses.replace(attack, points=1)
 

@@ -10,7 +10,7 @@ from attacks import cluster_agreement, cluster_updates
 from attacks.metrics import detection
 from attacks.users import linkability as link
 from benchmarks.scenarios.anonymous import Anonymous
-from benchmarks.scenarios.streams import Stream, stream
+from benchmarks.scenarios.streams import ServerStream, stream
 
 Array = jax.Array
 VOTES = 3
@@ -31,7 +31,7 @@ def linked(
     senders = drawn.clients.senders
     if interval > 1:
         return {"precision": float(_precision(mine, senders, interval))}
-    keys = jax.random.split(stream(drawn.seen.key, Stream.PAIRS))
+    keys = jax.random.split(stream(drawn.seen.key, ServerStream.PAIRS))
     sides = (mine, senders), (other, drawn.shadow.senders)
     scores, tested = _all_scores(*sides, keys, pairs)
     auc = detection(np.asarray(tested[0]), np.asarray(tested[1])).auc

@@ -21,7 +21,7 @@ from attacks.users import siamese as networks
 from benchmarks.harness.engines import run_members
 from benchmarks.scenarios.anonymous import AnonymousSettings, Seen, Updates
 from benchmarks.scenarios.pictures import Represent
-from benchmarks.scenarios.streams import Stream, stream
+from benchmarks.scenarios.streams import ServerStream, stream
 from jaxfl import Model
 from jaxfl.models import record_gradient
 from jaxfl.parallel import map_clients, strategy_here
@@ -135,7 +135,9 @@ class Linking:
         function = Represent(seen.model, seen.shape, settings)
         for place, side in enumerate(self.sides):
             counts = self.counts(place)
-            keys = jnp.broadcast_to(stream(seen.key, Stream.REPRESENTATIVES), counts.shape[:2])
+            keys = jnp.broadcast_to(
+                stream(seen.key, ServerStream.REPRESENTATIVES), counts.shape[:2]
+            )
             made.append(run_members(function, (*side, counts, keys)).results)
         return made[0], made[1]
 
@@ -152,7 +154,7 @@ class Linking:
             embedding,
             flat[1],
             self.seen.senders.ravel(),
-            stream(self.seen.key, Stream.SIAMESE),
+            stream(self.seen.key, ServerStream.SIAMESE),
             start=start,
             described=flat,
             described_after=self.epochs,

@@ -1,8 +1,7 @@
-"""Models as three pure functions, so that a simulation and an attack can differentiate through
-them.
+"""The type of a model, and losses.
 
 `Model(init, apply, loss)` is the whole contract: any JAX library's model enters by giving the three
-functions, and Flax modules through `jaxfl.adapters`; `jaxfl.architectures` has those of the papers.
+functions, and Flax modules through `jaxfl.from_flax`.
 """
 
 import dataclasses

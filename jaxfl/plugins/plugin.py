@@ -1,4 +1,4 @@
-"""What a client does beside plain local training: one type for defences and misbehaviour.
+"""The type of plug-ins.
 
 A plug-in of one's own is a frozen record, registered as a pytree, that overrides one hook or more:
 
@@ -36,8 +36,8 @@ class Plugin:
     """
 
     def recipe(self, training: Any) -> Any:
-        """Another recipe of local training, for a `jaxfl.LocalTraining`; whose plug-ins run stays
-        as it was, whatever `plugins` the answer has."""
+        """Another recipe of local training, for a `jaxfl.LocalTraining`. Its `plugins` are ignored:
+        those of the original recipe run."""
         return training
 
     def batch(

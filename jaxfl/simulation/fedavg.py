@@ -1,4 +1,4 @@
-"""FedAvg, simulated: what the clients of a run send, and what a server makes of it."""
+"""`simulate`: checks what it is given, and runs the rounds where the clients' records are."""
 
 import dataclasses
 from typing import Any
@@ -8,16 +8,16 @@ import numpy as np
 
 from jaxfl import _check
 from jaxfl.clients import ClientData, OneClient, check_clients, check_records_of_one
-from jaxfl.defenses import DPSGD
 from jaxfl.domains import Key, Params, checked
 from jaxfl.federated import Federated
-from jaxfl.host_held import simulate_blocks
 from jaxfl.models import Model, check_parameters
+from jaxfl.models.probe import mixes_records
 from jaxfl.parallel import give_every, on_first, share_out, strategy_here
 from jaxfl.plugins import PerClient, Plugin
-from jaxfl.probe import mixes_records
-from jaxfl.rounds import simulate_rounds
+from jaxfl.plugins.defenses import DPSGD
 from jaxfl.servers import HonestServer, Server, kind_of
+from jaxfl.simulation.host_held import simulate_blocks
+from jaxfl.simulation.rounds import simulate_rounds
 from jaxfl.training import as_array, in_arrays
 from jaxfl.transcript import Transcript
 

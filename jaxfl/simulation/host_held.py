@@ -12,7 +12,8 @@ from jaxfl.clients import ClientData
 from jaxfl.federated import Federated
 from jaxfl.models import Model
 from jaxfl.parallel import Devices, on_every, on_first, share_out
-from jaxfl.rounds import (
+from jaxfl.servers import Server, ServerState
+from jaxfl.simulation.rounds import (
     Steps,
     Task,
     draw_places,
@@ -22,7 +23,6 @@ from jaxfl.rounds import (
     slots_of,
     transcript_of,
 )
-from jaxfl.servers import Server, ServerState
 from jaxfl.transcript import Transcript
 
 Array = jax.Array

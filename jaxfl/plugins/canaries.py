@@ -9,9 +9,9 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Num
 
-from jaxfl.defenses import DPSGD, private_gradient
 from jaxfl.domains import Count, Key, Params, Probability, checked
 from jaxfl.models import Model
+from jaxfl.plugins.defenses import DPSGD, private_gradient
 
 Array = jax.Array
 

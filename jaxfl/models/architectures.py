@@ -13,10 +13,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxfl.adapters import from_flax
-from jaxfl.convolutions import convolve
 from jaxfl.domains import Count, Shape, checked
 from jaxfl.models import Model, Trunk, binary_cross_entropy, cross_entropy, squared_error
+from jaxfl.models.adapters import from_flax
+from jaxfl.models.convolutions import convolve
 
 Array = jax.Array
 

@@ -1,4 +1,4 @@
-"""Models of other libraries as `Model`: Flax linen modules."""
+"""Flax linen modules as `Model`."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxfl.domains import Count, Shape, checked
 from jaxfl.models import DenseLayers, Model
-from jaxfl.probe import layers_hold
+from jaxfl.models.probe import layers_hold
 
 Array = jax.Array
 
