@@ -2,7 +2,7 @@
 
 from jaxfl.clients import ClientData, one_client, stack_clients
 from jaxfl.evaluation import Evaluation, evaluate
-from jaxfl.federated import Federated, Record
+from jaxfl.federated import Federated, Keep
 from jaxfl.models import (
     Model,
     Trunk,
@@ -44,6 +44,7 @@ __all__ = [
     "Federated",
     "HonestServer",
     "IsolatingServer",
+    "Keep",
     "Listed",
     "LocalTraining",
     "Measured",
@@ -52,7 +53,6 @@ __all__ = [
     "Model",
     "PerClient",
     "Plugin",
-    "Record",
     "Schema",
     "Server",
     "ServerState",

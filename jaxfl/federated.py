@@ -16,7 +16,7 @@ from jaxfl.training import LocalTraining
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class Keep:
     """What a transcript keeps; nothing else is held in memory (static).
 
     Attributes:
@@ -35,7 +35,7 @@ class Record:
             if value is None or (name == "clients" and value == "all"):
                 continue
             if isinstance(value, str) or not np.iterable(value):
-                raise ValueError(f"record.{name}={value!r} must be a sequence of integers")
+                raise ValueError(f"keep.{name}={value!r} must be a sequence of integers")
             object.__setattr__(self, name, tuple(value))
 
 
@@ -59,7 +59,7 @@ class Federated(HoldsPlugins):
         device, for so many rounds at a time. None: everyone's are on the device (static). For more
         clients than a device holds, of whom `clients_per_round` take part. Kept messages come back
         to the host, as NumPy's arrays.
-      record: what the transcript keeps (static).
+      keep: what the transcript keeps (static).
     """
 
     rounds: Count = struct.field(pytree_node=False, default=1)
@@ -69,12 +69,12 @@ class Federated(HoldsPlugins):
     strategy: Strategy | None = struct.field(pytree_node=False, default=None)
     devices: Devices | None = struct.field(pytree_node=False, default=None)
     rounds_on_device: Count | None = struct.field(pytree_node=False, default=None)
-    record: Record = struct.field(pytree_node=False, default=Record())
+    keep: Keep = struct.field(pytree_node=False, default=Keep())
 
     @property
     def kept_rounds(self) -> tuple[int, ...]:
         """The rounds of which messages are kept."""
-        return tuple(range(self.rounds) if self.record.rounds is None else self.record.rounds)
+        return tuple(range(self.rounds) if self.keep.rounds is None else self.keep.rounds)
 
     @property
     def keeps_every_round(self) -> bool:
@@ -90,23 +90,23 @@ class Federated(HoldsPlugins):
                 f"clients_per_round={self.clients_per_round} exceeds the {count} clients"
             )
         self._check_devices(count)
-        if self.record.rounds == ():
-            raise ValueError("record.rounds=() is empty; None keeps all")
-        outside = [t for t in self.record.rounds or () if not 0 <= t < self.rounds]
+        if self.keep.rounds == ():
+            raise ValueError("keep.rounds=() is empty; None keeps all")
+        outside = [t for t in self.keep.rounds or () if not 0 <= t < self.rounds]
         if outside:
             raise ValueError(
-                f"record.rounds={self.record.rounds} names round {outside[0]}; rounds run from "
+                f"keep.rounds={self.keep.rounds} names round {outside[0]}; rounds run from "
                 f"0 to {self.rounds - 1}"
             )
         for name in ("rounds", "clients"):
-            chosen = getattr(self.record, name)
+            chosen = getattr(self.keep, name)
             if isinstance(chosen, tuple) and len(set(chosen)) < len(chosen):
-                raise ValueError(f"record.{name}={chosen} repeats an entry; name each once")
-        if self.record.clients != "all" and not _check.is_unseen(clients.id):
-            unknown = set(self.record.clients) - set(np.asarray(clients.id).tolist())
+                raise ValueError(f"keep.{name}={chosen} repeats an entry; name each once")
+        if self.keep.clients != "all" and not _check.is_unseen(clients.id):
+            unknown = set(self.keep.clients) - set(np.asarray(clients.id).tolist())
             if unknown:
                 raise ValueError(
-                    f"record.clients={self.record.clients} names client {unknown.pop()}, which "
+                    f"keep.clients={self.keep.clients} names client {unknown.pop()}, which "
                     "is not among the clients"
                 )
 

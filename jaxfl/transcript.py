@@ -364,7 +364,7 @@ class Transcript:
     def _need_everyone(self, view: str) -> None:
         if len(self.clients) != len(self.ids):
             raise ValueError(
-                f"{view}() needs Record(clients='all'); this transcript kept "
+                f"{view}() needs Keep(clients='all'); this transcript kept "
                 f"{len(self.clients)} of {len(self.ids)} clients"
             )
 

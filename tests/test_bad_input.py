@@ -19,9 +19,9 @@ from attacks import (
 from jaxfl import (
     Federated,
     IsolatingServer,
+    Keep,
     LocalTraining,
     Messages,
-    Record,
     evaluate,
     linear,
     logistic,
@@ -71,18 +71,18 @@ def test_repeated_ids_and_single_client():
         ),
         (Federated(clients_per_round=9), "clients_per_round=9 exceeds the 3 clients"),
         (
-            Federated(rounds=2, record=Record(rounds=(1, 1))),
-            "record.rounds=.1, 1. repeats an entry",
+            Federated(rounds=2, keep=Keep(rounds=(1, 1))),
+            "keep.rounds=.1, 1. repeats an entry",
         ),
         (
-            Federated(rounds=2, record=Record(rounds=[1, 1])),
-            "record.rounds=.1, 1. repeats an entry",
+            Federated(rounds=2, keep=Keep(rounds=[1, 1])),
+            "keep.rounds=.1, 1. repeats an entry",
         ),
         (
-            Federated(rounds=2, record=Record(rounds=(0, 5))),
+            Federated(rounds=2, keep=Keep(rounds=(0, 5))),
             "names round 5; rounds run from 0 to 1",
         ),
-        (Federated(record=Record(clients=(8,))), "names client 8"),
+        (Federated(keep=Keep(clients=(8,))), "names client 8"),
     ],
 )
 def test_federated(world, federated, message):
@@ -215,7 +215,7 @@ def test_views(world):
         world.params,
         world.clients,
         world.key,
-        Federated(rounds=3, record=Record(clients=(1,))),
+        Federated(rounds=3, keep=Keep(clients=(1,))),
     )
     with pytest.raises(ValueError, match=r"client=0 was not kept; kept: \[1\]"):
         transcript.messages(0)
@@ -224,7 +224,7 @@ def test_views(world):
     with pytest.raises(ValueError, match="names round 9, which is not held"):
         transcript.messages(1).select((9,))
     for view in (transcript.aggregates, lambda: transcript.anonymous(world.key)):
-        with pytest.raises(ValueError, match=r"needs Record\(clients='all'\)"):
+        with pytest.raises(ValueError, match=r"needs Keep\(clients='all'\)"):
             view()
 
 
@@ -330,7 +330,7 @@ def test_other_refusals(world, messages):
     with pytest.raises(ValueError, match=r"rounds=\(\) is empty"):
         messages.select(())
     with pytest.raises(ValueError, match=r"record\.clients=0 must be a sequence"):
-        Record(clients=0)
+        Keep(clients=0)
     with pytest.raises(ValueError, match=r"rounds has shape \(1,\)"):
         Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 3))}, rounds=[0])
     # A loss that takes integer labels alone.

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.settings import Value, defaults, flatten
 
-Attacks = Mapping[str, Any]
+MethodSettings = Mapping[str, Any]
 """Settings of methods by their names, where they are not the method's own defaults."""
 
 
@@ -27,11 +27,11 @@ class Cell:
       dataset: name of the data set.
       experiment: what is measured.
       settings: a record of the experiment's type.
-      attacks: (method, record) pairs, where a method's settings are not its defaults.
+      method_settings: (method, record) pairs, where a method's settings are not its defaults.
 
     Raises:
-      ValueError: if the settings are not of the experiment's type, or `attacks` names a method that
-        it has not, or a record that is not of the method's type.
+      ValueError: if the settings are not of the experiment's type, or `method_settings` names a
+        method that it has not, or a record that is not of the method's type.
     """
 
     suite: str
@@ -40,7 +40,7 @@ class Cell:
     dataset: str
     experiment: Experiment
     settings: Any
-    attacks: tuple[tuple[str, Any], ...] = ()
+    method_settings: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         kind = self.experiment.settings
@@ -48,7 +48,7 @@ class Cell:
             raise ValueError(
                 f"settings={self.settings!r} of {self.suite}/{self.table} are no {kind.__name__}"
             )
-        for name, record in self.attacks:
+        for name, record in self.method_settings:
             method = self.experiment.method(name)
             if type(record) is not type(method.settings):
                 kind = type(method.settings)
@@ -79,15 +79,15 @@ class Job:
         return self.cell.experiment.method(self.method)
 
     @property
-    def attack(self) -> Any:
+    def method_settings(self) -> Any:
         """Settings of the method in this cell, as it runs."""
-        given = dict(self.cell.attacks).get(self.method, self.how.settings)
+        given = dict(self.cell.method_settings).get(self.method, self.how.settings)
         return self.how.settles(given, self.cell.settings)
 
     @property
     def settings(self) -> dict[str, Value]:
         """All that is set, by flat names: the cell's, and the method's own under its name."""
-        return flatten(self.cell.settings) | self._of_method(self.attack)
+        return flatten(self.cell.settings) | self._of_method(self.method_settings)
 
     @property
     def set_here(self) -> dict[str, Value]:
@@ -119,7 +119,7 @@ class Job:
         """What is computed once: jobs that only ask other things of one run share it."""
         cell = self.cell
         run = cell.experiment.run_of(cell.settings)
-        return cell.experiment.name, cell.dataset, run, self.method, self.attack, self.seed
+        return cell.experiment.name, cell.dataset, run, self.method, self.method_settings, self.seed
 
     @property
     def key(self) -> str:
@@ -203,12 +203,12 @@ class Place:
     Attributes:
       dataset: name of the data set.
       settings: a record of the experiment's type.
-      attacks: settings of methods by name.
+      method_settings: by the name of the method.
     """
 
     dataset: str
     settings: Any
-    attacks: Attacks = dataclasses.field(default_factory=dict)
+    method_settings: MethodSettings = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,11 +251,12 @@ class Table:
         """Its cells, each once."""
         place = suite, self.name, size
         drawn = self.places(size, data_dir)
-        made = (
-            Cell(*place, p.dataset, self.experiment, p.settings, tuple(sorted(p.attacks.items())))
-            for p in drawn
-        )
-        return list(dict.fromkeys(made))
+
+        def cell(at: Place) -> Cell:
+            given = tuple(sorted(at.method_settings.items()))
+            return Cell(*place, at.dataset, self.experiment, at.settings, given)
+
+        return list(dict.fromkeys(map(cell, drawn)))
 
     def takes(self, cell: Cell, name: str) -> bool:
         """Whether a method has rows in a cell."""
@@ -342,6 +343,6 @@ def by_method(jobs: Iterable[Job]) -> Iterator[tuple[Method, Any, list[Job]]]:
     """Each method with its settings, and its jobs; in the order of their first."""
     methods: dict[tuple[Method, Any], list[Job]] = {}
     for job in jobs:
-        methods.setdefault((job.how, job.attack), []).append(job)
+        methods.setdefault((job.how, job.method_settings), []).append(job)
     for (method, attack), wanted in methods.items():
         yield method, attack, wanted

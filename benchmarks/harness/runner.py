@@ -129,7 +129,8 @@ def run_safely(group: Group, data_dir: str | None) -> Iterator[Sequence[Outcome]
             status = f"{type(error).__name__}: {error}".splitlines()[0]
             trace = "".join(traceback.format_exception(error))
         left = [job for job in left if job not in done]
-        first = [job for job in left if (job.how, job.attack) == (left[0].how, left[0].attack)]
+        tried = left[0].how, left[0].method_settings
+        first = [job for job in left if (job.how, job.method_settings) == tried]
         failed, told = left if status == told and not done else first, status
         metric = group.experiment.metrics[0].name
         yield [Outcome(job, metric, None, status=status, trace=trace) for job in failed]

@@ -45,7 +45,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     audited = draw(cell.dataset, cell.settings, data_dir, seed)
     for job in jobs:
         clock = Clock()
-        answer: MeasuredEpsilon = job.how.run(audited.seen, job.attack)
+        answer: MeasuredEpsilon = job.how.run(audited.seen, job.method_settings)
         spent = clock.read()
         if answer.status == Status.FAILED:
             yield [Outcome(job, m.name, None, status="failed") for m in METRICS]

@@ -264,8 +264,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         if traits.reports:
             scores = [{t: _detector(trained, s, t) for t in seen} for s in range(len(seeds))]
         elif traits.best_of:
-            methods = [cell.experiment.method(name) for name in traits.best_of]
-            ours = [decode(m, dict(cell.attacks).get(m.name, m.settings))[0] for m in methods]
+            methods, given = map(cell.experiment.method, traits.best_of), dict(cell.method_settings)
+            ours = [decode(m, given.get(m.name, m.settings))[0] for m in methods]
             scores = [
                 {t: max((o[s][t] for o in ours), key=lambda r: r["f1"]) for t in seen}
                 for s in range(len(seeds))

@@ -127,7 +127,7 @@ METRICS = (
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     """Run jobs one after the other."""
     for job in jobs:
-        solver: Solver = job.attack
+        solver: Solver = job.method_settings
         updates = draw(job.cell.dataset, job.cell.settings, data_dir, job.seed, solver.clients)
         settings = dataclasses.replace(
             job.cell.settings.representing,

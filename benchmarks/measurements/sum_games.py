@@ -73,7 +73,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     games = draw(cell.dataset, cell.settings, data_dir, seed)
     for job in jobs:
         clock = Clock()
-        told = jax.block_until_ready(job.how.run(games.seen, job.attack))
+        told = jax.block_until_ready(job.how.run(games.seen, job.method_settings))
         shared: dict[str, Any] = {
             **clock.read()._asdict(),
             "dtype": "float32",

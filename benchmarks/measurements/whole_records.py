@@ -129,7 +129,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             yield [Outcome(job, m.name, None, status="messages not finite") for m in METRICS]
             continue
         clock = Clock()
-        guess = job.how.run(victim.seen, job.attack)
+        guess = job.how.run(victim.seen, job.method_settings)
         spent = clock.read()
         scores = scored(victim, guess)
         shared: dict[str, Any] = {

@@ -16,9 +16,9 @@ from benchmarks.scenarios.sources import classified, pictures
 from benchmarks.scenarios.victims import private_training
 from jaxfl import (
     Federated,
+    Keep,
     LocalTraining,
     Model,
-    Record,
     evaluate,
     mlp,
     one_client,
@@ -289,8 +289,8 @@ def _side(
     else:
         parts = _parts(np.random.default_rng(seed), data.y, rows, settings)
     end = settings.first + settings.window
-    record = Record(rounds=tuple(range(settings.first, end)))
-    federated = Federated(end, settings.recipe, record=record)
+    keep = Keep(rounds=tuple(range(settings.first, end)))
+    federated = Federated(end, settings.recipe, keep=keep)
     clients = stack_clients([(data.x[part], data.y[part]) for part in parts])
     run = simulate(model, model.init(init_key), clients, train_key, federated)
     if anonymous is not None:

@@ -18,13 +18,13 @@ from jaxfl import (
     DPSGD,
     ClientData,
     Federated,
+    Keep,
     LocalTraining,
     Messages,
     Mixup,
     Model,
     PerClient,
     Plugin,
-    Record,
     linear,
     local_update,
     mlp,
@@ -222,9 +222,9 @@ def federate(
     attacked = tuple(range(min(settings.attacked, len(parts))))
     clients = stack_clients([(data.x[rows].astype(dtype), data.y[rows]) for rows in parts])
     began = time.perf_counter()
-    record = Record(clients=attacked, rounds=settings.observed)
+    keep = Keep(clients=attacked, rounds=settings.observed)
     common = largest.without(DPSGD)
-    federated = Federated(settings.rounds, common, plugins=private, record=record)
+    federated = Federated(settings.rounds, common, plugins=private, keep=keep)
     run = simulate(model, start, clients, train_key, federated)
     jax.block_until_ready(run.params)
     messages = [run.messages(c) for c in attacked]
@@ -291,8 +291,8 @@ def isolated(federation: Federation, c: int, rounds: int) -> Any:
     """The client's last model if the server sends it nothing but its own model back, in every
     round: FedAvg of it alone."""
     data = jax.tree.map(lambda a: a[None], federation.client(c))
-    record = Record(rounds=(rounds - 1,))
-    federated = Federated(rounds, federation.training[c], record=record)
+    keep = Keep(rounds=(rounds - 1,))
+    federated = Federated(rounds, federation.training[c], keep=keep)
     key = jax.random.fold_in(federation.key, c)
     run = simulate(federation.model, federation.start, data, key, federated)
     return jax.tree.map(lambda a: a[0, 0], run.returned)

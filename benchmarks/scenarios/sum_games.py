@@ -14,9 +14,9 @@ from jaxfl import (
     Aggregates,
     ClientData,
     Federated,
+    Keep,
     LocalTraining,
     Model,
-    Record,
     mlp,
     simulate,
     stack_clients,
@@ -99,7 +99,7 @@ def draw(name: str, settings: SumGamesSettings, data_dir: str | None, seed: int)
         settings.rounds,
         settings.training,
         clients_per_round=settings.per_round,
-        record=Record(clients=(), sums=True),
+        keep=Keep(clients=(), sums=True),
     )
     held, own, fresh = (_stacked(x, data.y, rows) for rows in parts)
     run = simulate(model, model.init(init_key), held, stream(key, Stream.TRAINING), federated)

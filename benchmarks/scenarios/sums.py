@@ -19,10 +19,10 @@ from jaxfl import (
     Behavior,
     ClientData,
     Federated,
+    Keep,
     LocalTraining,
     Model,
     PerClient,
-    Record,
     clipped_sgd,
     evaluate,
     lenet,
@@ -304,7 +304,7 @@ class Train:
             self.training,
             plugins=(PerClient(behavior),),
             clients_per_round=self.per_round,
-            record=Record(clients=(), sums=True),
+            keep=Keep(clients=(), sums=True),
         )
         init_key, train_key, _ = jax.random.split(key, 3)
         clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))

@@ -22,10 +22,10 @@ from jaxfl import (
     DPSGD,
     ClientData,
     Federated,
+    Keep,
     LocalTraining,
     Messages,
     Model,
-    Record,
     Transcript,
     Upload,
     evaluate,
@@ -236,8 +236,8 @@ class Train:
         init_key, train_key = jax.random.split(stream(victim.key, Stream.TRAINING))
         clients = ClientData(x, y, jnp.ones(y.shape, bool), jnp.arange(len(y)))
         plugins = () if victim.upload is None else (victim.upload,)
-        record = Record(clients=kept, rounds=self.kept)
-        federated = Federated(self.rounds, victim.training, plugins, record=record)
+        keep = Keep(clients=kept, rounds=self.kept)
+        federated = Federated(self.rounds, victim.training, plugins, keep=keep)
         return simulate(self.model, self.model.init(init_key), clients, train_key, federated)
 
 

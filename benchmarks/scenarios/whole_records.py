@@ -13,10 +13,10 @@ from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.streams import Stream, stream
 from jaxfl import (
     Federated,
+    Keep,
     LocalTraining,
     Messages,
     Model,
-    Record,
     Schema,
     Upload,
     evaluate,
@@ -179,8 +179,8 @@ def _sent(
 ) -> Messages:
     parts = list(zip(*(np.split(each, settings.clients) for each in records), strict=True))
     if settings.sends == "model":
-        training, kept = settings.training, Record(clients="all")
-        federated = Federated(settings.rounds, training, plugins=settings.senders, record=kept)
+        training, kept = settings.training, Keep(clients="all")
+        federated = Federated(settings.rounds, training, plugins=settings.senders, keep=kept)
         run = simulate(model, params, stack_clients(parts), key, federated)
         returned = jax.tree.map(lambda a: a.mean(1), run.returned)
         return Messages(run.received, returned, jnp.arange(settings.rounds))

@@ -34,7 +34,7 @@ from attacks import (
 )
 from benchmarks.harness.operations import operations
 from benchmarks.speed.machine import Limits, measure_limits
-from jaxfl import Federated, LocalTraining, Record, mlp, simulate, stack_clients
+from jaxfl import Federated, Keep, LocalTraining, mlp, simulate, stack_clients
 from jaxfl.domains import Count
 
 
@@ -160,7 +160,7 @@ class Rounds:
             clients_per_round=self.cohort,
             devices=None if self.devices == 1 else tuple(here[: self.devices]),
             rounds_on_device=self.rounds_on_device,
-            record=Record(clients=()),
+            keep=Keep(clients=()),
         )
 
         def work(start: Any) -> Any:

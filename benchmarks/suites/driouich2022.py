@@ -37,11 +37,11 @@ def _linear(
     clients: Sequence[int | str], records: Sequence[int] = (0,), rates: Sequence[float] = (0.01,)
 ) -> Callable[[str, str | None], list[Place]]:
     def places(size: str, data_dir: str | None) -> list[Place]:
-        attacks: dict[str, Any] = SMALL_ATTACKS if size == "small" else {}
+        given: dict[str, Any] = SMALL_ATTACKS if size == "small" else {}
         attacked = _settings(size, 0, "mean", 0.01).attacked
         reported = [c for c in clients if c == "mean" or int(c) < attacked]
         return [
-            Place(dataset, _settings(size, n, client, rate), attacks)
+            Place(dataset, _settings(size, n, client, rate), given)
             for dataset in DATASETS
             for n in records
             for client in reported

@@ -105,7 +105,9 @@ MAPS = {
 """Hyper-parameters of the paper's maps, client by client."""
 
 
-def attacks(dataset: str, size: str, drift: int = 0, source_messages: int = 20) -> dict[str, Any]:
+def method_settings(
+    dataset: str, size: str, drift: int = 0, source_messages: int = 20
+) -> dict[str, Any]:
     """Settings of the attacks, at either size.
 
     Args:
@@ -164,7 +166,7 @@ def place(
     # By LEAF's recipe most clients hold records of one class, which hardly differ: `gls` needs all
     # the noise of their order.
     drift = 3 if dataset == "leaf_synthetic" else 0
-    return Place(dataset, settings, attacks(dataset, size, drift, source_messages))
+    return Place(dataset, settings, method_settings(dataset, size, drift, source_messages))
 
 
 def _grid(

@@ -16,7 +16,7 @@ from benchmarks.harness.jobs import Place, Suite, Table
 from benchmarks.harness.settings import flatten, replace
 from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.scenarios.victims import VictimSettings
-from benchmarks.suites.lyu2021 import attacks
+from benchmarks.suites.lyu2021 import method_settings
 
 EXACT = ("closed_form", "gauss_newton", "decode_adam")
 METHODS = ("majority", "cos", *EXACT, "gls", "gls_unrolled", "decode_partial")
@@ -60,8 +60,9 @@ def _axis(
         attribute = 69 if dataset == "location30" else 595
         base = VictimSettings(attribute, records, rounds=50, phases=("pre5",))
         setting = SETTINGS.get(name, name)
+        given = method_settings(steps, orders=orders)
         return [
-            Place(dataset, replace(base, fixed | {setting: value}), attacks(steps, orders=orders))
+            Place(dataset, replace(base, fixed | {setting: value}), given)
             for value in (paper if size == "paper" else small)
         ]
 

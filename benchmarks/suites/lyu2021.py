@@ -36,7 +36,7 @@ BATCHES = (8, 32, None)
 """None: all records in one step."""
 
 
-def attacks(
+def method_settings(
     steps: int = 300,
     evaluations: int = 200,
     unrolled_steps: int = 300,
@@ -106,8 +106,10 @@ def _grid(
         if "phases" not in values and batch:
             values = values | {"simulated_phases": ("first20",)}
             budget |= {"orders": 64, "points": 1}
-        chosen = {"mixture": attacks(budget["steps"])["cos"]} if strangers else attacks(**budget)
-        return Place(dataset, replace(VictimSettings(attribute, count), values), chosen)
+        given = method_settings(**budget)
+        if strangers:
+            given = {"mixture": method_settings(budget["steps"])["cos"]}
+        return Place(dataset, replace(VictimSettings(attribute, count), values), given)
 
     def places(size: str, data_dir: str | None) -> list[Place]:
         names, made = _sources(data_dir), []

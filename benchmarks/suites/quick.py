@@ -6,14 +6,14 @@ from benchmarks.measurements.attributes import EXPERIMENT
 from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
-from benchmarks.suites.lyu2021 import attacks
+from benchmarks.suites.lyu2021 import method_settings
 from jaxfl import LocalTraining
 
 
 def _attributes(size: str, data_dir: str | None) -> list[Place]:
     phases = ("pre1", "pre5", "last5")
     return [
-        Place(dataset, VictimSettings(attribute, records, phases=phases), attacks())
+        Place(dataset, VictimSettings(attribute, records, phases=phases), method_settings())
         for dataset, attribute, records in (
             ("purchase_like", 595, 100),
             ("digits", 20, 100),
@@ -24,7 +24,7 @@ def _attributes(size: str, data_dir: str | None) -> list[Place]:
 
 def _minibatch(size: str, data_dir: str | None) -> list[Place]:
     training = LocalTraining(0.1, batch_size=5)
-    chosen = attacks(unrolled_steps=200, unrolled_orders=1, orders=64)
+    chosen = method_settings(unrolled_steps=200, unrolled_orders=1, orders=64)
     return [
         Place("digits", VictimSettings(20, 100, training=training, phases=(phase,)), chosen)
         for phase in ("pre5", "first20")
@@ -36,7 +36,7 @@ def _learning_rate(size: str, data_dir: str | None) -> list[Place]:
         Place(
             "digits",
             VictimSettings(20, 50, training=LocalTraining(rate), phases=("last5",)),
-            attacks(),
+            method_settings(),
         )
         for rate in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     ]

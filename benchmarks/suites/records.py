@@ -6,7 +6,7 @@ from typing import Any
 
 from attacks import RecordSearch
 from benchmarks.harness.experiment import Method
-from benchmarks.harness.jobs import Attacks, Place, Suite, Table
+from benchmarks.harness.jobs import MethodSettings, Place, Suite, Table
 from benchmarks.measurements.whole_records import EXPERIMENT
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from jaxfl import DPSGD, LocalTraining, Upload, sgd
@@ -24,10 +24,10 @@ def _takes_minutes(settings: WholeRecordsSettings, method: Method) -> bool:
 
 
 def _places(dataset: str, settings: Iterable[WholeRecordsSettings]) -> list[Place]:
-    return [Place(dataset, each, _attacks(each)) for each in settings]
+    return [Place(dataset, each, _method_settings(each)) for each in settings]
 
 
-def _attacks(settings: WholeRecordsSettings) -> Attacks:
+def _method_settings(settings: WholeRecordsSettings) -> MethodSettings:
     several = settings.training.steps(settings.records) > 1
     return ONE_LAYER if len(settings.hidden) == 1 or several else {}
 

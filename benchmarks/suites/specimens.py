@@ -26,7 +26,7 @@ class Specimen(NamedTuple):
       dataset: what it is run on.
       changes: of its settings, at all sizes.
       tiny: of its settings at the tiny size.
-      attacks: at the tiny size, changes of methods' settings.
+      method_settings: at the tiny size, changes of methods' settings.
       many: what it is run on at the full size, where drawing many members of `dataset` takes long.
     """
 
@@ -34,7 +34,7 @@ class Specimen(NamedTuple):
     dataset: str
     changes: Changes
     tiny: Changes
-    attacks: Mapping[str, Changes] = {}
+    method_settings: Mapping[str, Changes] = {}
     many: str = ""
 
     def cell(self, size: Size) -> Cell:
@@ -42,17 +42,17 @@ class Specimen(NamedTuple):
         suite, _, table = self.table.partition("/")
         cell = SUITES[suite].table(table).cells(suite, "small", None)[0]
         methods = {method.name: method.settings for method in cell.experiment.methods}
-        attacks = {name: record for name, record in cell.attacks if name in methods}
+        given = {name: record for name, record in cell.method_settings if name in methods}
         changes = dict(self.changes)
         if size == "tiny":
             changes |= self.tiny
-            for name, changed in self.attacks.items():
-                attacks[name] = replace(attacks.get(name, methods[name]), changed)
+            for name, changed in self.method_settings.items():
+                given[name] = replace(given.get(name, methods[name]), changed)
         return dataclasses.replace(
             cell,
             dataset=self.many if self.many and size == "full" else self.dataset,
             settings=replace(cell.settings, changes),
-            attacks=tuple(sorted(attacks.items())),
+            method_settings=tuple(sorted(given.items())),
         )
 
 

@@ -54,7 +54,7 @@ def simulate(
       test: records without client axis on which the global model is evaluated after every round.
 
     Returns:
-      A `Transcript` with what `federated.record` asked for.
+      A `Transcript` with what `federated.keep` asked for.
 
     Raises:
       ValueError: on bad shapes, values or settings, naming the argument. Values of traced arrays,

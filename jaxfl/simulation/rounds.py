@@ -90,7 +90,7 @@ def simulate_rounds(  # noqa: PLR0913 - those of `simulate`, and the static one 
 
 def kept_ids(ids: Any, federated: Federated) -> Any:
     """Ids of the clients whose messages are kept `[kept]`."""
-    chosen = federated.record.clients
+    chosen = federated.keep.clients
     return ids if chosen == "all" else jnp.asarray(chosen, ids.dtype)
 
 
@@ -209,7 +209,7 @@ def _round(
     """The state after one round, what is kept of it, and how well the model then does."""
     server, clients = task.server, cohort[0]
     received, returned = _train(task, state, cohort, _keys_of_round(task.key, t)[0])
-    sums = _sums(received, returned, server.personal) if task.federated.record.sums else None
+    sums = _sums(received, returned, server.personal) if task.federated.keep.sums else None
     message = (*_messages(server, state, returned, clients.id, task.kept), sums)
     after = server.receive(state, returned, clients.sizes, clients.id)
     _check.alike(f"{type(server).__name__}.receive", state, after)

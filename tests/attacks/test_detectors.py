@@ -28,9 +28,9 @@ from attacks.properties.shadows import shadow_updates
 from jaxfl import (
     Behavior,
     Federated,
+    Keep,
     LocalTraining,
     PerClient,
-    Record,
     client_round,
     clipped_sgd,
     lenet,
@@ -74,7 +74,7 @@ def trained(federation, behavior, records=None, keep="all"):
         TRAINING,
         plugins=() if behavior is None else (PerClient(behavior),),
         clients_per_round=PER_ROUND,
-        record=Record(clients=keep, sums=True),
+        keep=Keep(clients=keep, sums=True),
     )
     return simulate(model, params, stack_clients(records or own), KEY, federated)
 

@@ -14,8 +14,8 @@ from attacks.users import generative, generators, mgan
 from jaxfl import (
     Federated,
     IsolatingServer,
+    Keep,
     LocalTraining,
-    Record,
     mlp,
     one_client,
     simulate,
@@ -54,8 +54,8 @@ def federation():
     return patterns, stack_clients(records), auxiliary
 
 
-def federated(rounds, **record):
-    return Federated(rounds, LocalTraining(RATE), record=Record(**record))
+def federated(rounds, **kept):
+    return Federated(rounds, LocalTraining(RATE), keep=Keep(**kept))
 
 
 def judged(state, x):

@@ -12,9 +12,9 @@ from attacks.records.gradients import dense_gradients
 from attacks.records.spans import span_of
 from jaxfl import (
     Federated,
+    Keep,
     LocalTraining,
     Messages,
-    Record,
     Upload,
     mean_loss,
     mlp,
@@ -53,7 +53,7 @@ def client(seed, count, training, plugins=()):
     """Records, and messages of a client that has them."""
     rows = np.random.default_rng(seed).choice(len(DATA), count, replace=False)
     x, y = DATA.x[rows], DATA.y[rows]
-    federated = Federated(1, training, plugins, record=Record(clients="all"))
+    federated = Federated(1, training, plugins, keep=Keep(clients="all"))
     start = MODEL.init(jax.random.key(seed))
     run = simulate(MODEL, start, stack_clients([(x, y)]), jax.random.key(seed), federated)
     return x, y, run.messages(0)

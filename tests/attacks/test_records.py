@@ -13,9 +13,9 @@ import pytest
 from attacks import RecordSearch, Status, count_records, lies_in_span, reconstruct_records
 from jaxfl import (
     Federated,
+    Keep,
     LocalTraining,
     Messages,
-    Record,
     cross_entropy,
     from_flax,
     mean_loss,
@@ -168,8 +168,8 @@ def test_another_learning_rate_than_the_clients_is_told_and_the_records_read():
 def averaged(x, y, training):
     """What a client returns that takes several steps."""
     model = mlp(DATA.x.shape[1], (64,), 3)
-    kept = Record(clients="all")
-    federated = Federated(1, training, record=kept)
+    kept = Keep(clients="all")
+    federated = Federated(1, training, keep=kept)
     run = simulate(model, model.init(KEY), stack_clients([(x, y)]), KEY, federated)
     return model, run.messages(0)
 

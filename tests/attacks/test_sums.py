@@ -13,8 +13,8 @@ from jaxfl import (
     DPSGD,
     ClientData,
     Federated,
+    Keep,
     LocalTraining,
-    Record,
     local_update,
     mlp,
     simulate,
@@ -40,8 +40,8 @@ START = MODEL.init(jax.random.key(0))
 @pytest.fixture(scope="module")
 def games():
     """Sums of all rounds, and for each a participant's data set beside one that nobody has."""
-    record = Record(clients=(), sums=True)
-    federated = Federated(ROUNDS, TRAINING, clients_per_round=PER_ROUND, record=record)
+    keep = Keep(clients=(), sums=True)
+    federated = Federated(ROUNDS, TRAINING, clients_per_round=PER_ROUND, keep=keep)
     run = simulate(MODEL, START, HELD, jax.random.key(1), federated)
     aggregates = run.aggregates()
     asked = np.asarray([RNG.choice(np.flatnonzero(who)) for who in aggregates.participation])
@@ -120,8 +120,8 @@ def test_the_answer_is_that_of_covariances_inverted(games):
 def test_noise_of_the_client_is_no_distance(games):
     """A data set beside itself: draws of its noise differ, and tell nothing."""
     noisy = dataclasses.replace(TRAINING, plugins=(DPSGD(1.0, 2.0),))
-    record = Record(clients=(), sums=True)
-    federated = Federated(ROUNDS, noisy, clients_per_round=PER_ROUND, record=record)
+    keep = Keep(clients=(), sums=True)
+    federated = Federated(ROUNDS, noisy, clients_per_round=PER_ROUND, keep=keep)
     run = simulate(MODEL, START, HELD, jax.random.key(1), federated)
     twice = jax.tree.map(lambda a: jnp.stack([a[:, 1], a[:, 1]], 1), games[1])
     answer = told(run.aggregates(), twice, training=noisy, settings=SumTest(draws=8))
@@ -132,8 +132,8 @@ def test_noise_of_the_client_is_no_distance(games):
 @pytest.mark.parametrize("draws", [1, 3])
 def test_batches_vary_what_the_client_sends(games, draws):
     batches = dataclasses.replace(TRAINING, batch_size=2, epochs=2)
-    record = Record(clients=(), sums=True)
-    federated = Federated(ROUNDS, batches, clients_per_round=PER_ROUND, record=record)
+    keep = Keep(clients=(), sums=True)
+    federated = Federated(ROUNDS, batches, clients_per_round=PER_ROUND, keep=keep)
     run = simulate(MODEL, START, HELD, jax.random.key(1), federated)
     answer = told(run.aggregates(), games[1], training=batches, settings=SumTest(draws=draws))
     right, sure = answer.log_ratio > 0, stats.norm.cdf(answer.mu / 2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxfl
-from jaxfl import Federated, LocalTraining, Record, Transcript
+from jaxfl import Federated, Keep, LocalTraining, Transcript
 from jaxfl.recordings import Recording, RecordingWarning, read_rounds
 
 MODEL = jaxfl.mlp(4, (6,), 2)
@@ -22,8 +22,8 @@ def simulated() -> Transcript:
     parts = [
         (rng.normal(size=(8, 4)).astype(np.float32), rng.integers(0, 2, 8)) for _ in range(CLIENTS)
     ]
-    record = Record(clients="all")
-    federated = Federated(ROUNDS, LocalTraining(0.5), clients_per_round=COHORT, record=record)
+    keep = Keep(clients="all")
+    federated = Federated(ROUNDS, LocalTraining(0.5), clients_per_round=COHORT, keep=keep)
     return jaxfl.simulate(MODEL, MODEL.init(KEY), jaxfl.stack_clients(parts), KEY, federated)
 
 

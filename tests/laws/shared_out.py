@@ -13,10 +13,10 @@ from jaxfl import (
     Behavior,
     ClientData,
     Federated,
+    Keep,
     LocalTraining,
     Model,
     PerClient,
-    Record,
     Transcript,
     Upload,
     mlp,
@@ -30,7 +30,7 @@ PLAIN = {
     "everyone": Federated(3, TRAINING),
     "at once": Federated(3, TRAINING, strategy="vmap"),
     "drawn": Federated(3, TRAINING, clients_per_round=4),
-    "unlike": Federated(3, TRAINING, DIFFERENT, record=Record((1, 6), rounds=(2, 0), sums=True)),
+    "unlike": Federated(3, TRAINING, DIFFERENT, keep=Keep((1, 6), rounds=(2, 0), sums=True)),
 }
 BETWEEN = "drawn", "unlike"
 """What two processes run."""

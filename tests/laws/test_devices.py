@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfl import Federated, HonestServer, LocalTraining, Record, mlp, simulate, stack_clients
+from jaxfl import Federated, HonestServer, Keep, LocalTraining, mlp, simulate, stack_clients
 from jaxfl.simulation.host_held import _run_block
 from tests.conftest import assert_same
 from tests.laws import shared_out
@@ -89,9 +89,9 @@ def test_two_processes_equal_one():
 @pytest.mark.parametrize("rounds", [None, (3, 0), (4,)])
 @pytest.mark.parametrize("block", [1, 2, 5, 9])
 def test_records_on_the_host_change_nothing(world, block, rounds):
-    record = Record(rounds=rounds, sums=True)
+    keep = Keep(rounds=rounds, sums=True)
     plain = Federated(
-        5, LocalTraining(0.1, batch_size=8), clients_per_round=2, strategy="map", record=record
+        5, LocalTraining(0.1, batch_size=8), clients_per_round=2, strategy="map", keep=keep
     )
     server = HonestServer(learning_rate=0.5)
     arguments = world.model, world.params, world.clients, world.key
@@ -122,7 +122,7 @@ def test_a_device_holds_the_records_of_a_block_alone(monkeypatch):
         LocalTraining(0.1),
         clients_per_round=50,
         rounds_on_device=4,
-        record=Record(clients=(), sums=True),
+        keep=Keep(clients=(), sums=True),
     )
     run = simulate(model, model.init(key), clients, key, federated)
     one = 20 * (12 + 1) * 4 + 20 + 4  # records, labels, mask, id

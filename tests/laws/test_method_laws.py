@@ -76,7 +76,7 @@ def test_cells_are_of_their_experiment_and_refusals_are_kept(suite, table, size)
             if reason:
                 with pytest.raises(ValueError, match="cannot run here"):
                     Job(cell, name, 0)
-    named = {method for cell in cells for method, _ in cell.attacks}
+    named = {method for cell in cells for method, _ in cell.method_settings}
     assert named <= {method.name for method in cells[0].experiment.methods}
 
 
@@ -86,6 +86,6 @@ def test_a_row_says_the_settings_that_ran():
     for optimizer, points in ((optax.sgd, 8), (sgd(momentum=0.9), 1)):
         training = LocalTraining(0.1, batch_size=8, optimizer=optimizer)
         settings = dataclasses.replace(cell.settings, training=training)
-        job = Job(dataclasses.replace(cell, settings=settings, attacks=()), "gls", 0)
-        assert job.attack.points == job.settings["gls.points"] == points
+        job = Job(dataclasses.replace(cell, settings=settings, method_settings=()), "gls", 0)
+        assert job.method_settings.points == job.settings["gls.points"] == points
         assert job.set_here.get("gls.points", 8) == points

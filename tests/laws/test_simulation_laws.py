@@ -13,9 +13,9 @@ from jaxfl import (
     Federated,
     HonestServer,
     IsolatingServer,
+    Keep,
     LocalTraining,
     Model,
-    Record,
     cross_entropy,
     local_update,
     mean_loss,
@@ -192,9 +192,7 @@ def test_sums_equal_the_sum_of_messages_and_nothing_else_is_kept(world):
     training = Federated(rounds=5, training=MINIBATCH, clients_per_round=2)
     kept = run(
         world,
-        federated=dataclasses.replace(
-            training, record=Record(clients=(), rounds=(1, 4), sums=True)
-        ),
+        federated=dataclasses.replace(training, keep=Keep(clients=(), rounds=(1, 4), sums=True)),
     )
     everything = run(world, federated=training)
     assert jax.tree.leaves(kept.returned)[0].shape[:2] == (2, 0)
@@ -223,7 +221,7 @@ def test_anonymous_view_is_a_permutation_of_the_participants(world):
     # The order in which messages are kept changes neither who is in the view nor the truth.
     turned = run(
         world,
-        federated=Federated(5, MINIBATCH, clients_per_round=2, record=Record(clients=(2, 0, 1))),
+        federated=Federated(5, MINIBATCH, clients_per_round=2, keep=Keep(clients=(2, 0, 1))),
     )
     view, truth = turned.anonymous(jax.random.key(5))
     for t in range(5):

@@ -15,9 +15,9 @@ from jaxfl import (
     Federated,
     HonestServer,
     IsolatingServer,
+    Keep,
     LocalTraining,
     Mixup,
-    Record,
     Server,
     Upload,
     client_round,
@@ -80,7 +80,7 @@ def test_memory_of_a_gradient_through_twenty_rounds_is_bounded():
         rounds=20,
         training=LocalTraining(0.1, epochs=10),
         strategy="vmap",
-        record=Record(clients=()),
+        keep=Keep(clients=()),
     )
 
     def objective(x, params):

@@ -168,7 +168,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         if asked:
             scores = {"shared_accuracy": _shared_accuracy(play, job.how, asked)}
         else:
-            scores, shown = _generated(play, job.how, job.attack)
+            scores, shown = _generated(play, job.how, job.method_settings)
         shared: dict[str, Any] = {
             **clock.read()._asdict(),
             "dtype": "float32",

@@ -36,8 +36,8 @@ from benchmarks.scenarios.sources import pictures
 from jaxfl import (
     ClientData,
     Federated,
+    Keep,
     Model,
-    Record,
     Transcript,
     one_client,
     simulate,
@@ -109,8 +109,8 @@ class Play:
     def simulate(self, server: Any = None, more: int = 0, everything: bool = False) -> Transcript:
         """Federated training under some server; `everything` keeps all messages."""
         model, settings = self.model(more), self.settings
-        record = Record(rounds=None if everything else (0,), clients="all" if everything else ())
-        federated = Federated(settings.rounds, settings.training, record=record)
+        keep = Keep(rounds=None if everything else (0,), clients="all" if everything else ())
+        federated = Federated(settings.rounds, settings.training, keep=keep)
         clients, test = stack_clients(self.world.parts), one_client(*self.world.test)
         start, key = model.init(self.keys["start"]), self.keys["train"]
         return simulate(model, start, clients, key, federated, server=server, test=test)
