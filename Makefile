@@ -12,7 +12,7 @@ test: $(VENV)/.installed  ## run the test suite
 	$(BIN)/python -m pytest $(ARGS)
 
 # One law is enough: the simulation and the program of every attack are traced, compiled and run.
-OLDEST := declaration or (properties and give_a_score)
+OLDEST := declaration or (give_a_score and (ridge or likelihood_ratio or matched_filter or mgan_active or decode_sources))
 
 oldest: $(VENV)-oldest/.installed  ## the simulation, and every attack on attributes and on sums, with the oldest versions that work
 	JAXFL_SLOW=1 $(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py tests/benchmarks/test_properties.py -k "$(OLDEST)"

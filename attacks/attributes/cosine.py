@@ -75,6 +75,10 @@ def cos_matching(
 ) -> Reconstruction:
     """Reconstruct unknown columns from a client's messages (Lyu 2021, Algorithm 1).
 
+    The objective is `attacks.matching.matching_objective`, by automatic differentiation. Of a dense
+    network and one virtual gradient it is computed by `attacks.column_matching` instead: the same
+    numbers, with what no unknown column changes computed once.
+
     Args:
       model: the model that was trained (static).
       messages: the client's messages in the rounds to be used.

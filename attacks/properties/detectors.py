@@ -2,9 +2,9 @@
 (Kerkouche 2023, section 5.2).
 
 Threat model: a server behind secure aggregation. It knows the model of every round, the clients'
-recipe and number of records,
-auxiliary records of their distribution, and what the property is: to hold a given record, to hold
-more records with an attribute than others, or to misbehave in a given way.
+recipe and number of records, auxiliary records of their distribution, and what the property is: to
+hold a given record, to hold more records with an attribute than others, or to misbehave in a given
+way.
 
 An affine feature of a sum is the sum of the features (Eq. 8), which is why detectors are affine:
 what `observe` makes of an aggregate is the sum of its participants' features. Three ways to train
@@ -17,6 +17,11 @@ one:
 Both shrink the covariance, of which updates fewer than parameters tell little, to one that is
 diagonal in eigenbases of layers. Half of the auxiliary records make directions, the other half
 calibrate. Between the rounds of one detector its class means follow the model to first order.
+
+Where the steps are: shadow updates in `shadows`, what a direction is made of in `directions`,
+settings in `detector_training`, the law of a feature by class, and features of sums (Eq. 8), in
+`detector_laws`. Decoders of the sums are in `observations` (Eq. 3, 6, 10), `prolin` (5.2.4) and
+`gibbs`.
 """
 
 import dataclasses

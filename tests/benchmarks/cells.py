@@ -7,20 +7,20 @@ from benchmarks.harness.settings import replace
 from benchmarks.suites import SUITES
 
 
-def cell_of(name, changes=None, attacks=None, dataset=None, size="small"):
+def cell_of(name, changes=None, method_settings=None, dataset=None, size="small"):
     """The first cell of a table ("song2020/table3"), or the first of a data set, with other
-    settings: flat names to values; attacks: method to flat names to values."""
+    settings: flat names to values; method_settings: method to flat names to values."""
     suite, _, table = name.partition("/")
     cells = SUITES[suite].table(table).cells(suite, size, None)
     cell = next(c for c in cells if dataset in (None, c.dataset))
-    own = dict(cell.attacks)
-    for method, changed in (attacks or {}).items():
-        base = own.get(method, cell.experiment.method(method).settings)
-        own[method] = replace(base, changed)
+    given = dict(cell.method_settings)
+    for method, changed in (method_settings or {}).items():
+        base = given.get(method, cell.experiment.method(method).settings)
+        given[method] = replace(base, changed)
     return dataclasses.replace(
         cell,
         settings=replace(cell.settings, changes or {}),
-        attacks=tuple(sorted(own.items())),
+        method_settings=tuple(sorted(given.items())),
     )
 
 

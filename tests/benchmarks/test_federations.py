@@ -118,7 +118,7 @@ def test_maps_are_the_papers_client_by_client():
     cells = SUITES["driouich2023"].table("table1").cells("driouich2023", "paper", None)
     for (dataset, c), numbers in expected.items():
         cell = next(cell for cell in cells if cell.dataset == dataset)
-        client = dict(cell.attacks)["network_literal"].of(c)
+        client = dict(cell.method_settings)["network_literal"].of(c)
         printed = client.hidden[0], client.fit_rate, client.search_steps, client.search_rate
         assert printed == numbers
         assert client.scaling == "literal"

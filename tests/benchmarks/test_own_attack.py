@@ -88,7 +88,7 @@ def test_what_does_not_exist_is_refused_by_name():
     with pytest.raises(ValueError, match="are no VictimSettings"):
         dataclasses.replace(cell, settings=Pull())
     with pytest.raises(ValueError, match="of method 'pull' are no Pull"):
-        dataclasses.replace(cell, attacks=(("pull", VictimSettings(0, 1)),))
+        dataclasses.replace(cell, method_settings=(("pull", VictimSettings(0, 1)),))
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         VictimSettings(0, 40, colour="red")
     with pytest.raises(ValueError, match="method='charm' is unknown"):
@@ -143,7 +143,7 @@ def test_a_job_of_which_anything_failed_is_run_again(tmp_path):
     flaky = Method("flaky", "raises when first called", fail_once)
 
     def untouched(size, data_dir):
-        return [dataclasses.replace(place, attacks={}) for place in places(size, data_dir)]
+        return [dataclasses.replace(place, method_settings={}) for place in places(size, data_dir)]
 
     table = Table("toy", "Fails once", EXPERIMENT.with_methods(flaky), untouched, ("flaky",))
     suites = {"own": Suite("own", (table,))}

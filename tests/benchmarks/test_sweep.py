@@ -252,7 +252,7 @@ def test_some_published_numbers():
 def test_job_keys_are_stable_and_distinct():
     cell, again = cell_of("quick/attributes"), cell_of("quick/attributes")
     assert Job(cell, "cos", 0).key == Job(again, "cos", 0).key
-    other = cell_of("quick/attributes", attacks={"cos": {"steps": 7}})
+    other = cell_of("quick/attributes", method_settings={"cos": {"steps": 7}})
     assert Job(other, "cos", 0).key != Job(cell, "cos", 0).key
     assert Job(other, "random", 0).key == Job(cell, "random", 0).key  # which `cos` does not concern
     assert len({Job(cell, m, s).key for m in ("cos", "random") for s in range(3)}) == 6
