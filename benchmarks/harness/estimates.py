@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
 
     Attributes:
       seconds: of one unit, its share of simulation and compilation included.
-      peak_mib: largest memory of a process that ran such jobs, in MiB.
+      peak_mib: largest memory of a process while it ran such jobs, in MiB.
       measured: whether such jobs were measured.
       bound: whether they are known to take longer, or nothing is known.
     """
@@ -60,8 +60,8 @@ def estimate(job: Job) -> Estimate:
 
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table's lines from rows of a store: the mean of the seconds, and the least of
-    the peaks."""
+    """The table's lines from rows of a store: the mean of the seconds, and the largest
+    of the peaks."""
     jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
     for row in rows:
         if row["value"] is None or "wall_s" not in row["detail"]:
@@ -74,7 +74,7 @@ def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             **dict(zip(COLUMNS[:4], place, strict=True)),
             "seconds": round(statistics.fmean(seconds for seconds, _, _ in spent.values()), 3),
-            "peak_mib": round(min(peak for _, peak, _ in spent.values())),
+            "peak_mib": round(max(peak for _, peak, _ in spent.values())),
             "device": next(iter(spent.values()))[2],
         }
         for place, spent in sorted(jobs.items())

@@ -81,15 +81,18 @@ def operations(jaxpr: Any) -> Operations:
 def equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a program that hold no others."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        inner = list(_inner(equation))
+        inner = list(inner_of(equation))
         if not inner:
             yield equation
         for each in inner:
             yield from equations(each)
 
 
-def _inner(equation: Any) -> Iterator[Any]:
-    """Programs that an equation holds."""
+def inner_of(equation: Any) -> Iterator[Any]:
+    """Programs that an equation holds; of a linear solve, what solves."""
+    if equation.primitive.name == "custom_linear_solve":
+        yield equation.params["jaxprs"].solve
+        return
     for value in equation.params.values():
         for each in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(getattr(each, "jaxpr", each), "eqns"):
@@ -107,10 +110,8 @@ def _of_equation(equation: Any) -> Operations:
     if name == "cond":
         return max(map(operations, params["branches"]), key=lambda each: each.total)
     if name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
-        return operations(next(_inner(equation)))  # the others are its derivatives
-    if name == "custom_linear_solve":
-        return operations(params["jaxprs"].solve)
-    inner = list(_inner(equation))
+        return operations(next(inner_of(equation)))  # the others are its derivatives
+    inner = list(inner_of(equation))
     if inner:
         return sum(map(operations, inner), Operations())
     return _of_leaf(name, equation)

@@ -6,9 +6,7 @@ import functools
 import importlib
 import io
 import json
-import resource
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +24,7 @@ from benchmarks.harness.code import code_of
 from benchmarks.harness.engines import Engine, local
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Outcome
+from benchmarks.harness.memory import forget_peak, peak_mib
 from benchmarks.harness.store import Row, Store
 
 FAILURES = "failures.log"
@@ -166,22 +165,18 @@ def _timed(batches: Iterator[Sequence[Outcome]], done: set[Job]) -> Iterator[Seq
     """Outcomes with the seconds that each job took and where; jobs that have any are put into
     `done`."""
     began = time.perf_counter()
+    forget_peak()
     for outcomes in batches:
         finished = {outcome.job for outcome in outcomes} - done
         done |= finished
         seconds = (time.perf_counter() - began) / max(len({job.unit for job in finished}), 1)
-        spent = {"wall_s": round(seconds, 3), "peak_mib": _peak()}
+        spent = {"wall_s": round(seconds, 3), "peak_mib": peak_mib()}
         yield [
             dataclasses.replace(o, device=device_name(), detail={**o.detail, **spent})
             for o in outcomes
         ]
         began = time.perf_counter()
-
-
-def _peak() -> int:
-    """Largest memory of this process so far, MiB."""
-    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(kibibytes / (2**20 if sys.platform == "darwin" else 2**10))
+        forget_peak()
 
 
 def _versions() -> str:

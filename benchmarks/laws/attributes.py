@@ -24,7 +24,7 @@ from benchmarks.harness.experiment import Method
 from benchmarks.harness.programs import host_calls, reduced_products
 from benchmarks.harness.trees import stack
 from benchmarks.laws.law import BrokenLawError, Law, require
-from benchmarks.laws.programs import compilations, lower
+from benchmarks.laws.programs import compilations, lower, never_waits
 from benchmarks.measurements.attributes import View
 from benchmarks.measurements.attributes.learning import Public
 from benchmarks.scenarios.victims import VictimSettings
@@ -48,8 +48,6 @@ ALIKE = 0.9
 values fit alike rounding decides, and a line search magnifies it."""
 CHANCE = 0.5 + 4 * 0.5 / np.sqrt(RECORDS)
 """What a guess of fair bits stays below, but for one case in 30,000."""
-
-
 FEWER = {"steps": 100, "evaluations": 60, "orders": 24, "points": 2, "runs": 64, "tangents": 4}
 """Budgets of a method here at most, by the names of its settings: laws hold for any budget."""
 
@@ -309,8 +307,10 @@ def vmap_is_a_loop(trial: VictimTrial) -> None:
     """But for rounding; see `ALIKE`."""
     views = [trial.view(), trial.view(key=jax.random.key(8))]
     stacked = stack(map(arrays_of, views))
+    several = jax.jit(jax.vmap(lambda inputs: trial.compiled(*inputs)))
     with jax.enable_x64(trial.method.x64):
-        together = jax.vmap(lambda inputs: trial.compiled(*inputs))(stacked)
+        never_waits(several.trace(stacked))
+        together = several(stacked)
     for i, view in enumerate(views):
         each = jax.tree.map(lambda a, i=i: a[i], together)
         require(agree(each, trial.answer(view)) > ALIKE, "vmap over victims is no loop over them")

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 
+from benchmarks.harness.lapack import unordered
 from benchmarks.harness.operations import equations
 from benchmarks.harness.programs import PLATFORMS
+from benchmarks.laws.law import require
 
 _LOWERED: set[tuple[str, ...]] = set()
 """Operations by name and types of numbers that some program of this process was lowered with:
@@ -24,6 +26,13 @@ def lower(traced: Any) -> None:
     if operations - _LOWERED:
         traced.lower(lowering_platforms=PLATFORMS)
         _LOWERED.update(operations)
+
+
+def never_waits(traced: Any) -> None:
+    """Raise `BrokenLawError` if calls of LAPACK in a traced function may wait for each other for
+    ever, see `benchmarks.harness.lapack`."""
+    waiting = unordered(traced.jaxpr)
+    require(not waiting, f"calls of LAPACK may wait for each other: {waiting[:1]}")
 
 
 @contextlib.contextmanager

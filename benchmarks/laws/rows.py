@@ -23,7 +23,7 @@ from benchmarks.harness.programs import Call, HostError, Program, watched
 from benchmarks.harness.runner import run_safely
 from benchmarks.laws.calls import Calls, called
 from benchmarks.laws.law import Law, require
-from benchmarks.laws.programs import compilations, lower
+from benchmarks.laws.programs import compilations, lower, never_waits
 from benchmarks.laws.recordings import BROKEN, OF_NOBODY, recorded_by
 
 SCORED = ("ok", "misfit", "unchecked")
@@ -179,8 +179,8 @@ def another_seed_compiles_nothing(turns: Turns, method: Method) -> None:
 
 def accelerators_run_its_programs(turns: Turns, method: Method) -> None:
     """Its programs are lowered for CUDA and for TPU, without either, none of them waits for the
-    host, and no product of float32 numbers is left to a device's own precision; what runs on the
-    host is said, and why."""
+    host, and no product of float32 numbers is left to a device's own precision; on a CPU none waits
+    for itself; what runs on the host is said, and why."""
     programs = turns.first[method.name].programs
     unseen = "it calls no `checked` attack, nor `run_members` or `simulate`: nothing is looked at"
     require(programs or method.oracle or not method.observes, unseen)
@@ -201,6 +201,7 @@ def lowers(program: Program) -> None:
     require(not waits, f"{program.name} waits for the host: {waits[:1]}")
     reduced = program.reduced()
     require(not reduced, f"{program.name} leaves to a device's precision: {reduced[:1]}")
+    never_waits(traced)
 
 
 def messages_that_are_not_finite_give_no_score(turns: Turns, method: Method) -> None:

@@ -79,14 +79,14 @@ class Programs:
             for more in range(self.cells)
         ]
         groups = group(Job(cell, self.method, 0) for cell in cells)
-        ran = local(lambda members: run_safely(members, None), groups)
+        ran, most = local(lambda members: run_safely(members, None), groups), 0
         for count, (_, outcomes) in enumerate(ran, 1):
             failed = [outcome.status for outcome in outcomes if outcome.value is None]
             if failed:
                 raise ValueError(f"method={self.method!r}: {failed[0]}")
+            most = max(most, *(int(outcome.detail["peak_mib"] or 0) for outcome in outcomes))
             if count % self.every == 0 or count == self.cells:
-                peak = max(int(outcome.detail["peak_mib"] or 0) for outcome in outcomes)
-                yield Held(count, _resident(), peak, held_mappings())
+                yield Held(count, _resident(), most, held_mappings())
 
 
 def _resident() -> int:

@@ -20,6 +20,7 @@ from attacks.attributes.candidate_decoding.candidates import (
 )
 from attacks.attributes.candidate_decoding.constraints import largest_eigenvalue
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
+from attacks.lapack import after
 from jaxfl import Messages, Model
 from jaxfl.models import inputs_and_errors
 
@@ -167,11 +168,13 @@ def _jacobian_products(
 def solve(system: NormalEquations, start: Array, ridge: float | Array) -> tuple[Array, Array]:
     """The ridge solution around `start`, and an estimate of the condition number by power
     iterations."""
-    scale, scaled, factor = _factorised(system, ridge)
-    step = scale * jax.scipy.linalg.cho_solve(factor, scale * (system.right - system.gram @ start))
+    scale, scaled, (factor, lower) = _factorised(system, ridge)
+    right = scale * (system.right - system.gram @ start)
+    step = scale * jax.scipy.linalg.cho_solve((factor, lower), right)
     largest = largest_eigenvalue(lambda v: scaled @ v, scale)
+    later = after(factor, step), lower
     return start + step, largest * largest_eigenvalue(
-        lambda v: jax.scipy.linalg.cho_solve(factor, v), scale
+        lambda v: jax.scipy.linalg.cho_solve(later, v), scale
     )
 
 
@@ -186,17 +189,13 @@ def _factorised(system: NormalEquations, ridge: float | Array) -> tuple[Array, A
 
 
 def covariance(
-    system: NormalEquations, ridge: float | Array, after: tuple[Array, ...] = ()
+    system: NormalEquations, ridge: float | Array, earlier: tuple[Array, ...] = ()
 ) -> Array:
-    """Covariance of all unknowns, up to the noise's variance. NaN if a number of `after` is, so
-    that it is computed after these: in batches, one call of LAPACK waits for another for ever
-    where there are two cores (jaxlib 0.10)."""
+    """Covariance of all unknowns, up to the noise's variance, computed after all numbers of
+    `earlier` (`attacks.lapack`)."""
     scale, _, factor = _factorised(system, ridge)
-    eye = jnp.where(
-        jnp.isnan(sum(map(jnp.sum, after), jnp.zeros(()))),
-        jnp.nan,
-        jnp.eye(len(scale), dtype=scale.dtype),
-    )
+    eye = jnp.eye(len(scale), dtype=scale.dtype)
+    eye = after(eye, *earlier) if earlier else eye
     return jax.scipy.linalg.cho_solve(factor, eye) * scale[:, None] * scale
 
 
@@ -210,7 +209,7 @@ def precisions(covariance: Array, records: int, each: int) -> Array:
 
 def solve_small(matrices: Array, right: Array) -> Array:
     """Solutions `[n, k, m]` of many small positive systems `[n, k, k]`, by Gauss and Jordan: see
-    `covariance` for what LAPACK does in batches."""
+    `attacks.lapack` for what LAPACK does in batches."""
     size = matrices.shape[1]
 
     def eliminate(i: int, whole: Array) -> Array:

@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from attacks.attributes.candidate_decoding.order_noise import (
-    OrderNoise,
-)
+from attacks.attributes.candidate_decoding.order_noise import OrderNoise
+from attacks.lapack import after
 
 Array = jax.Array
 
@@ -13,7 +12,7 @@ Array = jax.Array
 def heights(gram: Array, right: Array, prior: Array, *weights: Array) -> list[Array]:
     """The quadratic's values above its unconstrained minimum, relative to that of the prior's mean
     (or, where that is rounding alone, to what it may round to)."""
-    best = jnp.linalg.solve(gram, right)
+    best = jnp.linalg.solve(after(gram, *weights), right)
 
     def above(w: Array) -> Array:
         return (w - best) @ gram @ (w - best)
