@@ -17,7 +17,8 @@ def two_beside(matrix, right):
 
 
 def one_after_another(matrix, right):
-    return solve(matrix, solve(matrix, right))
+    factor = jax.scipy.linalg.cho_factor(matrix)
+    return jax.scipy.linalg.cho_solve(factor, jax.scipy.linalg.cho_solve(factor, right))
 
 
 def ordered(matrix, right):
