@@ -15,9 +15,9 @@ from attacks import GLS, Knowledge, Status, binary_column, closed_form, diagnose
 from jaxfl.datasets import load
 
 data = load("breast_cancer")
-x, y = data.x[:100].copy(), data.y[:100]
+x, y = data.x[:60].copy(), data.y[:60]
 model, key = jaxfl.mlp(x.shape[1], (64,), 2), jax.random.key(0)
-recipe = jaxfl.LocalTraining(0.1, batch_size=10)
+recipe = jaxfl.LocalTraining(0.1, batch_size=15)
 clients = jaxfl.stack_clients([(x, y)])
 run = jaxfl.simulate(model, model.init(key), clients, key, jaxfl.Federated(12, recipe))
 received, returned = jax.tree.map(np.asarray, (run.received, run.messages(0).returned))

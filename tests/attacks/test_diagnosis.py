@@ -263,7 +263,10 @@ def test_a_rate_that_nobody_told_is_no_cause():
     ("changes", "said"),
     [
         ({}, "the recipe explains the messages"),
-        ({"optimizer": sgd(0.5)}, "full-batch steps with momentum 0.5"),
+        pytest.param(
+            *({"optimizer": sgd(0.5)}, "full-batch steps with momentum 0.5"),
+            marks=pytest.mark.very_slow,
+        ),
         pytest.param(
             *({"optimizer": optax.sgd, "epochs": 6}, "6 full-batch steps explains"),
             marks=pytest.mark.very_slow,

@@ -298,7 +298,7 @@ def test_layers_are_dense_and_named():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drift", [0, 1])
+@pytest.mark.parametrize("drift", [0, pytest.param(1, marks=pytest.mark.very_slow)])
 def test_gls_on_another_clients_messages_tells_nothing(drift):
     model = mlp(D, (64,), 3)
     scores, majorities = [], []

@@ -160,7 +160,10 @@ def test_the_variance_of_a_weighted_place():
 @pytest.mark.parametrize(
     ("rate", "recipe"),
     [
-        (0.02, {"batch_size": 16, "optimizer": with_momentum}),
+        pytest.param(
+            *(0.02, {"batch_size": 16, "optimizer": with_momentum}),
+            marks=pytest.mark.very_slow,
+        ),
         (0.05, {"batch_size": 16, "epochs": 2, "optimizer": HEAVY_AND_DECAYED}),
         pytest.param(
             *(0.1, {"batch_size": 16, "epochs": 2, "optimizer": decayed}),
