@@ -166,7 +166,7 @@ def test_what_rounding_leaves_is_below_its_bound(dtype):
     above = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        size, scale = rng.choice([2, 5, 20, 60, 150, 300]), 10 ** rng.uniform(-2, 2)
+        size, scale = rng.choice([5, 20, 60, 150, 300]), 10 ** rng.uniform(-2, 2)
         models = rng.normal(size=(2, 1, size)) * scale
         models[1] = models[0] + 1e-2 * scale * rng.normal(size=size)
         received, returned = (np.asarray(jnp.asarray(m, dtype), float) for m in models)
