@@ -14,10 +14,11 @@ test: $(VENV)/.installed  ## run the test suite
 # One law is enough: the simulation, and the program of a method, are traced, compiled and run. Of local models and of
 # generators that takes a minute each: `make oldest OLDEST=give_a_score` runs every method.
 OLDEST := declaration and (cos- or closed_form or gls- or adam) or give_a_score and (ridge or likelihood or matched)
-WITH_LAWS := $(addprefix tests/benchmarks/test_,properties.py sum_games.py linkability.py generators.py federations.py)
+WITH_LAWS := tests/laws/test_method_laws.py tests/laws/test_row_laws.py $(addprefix tests/benchmarks/test_, \
+	properties.py sum_games.py linkability.py generators.py federations.py canaries.py whole_records.py)
 
 oldest: $(VENV)-oldest/.installed  ## methods of several questions with the oldest versions that work
-	JAXFL_SLOW=1 $(VENV)-oldest/bin/python -m pytest tests/laws/test_method_laws.py $(WITH_LAWS) -k "$(OLDEST)"
+	JAXFL_SLOW=1 $(VENV)-oldest/bin/python -m pytest $(WITH_LAWS) -k "$(OLDEST)"
 
 wheel: $(VENV)-wheel/.installed  ## the pages' code, outside the checkout, with nothing but the wheel and what it declares
 	cd / && $(CURDIR)/$(VENV)-wheel/bin/python -P $(CURDIR)/tests/readme.py

@@ -1,10 +1,10 @@
 """Order among calls of LAPACK.
 
-On a CPU such a call on a batch shares the batch out over the threads that run the program, and
-waits for them. As many calls at once as there are threads wait for each other for ever (jaxlib
-0.10): two where there are two cores, as in Colab. `vmap` makes a batch of any call. So calls that
-do not need each other's answers are given an order (`benchmarks.harness.lapack` tells which have
-none).
+On a CPU, a call on a batch splits it into tasks for the program's threads, and blocks its own
+thread until they are done. If as many such calls run at once as there are threads, all block and
+none works: two calls on two cores, as in Colab (jaxlib 0.10). `vmap` makes a batch of any call. A
+call that needs another's result cannot run beside it, so calls that do not are given an order
+(`benchmarks.harness.lapack` tells which have none).
 """
 
 import jax
@@ -14,6 +14,9 @@ Array = jax.Array
 
 
 def after(array: Array, *earlier: Array) -> Array:
-    """The array, computed when all numbers of `earlier` are; NaN if one of these is."""
+    """The array, computed when all numbers of `earlier` are, if there are any; NaN if one of these
+    is."""
+    if not earlier:
+        return array
     unknown = jnp.stack([jnp.isnan(one).any() for one in earlier]).any()
     return jnp.where(unknown, jnp.nan, array)

@@ -329,7 +329,7 @@ def test_other_refusals(world, messages):
         )
     with pytest.raises(ValueError, match=r"rounds=\(\) is empty"):
         messages.select(())
-    with pytest.raises(ValueError, match=r"record\.clients=0 must be a sequence"):
+    with pytest.raises(ValueError, match=r"keep\.clients=0 must be a sequence"):
         Keep(clients=0)
     with pytest.raises(ValueError, match=r"rounds has shape \(1,\)"):
         Messages.from_arrays({"w": np.zeros((2, 3))}, {"w": np.zeros((2, 3))}, rounds=[0])

@@ -25,6 +25,7 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
+from attacks.lapack import after
 from jaxfl import Messages, Model, mlp
 from jaxfl.domains import Count, Fraction, Key, NotNegative, Positive, Shape, checked
 
@@ -159,7 +160,7 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
         basis = None
     else:
         inputs, basis, coordinates = _whitened(theta)
-        left, singular, _ = jnp.linalg.svd(change, full_matrices=False)
+        left, singular, _ = jnp.linalg.svd(after(change, inputs), full_matrices=False)
         targets = left * singular
         targets /= jnp.sqrt((targets**2).mean())
         start = coordinates(last)

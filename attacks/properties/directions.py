@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from attacks.lapack import after
 from attacks.properties.detector_training import Logistic
 from jaxfl import Model
 from jaxfl.models import record_gradient
@@ -43,7 +44,10 @@ def discriminant(centred: Array, change: Array, like: Any, shrinkage: float | Ar
     """
     n, least = len(centred), 0.001 * (centred**2).mean() + jnp.finfo(centred.dtype).tiny
     leaves = zip(_matrices(centred, like), _matrices(change, like), strict=True)
-    layers = [_standardised(updates, leaf, least) for updates, leaf in leaves]
+    layers: list[_Layer] = []
+    for updates, leaf in leaves:
+        earlier = [basis for layer in layers for basis in layer.bases if basis is not None]
+        layers.append(_standardised(updates, leaf, least, earlier[-1:]))
     gram = sum(layer.updates @ layer.updates.T for layer in layers) + n * shrinkage / (
         1 - shrinkage
     ) * jnp.eye(n)
@@ -76,17 +80,18 @@ class _Layer(NamedTuple):
         ).ravel()
 
 
-def _standardised(updates: Array, change: Array, least: Array) -> _Layer:
+def _standardised(updates: Array, change: Array, least: Array, earlier: Sequence[Array]) -> _Layer:
     """Of one layer's updates `[n, rows, columns]`, a change `[rows, columns]`, and the least
-    variance `[]`."""
+    variance `[]`; after the last eigenbasis of earlier layers."""
     first, second = updates[: len(updates) // 2], updates[len(updates) // 2 :]
     moments = [_moments(half) for half in (first, second)]
+    moments.append(jax.tree.map(jnp.add, *moments))
+    *halves, bases = _eigenbases(moments, earlier)
     crossed = [
-        (_turned(one, _eigenbases(other)) ** 2).mean(0)
-        for one, other in zip((second, first), moments, strict=True)
+        (_turned(one, other) ** 2).mean(0)
+        for one, other in zip((second, first), halves, strict=True)
     ]
     deviation = jnp.sqrt((crossed[0] + crossed[1]) / 2 + least)
-    bases = _eigenbases(jax.tree.map(jnp.add, *moments))
     coordinates = (_turned(updates, bases) / deviation).reshape(len(updates), -1)
     return _Layer(coordinates, (_turned(change, bases) / deviation).ravel(), bases, deviation)
 
@@ -104,9 +109,15 @@ def _moments(updates: Array) -> _Bases:
     return along(1), along(2)
 
 
-def _eigenbases(moments: _Bases) -> _Bases:
-    """Their eigenvectors, by eigenvalue."""
-    return jax.tree.map(lambda moment: jnp.linalg.eigh(moment)[1], moments)
+def _eigenbases(moments: list[_Bases], earlier: Sequence[Array]) -> list[_Bases]:
+    """Their eigenvectors, by eigenvalue; one after the other, and after those of `earlier` (see
+    `attacks.lapack`)."""
+    leaves, structure = jax.tree.flatten(moments)
+    bases: list[Array] = []
+    for moment in leaves:
+        bases.append(jnp.linalg.eigh(after(moment, *(bases[-1:] or earlier)))[1])
+    turned: list[_Bases] = jax.tree.unflatten(structure, bases)
+    return turned
 
 
 def _turned(updates: Array, bases: _Bases, *, back: bool = False) -> Array:

@@ -20,6 +20,7 @@ as prior. Both answer for several numbers of observed rounds at once.
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -128,9 +129,14 @@ def drift_evidence(observations: Observations, drifts: Array) -> Array:
 
 
 def _white(covariance: Array, *arrays: Array) -> tuple[Array, ...]:
-    """The covariance's Cholesky factor, and each array divided by it."""
+    """The covariance's Cholesky factor, and each vector or matrix divided by it, in one call (see
+    `attacks.lapack`)."""
     root = jnp.linalg.cholesky(covariance)
-    return root, *(jax.scipy.linalg.solve_triangular(root, each, lower=True) for each in arrays)
+    columns = [each.reshape(len(root), -1) for each in arrays]
+    white = jax.scipy.linalg.solve_triangular(root, jnp.concatenate(columns, 1), lower=True)
+    places = list(itertools.accumulate(each.shape[1] for each in columns))[:-1]
+    parts = zip(jnp.split(white, places, 1), arrays, strict=True)
+    return root, *(part.reshape(each.shape) for part, each in parts)
 
 
 @checked

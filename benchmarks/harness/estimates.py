@@ -61,7 +61,8 @@ def estimate(job: Job) -> Estimate:
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The table's lines from rows of a store: the mean of the seconds, and the largest
-    of the peaks."""
+    of the peaks. Of groups that ran side by side in one process a peak is that of all, since the
+    last of them began; where a system keeps peaks, it is the process's so far."""
     jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
     for row in rows:
         if row["value"] is None or "wall_s" not in row["detail"]:

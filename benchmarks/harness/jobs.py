@@ -344,5 +344,5 @@ def by_method(jobs: Iterable[Job]) -> Iterator[tuple[Method, Any, list[Job]]]:
     methods: dict[tuple[Method, Any], list[Job]] = {}
     for job in jobs:
         methods.setdefault((job.how, job.method_settings), []).append(job)
-    for (method, attack), wanted in methods.items():
-        yield method, attack, wanted
+    for (method, given), wanted in methods.items():
+        yield method, given, wanted

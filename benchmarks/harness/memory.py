@@ -7,12 +7,13 @@ from pathlib import Path
 _PROCESS = Path("/proc/self")
 
 
-def forget_peak() -> None:
-    """Let `peak_mib` begin anew, where the system can (Linux)."""
+def forget_peak() -> bool:
+    """Let `peak_mib` begin anew, for the whole process; whether the system can (Linux can)."""
     try:
         (_PROCESS / "clear_refs").write_text("5", encoding="ascii")
     except OSError:
-        return
+        return False
+    return True
 
 
 def peak_mib() -> int:

@@ -179,8 +179,8 @@ def another_seed_compiles_nothing(turns: Turns, method: Method) -> None:
 
 def accelerators_run_its_programs(turns: Turns, method: Method) -> None:
     """Its programs are lowered for CUDA and for TPU, without either, none of them waits for the
-    host, and no product of float32 numbers is left to a device's own precision; on a CPU none waits
-    for itself; what runs on the host is said, and why."""
+    host, and no product of float32 numbers is left to a device's own precision; on a CPU no two of
+    its calls of LAPACK may wait for each other; what runs on the host is said, and why."""
     programs = turns.first[method.name].programs
     unseen = "it calls no `checked` attack, nor `run_members` or `simulate`: nothing is looked at"
     require(programs or method.oracle or not method.observes, unseen)

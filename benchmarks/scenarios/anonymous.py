@@ -172,7 +172,7 @@ def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int
         data = classified(name, data_dir)
         model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
     mine, other = _divide(np.random.default_rng(seed), data, settings)
-    # Five of six are used: each depends on how many there are.
+    # The fourth is unused; taking it out would move the others.
     init_key, client_key, shuffle_key, _, shadow_key, key = jax.random.split(
         jax.random.key(seed), 6
     )
@@ -282,7 +282,7 @@ def _side(
     """A federation, from keys of its first model and its training: the clients', seen through the
     window and shuffled by the key `anonymous`; or the server's own."""
     init_key, train_key = keys
-    # NumPy draws the parts, from a number of the key from which `simulate` folds all of its own.
+    # NumPy divides the records, seeded from a key that `simulate` only folds into keys of its own.
     seed = int(jax.random.randint(train_key, (), 0, 2**31 - 1))
     if settings.split == "named" and anonymous is not None:
         whose = _whose(data, settings)[rows]

@@ -20,7 +20,8 @@ class Stream(enum.IntEnum):
 
 @enum.unique
 class ServerStream(enum.IntEnum):
-    """What is drawn from the key of a server that links updates, each from a stream of its own."""
+    """What is drawn from the key of a server that links updates, each from a stream of its own.
+    Numbers may equal those of `Stream`: the keys differ."""
 
     REPRESENTATIVES = 0
     SIAMESE = 2

@@ -20,7 +20,7 @@ import numpy as np
 from flax import struct
 
 from jaxfl import _check
-from jaxfl.domains import check
+from jaxfl.domains import Params, check
 from jaxfl.models import Model
 
 Array = jax.Array
@@ -55,13 +55,13 @@ class Plugin:
         return model, x, y
 
     def step_gradient(
-        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
-    ) -> Any:
+        self, model: Model, params: Params, x: Array, y: Array, mask: Array, key: Array
+    ) -> Params:
         """The gradient of a step, in place of that of the batch's mean loss by `params`; arguments
         as for `batch`."""
         raise NotImplementedError
 
-    def send(self, update: Any, key: Array) -> Any:
+    def send(self, update: Params, key: Array) -> Params:
         """Another update to be sent, for `update`, received minus returned."""
         return update
 

@@ -43,10 +43,10 @@ def test_eight_learning_rates_and_five_seeds_are_one_compilation():
 
 
 def _short(cell):
-    attacks = dict(cell.attacks)
-    attacks["cos"] = replace(attacks["cos"], {"steps": 5})
+    given = dict(cell.method_settings)
+    given["cos"] = replace(given["cos"], {"steps": 5})
     shorter = replace(cell.settings, {"rounds": 12})
-    return dataclasses.replace(cell, settings=shorter, attacks=tuple(sorted(attacks.items())))
+    return dataclasses.replace(cell, settings=shorter, method_settings=tuple(sorted(given.items())))
 
 
 SHORT = {"records": 20, "attribute": 0, "rounds": 6, "phases": ("pre2",)}

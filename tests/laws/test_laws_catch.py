@@ -268,12 +268,19 @@ def that_takes_anything(x):
     return jnp.ones(2)
 
 
+@checked
+def that_factors_twice(x: Num[jax.Array, "records"]):
+    wide = jnp.outer(x, x) + jnp.eye(len(x))
+    return jnp.linalg.cholesky(wide), jnp.linalg.eigh(wide)[0]
+
+
 @pytest.mark.parametrize(
     ("attack", "law", "words"),
     [
         (that_looks_at_values, "an_outer_jit_changes_nothing", "no `on_host` says why"),
         (that_knows_whether_it_is_traced, "an_outer_jit_changes_nothing", "an outer jit changes"),
         (checked(functools.wraps(that_looks_at_values)(kept)), "vmap_is_a_loop", "vmap changes"),
+        (that_factors_twice, "vmap_is_a_loop", "may wait for each other"),
         (that_counts_its_calls, "same_arguments_same_answer", "in two ways"),
         (that_takes_anything, "bad_input_is_named", "silent"),
     ],

@@ -194,8 +194,7 @@ def covariance(
     """Covariance of all unknowns, up to the noise's variance, computed after all numbers of
     `earlier` (`attacks.lapack`)."""
     scale, _, factor = _factorised(system, ridge)
-    eye = jnp.eye(len(scale), dtype=scale.dtype)
-    eye = after(eye, *earlier) if earlier else eye
+    eye = after(jnp.eye(len(scale), dtype=scale.dtype), *earlier)
     return jax.scipy.linalg.cho_solve(factor, eye) * scale[:, None] * scale
 
 
