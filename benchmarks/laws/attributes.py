@@ -291,7 +291,7 @@ def another_number_compiles_nothing(trial: VictimTrial) -> None:
         require(compiled, "nothing was listened to")
 
 
-def accelerators_run_its_programs(trial: VictimTrial) -> None:
+def accelerators_run_it(trial: VictimTrial) -> None:
     """It is lowered for them, without one, waits for no host, and its products are made in float32:
     their own default, TensorFloat-32, makes every message a misfit."""
     with jax.enable_x64(trial.method.x64):
@@ -363,7 +363,7 @@ OF_ALL: tuple[Check, ...] = (
     an_outer_jit_changes_nothing,
     constants_of_an_outer_jit_are_no_tracers,
     another_number_compiles_nothing,
-    accelerators_run_its_programs,
+    accelerators_run_it,
     vmap_is_a_loop,
     answers_with_64_bit_types_on,
     a_declaration_is_kept,

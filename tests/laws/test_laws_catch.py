@@ -134,7 +134,7 @@ def test_a_product_in_less_than_float32_breaks_a_law():
 
     laws = attributes.laws_of(Method("rounded", "a sign", rounded))
     with pytest.raises(BrokenLawError, match="a device's precision"):
-        laws["accelerators_run_its_programs"]()
+        laws["accelerators_run_it"]()
 
 
 def test_a_program_that_waits_for_the_host_breaks_a_law():
@@ -146,7 +146,7 @@ def test_a_program_that_waits_for_the_host_breaks_a_law():
 
     laws = attributes.laws_of(Method("asking", "a sign", asking))
     with pytest.raises(BrokenLawError, match="waits for the host"):
-        laws["accelerators_run_its_programs"]()
+        laws["accelerators_run_it"]()
 
 
 def test_bad_input_that_is_taken_breaks_a_law():
