@@ -4,7 +4,7 @@ On a CPU, a call on a batch splits it into tasks for the program's threads, and 
 thread until they are done. If as many such calls run at once as there are threads, all block and
 none works: two calls on two cores, as in Colab (jaxlib 0.10). `vmap` makes a batch of any call. A
 call that needs another's result cannot run beside it, so calls that do not are given an order
-(`benchmarks.harness.lapack` tells which have none).
+(`benchmarks.harness.call_order` tells which have none).
 """
 
 import jax

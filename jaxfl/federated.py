@@ -22,7 +22,8 @@ class Keep:
     Attributes:
       clients: ids of the clients whose messages are kept, or "all".
       rounds: the rounds kept (0-based), or None for all.
-      sums: keep the sum of the participants' pseudo-gradients, all that secure aggregation shows.
+      sums: keep the sum of the participants' pseudo-gradients: what an adversary sees behind secure
+        aggregation.
     """
 
     clients: Sequence[int] | Literal["all"] = "all"

@@ -12,10 +12,10 @@ from flax import struct
 from jaxtyping import Bool, Int, Num
 
 from jaxfl import _check
+from jaxfl._view_programs import difference, of_rounds, shuffled
 from jaxfl.domains import Count, Index, Key, check
 from jaxfl.evaluation import Evaluation
 from jaxfl.files import read_tree, write_tree
-from jaxfl.views import difference, of_rounds, shuffled
 
 Array = jax.Array
 
@@ -180,7 +180,7 @@ class Aggregates:
       received: what everyone received, leaves `[rounds, ...]`.
       pseudo_gradient: sum over the round's participants of `received - returned`, leaves `[rounds,
         ...]`.
-      participation: who took part `[rounds, clients]`, boolean.
+      participation: true, or 1, where a client took part `[rounds, clients]`.
       rounds: 0-based round numbers `[rounds]`.
       cohort: no round has more participants; None if that is not known, or one had all (static).
     """
@@ -265,7 +265,7 @@ class Transcript:
         missing = [t for t in wanted if t not in self.rounds]
         if missing:
             raise ValueError(
-                f"rounds={wanted} names round {missing[0]}, which the record did not keep; "
+                f"rounds={wanted} names round {missing[0]}, which the transcript did not keep; "
                 f"kept: {self.rounds}"
             )
         if self.cohort is not None:

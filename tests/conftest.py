@@ -105,7 +105,7 @@ def last_method():
 
 @pytest.fixture(autouse=True)
 def release_programs_between_methods(request, last_method):
-    """Before the limit is reached: laws on what compiles again bear no release under way."""
+    """Before the limit is reached: none may be released while a law counts what is compiled."""
     if getattr(request.node, "originalname", "") == "test_methods_obey":
         method = request.node.callspec.id.partition("-")[0]
         changed, last_method[0] = method != last_method[0], method

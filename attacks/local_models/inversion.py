@@ -216,7 +216,7 @@ def _invert_gradient(
     batch: int,
     key: Array,
     y: Array | None,
-    settings: Any,
+    settings: GradientInversion,
 ) -> tuple[Array, Array]:
     x_key, y_key, key = jax.random.split(key, 3)
     classes = model.classes or 0

@@ -71,7 +71,7 @@ class DetectorTraining:
       masks: dropout masks over which the target's gradient is averaged (static).
       repeated: shadow clients that are trained anew in every round, from which the correlation of a
         client's features between rounds is estimated (static).
-      every: a detector is trained for every so-manieth round, and used until the next (static).
+      every: a detector is trained in every n-th round, and used until the next (static).
         Nothing looks ahead.
       followed: auxiliary records whose loss tells, to first order, how the class means move between
         those rounds (static).

@@ -57,7 +57,7 @@ class Passed:
 
     @staticmethod
     def none(schema: Schema) -> "Passed":
-        """Of no record."""
+        """The result of no record."""
         empty = np.zeros((0, schema.features)), np.zeros(0, int), np.zeros(0, int)
         return Passed(*empty, np.zeros(0, bool), (), (), np.zeros((0, len(schema.measured))))
 

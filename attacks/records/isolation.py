@@ -64,7 +64,7 @@ class Isolated:
 
     @staticmethod
     def none(inputs: int, k: int) -> "Isolated":
-        """Of no record."""
+        """What is isolated of no record."""
         return Isolated(np.zeros((MOST_USED, inputs)), np.zeros((MOST_USED, k, inputs)))
 
 

@@ -60,7 +60,7 @@ def gan_attack(
     *,
     settings: Adversarial | None = None,
 ) -> Server:
-    """The GAN attack of a client (Hitaj, Ateniese, Perez-Cruz 2017), as a plug-in of `simulate`: an
+    """The GAN attack of a client (Hitaj, Ateniese, Perez-Cruz 2017), as a server for `simulate`: an
     honest server, but for the attacker's message, which is made here, where there is a memory. The
     shared model has one class more than the data, the last, by which the attacker calls what it
     generated: so the others have to learn its target class better. Its `private` is an `Attacker`.

@@ -122,8 +122,8 @@ def _pair_similarities(
 @checked
 def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"]) -> Num[Array, ""]:
     """The threshold above which pairs are best taken for one client's (a scalar): half way between
-    two neighbours, or minus infinity, where all pairs are best taken so; NaN if a similarity is not
-    finite."""
+    two neighbours, or minus infinity, if it is best to call every pair one client's; NaN if a
+    similarity is not finite."""
     return _fit_threshold(similarities, same)
 
 
@@ -178,9 +178,11 @@ def link_precision(
     rank 1). A scalar; NaN if a descriptor is not finite.
 
     Args:
-      queries, galleries: descriptors of unit length `[rounds, participants, d]`; a round's gallery
-        is what was sent the interval before.
-      senders, gallery_senders: the truth `[rounds, participants]`.
+      queries: descriptors of unit length `[rounds, participants, d]`.
+      senders: whose they are, the truth `[rounds, participants]`.
+      galleries: descriptors of unit length of what was sent the interval before each round
+        `[rounds, gallery, d]`.
+      gallery_senders: whose those are `[rounds, gallery]`.
 
     Raises:
       ValueError: if shapes do not go together.

@@ -71,7 +71,7 @@ def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
       model: the shared classifier, with a trunk (static).
       messages: the victim's.
       victim: its representatives in the rounds of the messages `[rounds, images, ...]`.
-      others: those of the other clients, together `[rounds, images, ...]`.
+      others: those of the other clients, together `[rounds, other_images, ...]`.
       auxiliary: the adversary's own records, without client axis, in [-1, 1].
       key: draws networks, batches and noise.
       categories: how often to generate each class `[classes]`; all alike by default.

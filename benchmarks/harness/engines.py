@@ -25,7 +25,7 @@ from jaxfl.watching import watched_call
 ACCELERATOR_CHUNK, MOST_AT_ONCE = 16, 256
 """Members that run at once on each accelerator: where its memory is not known, and at most."""
 COPIES = 64
-"""How many arrays as large as a member's largest it is taken to hold at a time."""
+"""Assumed number of arrays that a member holds at a time, each as large as its largest."""
 
 NARROWER = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 """What results of 64 bits come back in."""
@@ -121,7 +121,7 @@ def _drop_programs() -> None:
     if held_mappings() > MOST_MAPPINGS:
         _compile.cache_clear()
         jax.clear_caches()
-        gc.collect()  # some programs are held by circles
+        gc.collect()  # cycles of references keep some programs alive
         _return_memory()
 
 

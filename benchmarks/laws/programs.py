@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.harness.lapack import unordered
+from benchmarks.harness.call_order import unordered
 from benchmarks.harness.operations import equations
 from benchmarks.harness.programs import PLATFORMS
 from benchmarks.laws.law import require
@@ -30,7 +30,7 @@ def lower(traced: Any) -> None:
 
 def never_waits(traced: Any) -> None:
     """Raise `BrokenLawError` if calls of LAPACK in a traced function may wait for each other for
-    ever, see `benchmarks.harness.lapack`."""
+    ever, see `benchmarks.harness.call_order`."""
     waiting = unordered(traced.jaxpr)
     require(not waiting, f"calls of LAPACK may wait for each other: {waiting[:1]}")
 

@@ -51,7 +51,7 @@ class AnonymousSettings:
       first, window: updates of so many rounds from this (0-based) one on are linked.
       trunk_round: the siamese network on representatives begins with the shared model of this
         round, one of these.
-      shadow_every: every so-manieth round of the window is learned from, in the server's own
+      shadow_every: every n-th round of the window is learned from, in the server's own
         federation.
     """
 

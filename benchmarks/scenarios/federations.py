@@ -56,7 +56,7 @@ class FederationSettings:
       training: what a client does in a round, before any defence; a client with fewer records than
         a batch trains on all of them.
       rounds: communication rounds.
-      every: of which every so-manieth is observed, from the first.
+      every: every n-th round is observed, from the first on.
       defense: "none", "dp", "mixup" or "dp+mixup".
       epsilon: of each client's whole training, at delta = 1e-5, where it is differentially private
         with gradients clipped to 1.

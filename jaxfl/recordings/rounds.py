@@ -129,7 +129,7 @@ class _Reader:
 
     @property
     def layout(self) -> Layout:
-        """Of the first file."""
+        """The layout of the first file."""
         return next(iter(self._known.values()))
 
     def params(self, path: Path) -> Any:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.harness.lapack import unordered
+from benchmarks.harness.call_order import unordered
 from benchmarks.harness.programs import HostError
 from benchmarks.laws.calls import CallTrial
 from tests.bad_input import examples

@@ -21,7 +21,7 @@ Array = jax.Array
 
 def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     """Run jobs of one group and seed: two federations, each method once for all that is asked of
-    it. Run time holds compilation, and of what methods share the first that needs it."""
+    it. What methods share is in the run time of the first that needs it."""
     cell, seed = jobs[0].cell, jobs[0].seed
     began = time.perf_counter()
     drawn = draw(cell.dataset, cell.settings, data_dir, seed)

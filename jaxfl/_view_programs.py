@@ -1,5 +1,5 @@
-"""What views of a transcript compute, each as one program: an accelerator takes longer to compile
-one for every step than for all of it."""
+"""What the views of a transcript (`jaxfl.transcript`) compute, each as one program: an accelerator
+takes longer to compile one for every step than for all of it."""
 
 import functools
 from typing import Any

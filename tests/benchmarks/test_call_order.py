@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from attacks.lapack import after
-from benchmarks.harness.lapack import unordered
+from benchmarks.harness.call_order import unordered
 
 
 def solve(matrix, right):
