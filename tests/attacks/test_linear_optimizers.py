@@ -349,7 +349,7 @@ def test_class_weights_that_do_not_fit_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.very_slow), 16])
+@pytest.mark.parametrize("batch_size", [None, pytest.param(16, marks=pytest.mark.very_slow)])
 def test_gls_reads_clients_that_weight_classes(batch_size):
     """And says so where the weights are forgotten."""
     training = LocalTraining(0.1, 2, batch_size, plugins=(WEIGHTS,))

@@ -168,6 +168,7 @@ def write_run(folder: Path, training: LocalTraining, plugins: tuple[Any, ...] = 
     return ["--messages", str(folder), *RECORDED, "--out", str(folder / "audit")]
 
 
+@pytest.mark.very_slow
 def test_recorded_clients_that_clip_are_read_and_said_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,20 +3,33 @@
 import pytest
 
 from benchmarks.laws import calls, laws_of, rows
-from benchmarks.measurements import attributes
+from benchmarks.measurements import attributes, generators
+
+SEEN_IN_ROWS = {"majority", "cos", "gls"}
+"""Attacks on attributes whose rows are tried where not all is: all of them have laws of their own,
+of leaks and of failures too."""
+REPEATED = {
+    "constants_of_an_outer_jit_are_no_tracers",  # an outer jit is tried by another law
+}
 
 
 def cases(experiment, *methods):
     """A case for each law of some methods, or of all. Of attacks on attributes those of rows take
     long; of others those of what they call take longest."""
-    made = []
-    for method in methods or [each.name for each in experiment.methods]:
-        laws = laws_of(experiment, method)
-        named = experiment.name == attributes.EXPERIMENT.name
-        long = {law.__name__ for law in (rows.LAWS if named else calls.LAWS)}
-        mark = pytest.mark.slow if named else pytest.mark.very_slow
-        made += [
-            pytest.param(law, id=str(law), marks=[mark] if law.name in long else [])
-            for law in laws.values()
-        ]
-    return made
+    names = methods or [each.name for each in experiment.methods]
+    return [
+        pytest.param(law, id=str(law), marks=_marks(experiment, method, law.name))
+        for method in names
+        for law in laws_of(experiment, method).values()
+    ]
+
+
+def _marks(experiment, method, law):
+    of_rows, of_calls = ({each.__name__ for each in some} for some in (rows.LAWS, calls.LAWS))
+    if experiment.name != attributes.EXPERIMENT.name:
+        # What is generated is scored without a guess, which messages of nobody could exceed.
+        generated = experiment.name == generators.EXPERIMENT.name and "of_nobody" in law
+        return [pytest.mark.very_slow] if law in of_calls or generated else []
+    if law in of_rows:
+        return [pytest.mark.slow if method in SEEN_IN_ROWS else pytest.mark.very_slow]
+    return [pytest.mark.very_slow] if law in REPEATED else []

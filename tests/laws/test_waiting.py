@@ -9,8 +9,8 @@ from benchmarks.harness.programs import HostError
 from benchmarks.laws.calls import CallTrial
 from tests.bad_input import examples
 
-HERE = {examples.attributes, examples.properties, examples.local_models}
-"""Groups that factor matrices in JAX."""
+HERE = {examples.properties, examples.local_models}
+"""Groups that factor matrices in JAX, but for attributes: `vmap_is_a_loop` looks at those."""
 
 
 @pytest.mark.slow
