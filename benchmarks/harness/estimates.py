@@ -60,9 +60,8 @@ def estimate(job: Job) -> Estimate:
 
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table's lines from rows of a store: the mean of the seconds, and the largest
-    of the peaks. Of groups that ran side by side in one process a peak is that of all, since the
-    last of them began; where a system keeps peaks, it is the process's so far."""
+    """The table's lines from rows of a store: the mean of the seconds, and the least of the peaks: a
+    process keeps programs of groups that ran before, which are none of a job's memory."""
     jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
     for row in rows:
         if row["value"] is None or "wall_s" not in row["detail"]:
@@ -75,7 +74,7 @@ def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             **dict(zip(COLUMNS[:4], place, strict=True)),
             "seconds": round(statistics.fmean(seconds for seconds, _, _ in spent.values()), 3),
-            "peak_mib": round(max(peak for _, peak, _ in spent.values())),
+            "peak_mib": round(min(peak for _, peak, _ in spent.values())),
             "device": next(iter(spent.values()))[2],
         }
         for place, spent in sorted(jobs.items())
