@@ -60,8 +60,8 @@ def estimate(job: Job) -> Estimate:
 
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table's lines from rows of a store: the mean of the seconds, and the least of the peaks: a
-    process keeps programs of groups that ran before, which are none of a job's memory."""
+    """The table's lines from rows of a store: the mean of the seconds, and the least of the peaks.
+    A process keeps programs of groups that ran before, which are none of a job's memory."""
     jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
     for row in rows:
         if row["value"] is None or "wall_s" not in row["detail"]:
