@@ -100,6 +100,7 @@ def test_all_records_are_read(count):
     assert answer.left < 1e-10
 
 
+@pytest.mark.slow
 def test_a_table_comes_in_its_own_units():
     x, y = client(12)
     answer = read(MODEL, gradients(MODEL, MODEL.init(KEY), x, y))

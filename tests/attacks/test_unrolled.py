@@ -80,6 +80,7 @@ def accuracy(answer, seed=0):
 VERY_SLOW = pytest.mark.very_slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [optax.adam, *(pytest.param(o, marks=VERY_SLOW) for o in (optax.rmsprop, optax.adamw))],
@@ -93,6 +94,7 @@ def test_clients_of_optimizers_that_are_not_linear_are_read_in_batches(optimizer
     assert 0 < float(answer.fit.explained) < 1
 
 
+@pytest.mark.slow
 def test_another_clients_messages_and_another_recipe_are_misfits():
     model, run, known = client_of(ADAM)
     for client, told in ((1, ADAM), (0, dataclasses.replace(ADAM, epochs=1))):

@@ -45,6 +45,7 @@ def test_every_attack_stands_beside_three_guesses(swept):
             assert float(row["misfit"]) < 1
 
 
+@pytest.mark.slow
 def test_another_clients_messages_tell_no_more_than_a_guess(swept):
     read = [row for row in rows_of(swept) if row["method"] == "closed_form"]
     assert np.mean([float(row["value"]) for row in read]) == 1

@@ -103,6 +103,7 @@ def test_records_on_the_host_change_nothing(world, block, rounds):
     assert np.isfinite(jax.tree.leaves(world.params)[0]).all(), "the first model was given away"
 
 
+@pytest.mark.slow
 def test_a_device_holds_the_records_of_a_block_alone(monkeypatch):
     """A hundred thousand clients of 20 records, 96 MB, of whom 50 take part in each of 12 rounds:
     4 rounds' records are 192 kB."""

@@ -77,6 +77,7 @@ def that_compiles_every_seed(inputs, settings):
     return TRUE.run(inputs, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "law"),
     [

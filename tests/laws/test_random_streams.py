@@ -149,6 +149,7 @@ def test_training_and_upload_have_streams_of_their_own(told, monkeypatch):
     assert len(streams) == distinct(streams) == 2 * 3 * ROUNDS, "training and upload share a stream"
 
 
+@pytest.mark.slow
 def test_each_pass_of_a_search_for_records_draws_from_streams_of_its_own(monkeypatch):
     """Which directions are used, which rounds are looked at, and where the search starts."""
     drawn, drawing, looked = [], reading._drawing, reading.search
@@ -187,6 +188,7 @@ def attacked(training, model=None):
     return model, transcript.messages(0), Knowledge(x, y, (binary_column(0, 0.5),))
 
 
+@pytest.mark.slow
 def test_gls_simulates_every_order_of_every_round_from_a_stream_of_its_own(told):
     """A noise that is the same in every round is no noise: it would be taken for the message."""
     training = LocalTraining(0.1, batch_size=4)
