@@ -12,7 +12,7 @@ test: $(VENV)/.installed  ## run the test suite
 	$(BIN)/python -m pytest $(ARGS)
 
 # One law is enough: the simulation, and the program of a method, are traced, compiled and run. Of local models and of
-# generators that takes a minute each: `make oldest OLDEST=give_a_score` runs every method.
+# generators that takes a minute each: `make oldest OLDEST="declaration or give_a_score"` runs every method.
 OLDEST := declaration and (cos- or closed_form or gls- or adam) or give_a_score and (ridge or likelihood or matched)
 WITH_LAWS := tests/laws/test_method_laws.py tests/laws/test_row_laws.py $(addprefix tests/benchmarks/test_, \
 	properties.py sum_games.py linkability.py generators.py federations.py canaries.py whole_records.py)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxfl.domains import Index, Number, Optimizer
+from jaxfl.domains import Index, Number, Optimizer, Params
 
 Array = jax.Array
 
@@ -36,7 +36,7 @@ class ServerState:
       private: whatever else this server remembers.
     """
 
-    params: Any
+    params: Params
     optimizer: Any = ()
     private: Any = ()
 
@@ -57,15 +57,17 @@ class Server:
         """Ids of clients that this server singles out; they must exist."""
         return ()
 
-    def init(self, params: Any) -> ServerState:
+    def init(self, params: Params) -> ServerState:
         """What it remembers before the first round."""
         return ServerState(params)
 
-    def send(self, state: ServerState, client_id: Array) -> Any:
+    def send(self, state: ServerState, client_id: Array) -> Params:
         """The model that this client receives; the global one by default."""
         return state.params
 
-    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+    def receive(
+        self, state: ServerState, returned: Params, sizes: Array, ids: Array
+    ) -> ServerState:
         """What it remembers after a round.
 
         Args:
@@ -100,11 +102,13 @@ class HonestServer(Server):
     learning_rate: Number = 1.0
     by_size: bool = struct.field(pytree_node=False, default=True)
 
-    def init(self, params: Any) -> ServerState:
+    def init(self, params: Params) -> ServerState:
         """The first model, and the optimiser's first state."""
         return ServerState(params, self.optimizer(self.learning_rate).init(params))
 
-    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+    def receive(
+        self, state: ServerState, returned: Params, sizes: Array, ids: Array
+    ) -> ServerState:
         """A step along the mean pseudo-gradient."""
         weights = sizes.astype(jnp.float32) if self.by_size else (sizes > 0).astype(jnp.float32)
         total = weights.sum()
@@ -143,11 +147,11 @@ class IsolatingServer(Server):
         """The victim."""
         return (self.victim,)
 
-    def init(self, params: Any) -> ServerState:
+    def init(self, params: Params) -> ServerState:
         """The first model, for the others and for the victim."""
         return dataclasses.replace(self.server.init(params), private=params)
 
-    def send(self, state: ServerState, client_id: Array) -> Any:
+    def send(self, state: ServerState, client_id: Array) -> Params:
         """The victim's own model, or the others'."""
         return jax.tree.map(
             lambda isolated, shared: jnp.where(client_id == self.victim, isolated, shared),
@@ -155,7 +159,9 @@ class IsolatingServer(Server):
             state.params,
         )
 
-    def receive(self, state: ServerState, returned: Any, sizes: Array, ids: Array) -> ServerState:
+    def receive(
+        self, state: ServerState, returned: Params, sizes: Array, ids: Array
+    ) -> ServerState:
         """The victim's model is kept as it is, the others' are aggregated."""
         is_victim = ids == self.victim
         isolated = jax.tree.map(

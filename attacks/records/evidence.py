@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from attacks.lapack import after
 from attacks.records.isolation import Isolated, off_directions
 from attacks.records.spans import Span, off_columns, off_rows, whole_of
 from jaxfl import Model
@@ -151,8 +152,9 @@ def _examined(
         x, _ = jax.lax.scan(step, x, length=STEPS)
     if measured or counted:
         slopes = slopes_of(x, both)
-        deviation = jnp.sqrt(jnp.diag(_inverse(slopes[:, : len(measured)])))
-        loose = jnp.sqrt(jnp.diag(_inverse(slopes))[len(measured) :])
+        inverse = _inverse(slopes[:, : len(measured)])
+        deviation = jnp.sqrt(jnp.diag(inverse))
+        loose = jnp.sqrt(jnp.diag(_inverse(after(slopes, inverse)))[len(measured) :])
     offs, expected = _offs(model, evidence, x)
     off_errors, whole, whole_deviation = _by_label(model, evidence, x)
     return Findings(x, deviation, loose, offs, off_errors, whole, whole_deviation, expected)

@@ -43,7 +43,7 @@ VARIANTS = (
 )
 """A full-batch client, one that trains in batches, one with two unknown columns, one of Adam, one
 of whose records a quarter is not known, and one of Adam in batches."""
-ALIKE = 0.9
+ALIKE = 0.95
 """Share of values that answers agree on, at least, which are equal but for rounding: where two
 values fit alike rounding decides, and a line search magnifies it."""
 CHANCE = 0.5 + 4 * 0.5 / np.sqrt(RECORDS)

@@ -17,8 +17,8 @@ def convolve(
     features]`.
 
     As a product with the image's patches: kernels that differ between clients, and derivatives of
-    derivatives, are several times faster that way on CPUs, and the training of ten clients 37 times
-    on an H200 (docs/results/speed.md), where JAX's own becomes a convolution in groups.
+    derivatives, are several times faster that way on CPUs, and far more on a GPU, where JAX's own
+    becomes a convolution in groups (docs/results/speed.md).
     """
     size = kernel.shape[0]
     margins = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)

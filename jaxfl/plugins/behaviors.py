@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxfl.domains import EachNumber
+from jaxfl.domains import EachNumber, Params
 from jaxfl.plugins import PerClient, Plugin
 from jaxfl.training import LocalTraining
 
@@ -34,7 +34,7 @@ class Behavior(Plugin):
         """The recipe with its learning rate times `gradient`."""
         return dataclasses.replace(training, learning_rate=training.learning_rate * self.gradient)
 
-    def send(self, update: Any, key: Array) -> Any:
+    def send(self, update: Params, key: Array) -> Params:
         """`update` times the update."""
         return jax.tree.map(lambda u: jnp.asarray(self.update, u.dtype) * u, update)
 

@@ -1,8 +1,6 @@
 """Canaries: gradients of nobody that a client adds to its differentially private training, so that
 an auditor can measure what its messages tell of a single one."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -36,8 +34,8 @@ class Canaries(DPSGD):
     rate: Probability = 1.0
 
     def step_gradient(
-        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
-    ) -> Any:
+        self, model: Model, params: Params, x: Array, y: Array, mask: Array, key: Array
+    ) -> Params:
         """The private gradient of the batch, with its canaries."""
         chosen_key, key = jax.random.split(key)
         chosen = jax.random.bernoulli(chosen_key, self.rate, self.directions.shape[:1])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxfl.domains import Positive
+from jaxfl.domains import Params, Positive
 from jaxfl.models import Model, zero_rows
 from jaxfl.plugins import Plugin
 
@@ -28,8 +28,8 @@ class ClassWeights(Plugin):
     weights: tuple[Positive, ...]
 
     def step_gradient(
-        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
-    ) -> Any:
+        self, model: Model, params: Params, x: Array, y: Array, mask: Array, key: Array
+    ) -> Params:
         """See `jaxfl.Plugin`."""
         if model.classes != len(self.weights):
             raise ValueError(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxfl.domains import Domain, EachNotNegative, EachPositive, numbers_where
+from jaxfl.domains import Domain, EachNotNegative, EachPositive, Params, numbers_where
 from jaxfl.models import Model, inputs_and_errors, mean_loss, zero_rows
 from jaxfl.plugins import Plugin
 
@@ -43,7 +43,7 @@ class Upload(Plugin):
     noise_multiplier: EachNotNegative = 0.0
     bits: Annotated[int | Array, _BITS] = 0
 
-    def send(self, update: Any, key: Array) -> Any:
+    def send(self, update: Params, key: Array) -> Params:
         """An update as it is sent: a pytree of floating-point arrays; the key draws noise and
         rounding."""
         leaves, structure = jax.tree.flatten(update)
@@ -93,8 +93,8 @@ class DPSGD(Plugin):
     noise_multiplier: EachNotNegative = 1.0
 
     def step_gradient(
-        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
-    ) -> Any:
+        self, model: Model, params: Params, x: Array, y: Array, mask: Array, key: Array
+    ) -> Params:
         """See `private_gradient`."""
         return private_gradient(model, params, x, y, mask, key, self)
 

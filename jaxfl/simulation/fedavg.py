@@ -36,9 +36,9 @@ def simulate(
     """Run federated training.
 
     Differentiable in every traced argument; each round is a `jax.checkpoint`, so the memory of a
-    gradient grows by one set of parameters per round, not by the activations. When
-    you call this inside `jax.shard_map`, give `check_vma=False` to `shard_map`, since devices share
-    nothing that the check would protect, and leave `federated.devices` out.
+    gradient grows by one set of parameters per round, not by the activations. When you call this
+    inside `jax.shard_map`, give `check_vma=False` to `shard_map`, since devices share nothing that
+    the check would protect, and leave `federated.devices` out.
 
     Args:
       model: the model (static).
