@@ -30,8 +30,8 @@ class DenseLayers:
 
     Attributes:
       names: the layers in order of evaluation, as paths in the parameters ("Dense_0",
-        "Block_0/Dense_1"). The parameters there are `kernel [inputs, outputs]` and perhaps `bias
-        [outputs]`.
+        "Block_0/Dense_1"; "" of a model that is one layer). The parameters there are
+        `kernel [inputs, outputs]` and perhaps `bias [outputs]`.
       forward: `forward(params, x, offsets, first=None) -> outputs, inputs`: evaluates the model
         with `offsets[name] [batch, outputs]` added to each layer's output (and the first layer's
         output replaced by `first`, if given), and returns each layer's input `inputs[name] [batch,
@@ -45,7 +45,8 @@ class DenseLayers:
 
     def parameters(self, params: Any, name: str) -> dict[str, Array]:
         """The parameters (or any tree of that structure) of one layer: `kernel`, perhaps `bias`."""
-        return functools.reduce(lambda tree, part: tree[part], name.split("/"), params)
+        path = name.split("/") if name else ()
+        return functools.reduce(lambda tree, part: tree[part], path, params)
 
 
 @dataclasses.dataclass(frozen=True)

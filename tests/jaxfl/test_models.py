@@ -131,3 +131,9 @@ def test_parameters_may_be_a_module_of_another_library():
     returned = local_update(model, params, data, jax.random.key(1), training)
     gradient = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
     assert largest_difference(returned.kernel, params.kernel - 0.5 * gradient.kernel) < 1e-6
+
+
+def test_a_module_that_is_one_dense_layer_is_a_model():
+    model = from_flax(nn.Dense(2), (4,), cross_entropy, 2)
+    params = model.init(jax.random.key(0))
+    assert set(model.layers.parameters(params, *model.layers.names)) == {"kernel", "bias"}

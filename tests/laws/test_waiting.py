@@ -11,6 +11,8 @@ from benchmarks.harness.programs import HostError
 from benchmarks.laws.calls import CallTrial
 from tests.bad_input import examples
 
+# Examples are of short arrays in 32 bits; what attacks say of that is tried elsewhere.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 HERE = {examples.properties, examples.local_models}
 """Groups that factor matrices in JAX, but for attributes: `vmap_is_a_loop` looks at those."""
 
