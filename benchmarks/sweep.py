@@ -21,8 +21,9 @@ from benchmarks.harness import report
 from benchmarks.harness.code import code_of
 from benchmarks.harness.command_line import UsageError, exit_code, repeat, run_command
 from benchmarks.harness.devices import prepare_devices
-from benchmarks.harness.estimates import estimate
+from benchmarks.harness.estimates import estimate, peaks
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
+from benchmarks.harness.memory import resident_mib
 from benchmarks.harness.runner import FAILURES, engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
@@ -257,10 +258,11 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
     columns = ("group", "cells", "jobs", "estimated s", "estimated MiB")
     table, total = RichTable(*columns, title="plan"), 0.0
     guessed = bounds = 0
-    for g in groups:
+    most = peaks(groups, resident_mib())
+    for g, peak in zip(groups, most, strict=True):
         estimates = {job.unit: estimate(job) for job in g.jobs}.values()
-        seconds, peak = sum(e.seconds for e in estimates), max(e.peak_mib for e in estimates)
-        texts = (f"{seconds:.0f}", f"{peak:.0f}") if peak else ("unknown", "unknown")
+        seconds = sum(e.seconds for e in estimates)
+        texts = f"{seconds:.0f}", "unknown" if peak is None else f"{peak:.0f}"
         cells = len({job.cell for job in g.jobs})
         table.add_row(g.label, str(cells), str(len(g.jobs)), *texts)
         total += seconds
@@ -270,7 +272,10 @@ def _print_plan(console: Console, groups: list[Group]) -> None:
     _print_cells(console, groups)
     count = sum(len(g.jobs) for g in groups)
     minutes = f"{'at least' if bounds else 'about'} {total / 60:.1f} minutes on two cores"
-    console.print(f"{count} jobs in {len(groups)} groups, {minutes}")
+    known = [peak for peak in most if peak is not None]
+    at_least = "" if len(known) == len(most) else "at least "
+    memory = f", {at_least}{max(known):.0f} MiB" if known else ""
+    console.print(f"{count} jobs in {len(groups)} groups, {minutes}{memory}")
     if guessed > bounds:
         why = "were measured in other tables alone"
         console.print(f"{guessed - bounds} runs of a method {why}: those times are taken")

@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 
 import jaxfl
-from benchmarks.harness import engines
+from benchmarks.harness import engines, memory
 
 SLOW = {"slow": 1, "very_slow": 2}
 """What `JAXFL_SLOW` must be, at least, for a test with a marker to run."""
@@ -109,7 +109,7 @@ def release_programs_between_methods(request, last_method):
     if getattr(request.node, "originalname", "") == "test_methods_obey":
         method = request.node.callspec.id.partition("-")[0]
         changed, last_method[0] = method != last_method[0], method
-        if changed and engines.held_mappings() > engines.MOST_MAPPINGS / 3:
+        if changed and memory.held_mappings() > engines.MOST_MAPPINGS / 3:
             engines.forget_programs()
             jax.clear_caches()
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.harness.jobs import Group, Outcome
+from benchmarks.harness.memory import held_mappings
 from benchmarks.harness.operations import operations
 from benchmarks.harness.trees import lengthened
 from jaxfl.parallel import map_clients, strategy_here
@@ -103,15 +104,6 @@ def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:
         (len(devices),), ("members",), axis_types=(AxisType.Auto,), devices=devices
     )
     return NamedSharding(mesh, PartitionSpec("members"))
-
-
-def held_mappings() -> int:
-    """Memory mappings of this process; 0 where they are not known, and not limited."""
-    try:
-        with open("/proc/self/maps", "rb") as mappings:
-            return sum(1 for _ in mappings)
-    except OSError:  # no Linux
-        return 0
 
 
 def _drop_programs() -> None:

@@ -11,10 +11,28 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness.jobs import Job
+from benchmarks.harness.engines import MOST_MAPPINGS
+from benchmarks.harness.jobs import Group, Job
 
-COLUMNS = ("suite", "table", "size", "method", "seconds", "peak_mib", "device")
+COLUMNS = (
+    *("suite", "table", "size", "method"),
+    *("seconds", "added_mib", "kept_mib", "kept_mappings", "device"),
+)
 PATH = Path(str(resources.files("benchmarks.harness").joinpath("seconds.csv")))
+
+
+class Memory(NamedTuple):
+    """What a computation (`Job.computation`) needs and leaves.
+
+    Attributes:
+      added_mib: the most while it goes on, above what the process held before.
+      kept_mib: what the process holds on to afterwards: programs, and what is freed too late.
+      kept_mappings: of memory, likewise.
+    """
+
+    added_mib: float
+    kept_mib: float
+    kept_mappings: float
 
 
 class Estimate(NamedTuple):
@@ -22,22 +40,25 @@ class Estimate(NamedTuple):
 
     Attributes:
       seconds: of one unit, its share of simulation and compilation included.
-      peak_mib: largest memory of a process while it ran such jobs, in MiB.
+      memory: of its computation; None where none was measured.
       measured: whether such jobs were measured.
       bound: whether they are known to take longer, or nothing is known.
     """
 
     seconds: float
-    peak_mib: float
+    memory: Memory | None
     measured: bool
     bound: bool = False
 
 
 @functools.cache
-def _measured() -> dict[tuple[str, ...], tuple[float, float]]:
+def _measured() -> dict[tuple[str, ...], tuple[float, Memory | None]]:
     rows = csv.DictReader(PATH.read_text(encoding="utf-8").splitlines())
     return {
-        tuple(row[name] for name in COLUMNS[:4]): (float(row["seconds"]), float(row["peak_mib"]))
+        tuple(row[name] for name in COLUMNS[:4]): (
+            float(row["seconds"]),
+            Memory(*(float(row[n]) for n in Memory._fields)) if row["added_mib"] else None,
+        )
         for row in rows
     }
 
@@ -54,31 +75,67 @@ def estimate(job: Job) -> Estimate:
     of_suite = {key: value for key, value in alike.items() if key[0] == suite}
     smaller = known.get((suite, table, "small", method))
     if alike:
-        seconds, peak = map(statistics.fmean, zip(*(of_suite or alike).values(), strict=True))
-        return Estimate(seconds, peak, False)
-    return Estimate(*(smaller or (1.0, 0.0)), False, True)
+        seconds, memories = zip(*(of_suite or alike).values(), strict=True)
+        return Estimate(statistics.fmean(seconds), _mean(memories), False)
+    return Estimate(*(smaller or (1.0, None)), False, True)
+
+
+def peaks(groups: Iterable[Group], resident: float) -> list[float | None]:
+    """The memory of a process at its most in each group, MiB: of groups that run one after the
+    other, and keep their programs until those hold too many mappings.
+
+    Args:
+      groups: in order.
+      resident: MiB that the process holds before.
+
+    Returns:
+      A number per group; None where some computation of it was never measured.
+    """
+    most: list[float | None] = []
+    held, mappings = resident, 0.0
+    for group in groups:
+        memories = {job.computation: estimate(job).memory for job in group.jobs}.values()
+        peak = held
+        for memory in memories:
+            if memory is None:
+                continue
+            if mappings > MOST_MAPPINGS:
+                held, mappings = resident, 0.0
+            peak = max(peak, held + memory.added_mib)
+            held, mappings = held + memory.kept_mib, mappings + memory.kept_mappings
+        most.append(None if None in memories else peak)
+    return most
 
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table's lines from rows of a store: the mean of the seconds, and the least of the peaks.
-    A process keeps programs of groups that ran before, which are none of a job's memory."""
-    jobs: dict[tuple[str, ...], dict[str, tuple[float, float, str]]] = {}
+    """The table's lines from rows of a store: means over their jobs."""
+    jobs: dict[tuple[str, ...], dict[str, tuple[float, Memory, str]]] = {}
     for row in rows:
         if row["value"] is None or "wall_s" not in row["detail"]:
             continue
         place = tuple(row[name] for name in COLUMNS[:4])
         one = str((row["dataset"], row["seed"], row["settings"]))
-        spent = row["detail"]["wall_s"], row["detail"]["peak_mib"], row["device"]
+        detail = row["detail"]
+        spent = detail["wall_s"], Memory(*(detail[n] for n in Memory._fields)), row["device"]
         jobs.setdefault(place, {})[one] = spent
     return [
         {
             **dict(zip(COLUMNS[:4], place, strict=True)),
             "seconds": round(statistics.fmean(seconds for seconds, _, _ in spent.values()), 3),
-            "peak_mib": round(min(peak for _, peak, _ in spent.values())),
+            **_rounded(_mean(memory for _, memory, _ in spent.values())),
             "device": next(iter(spent.values()))[2],
         }
         for place, spent in sorted(jobs.items())
     ]
+
+
+def _mean(memories: Iterable[Memory | None]) -> Memory | None:
+    known = [memory for memory in memories if memory is not None]
+    return Memory(*map(statistics.fmean, zip(*known, strict=True))) if known else None
+
+
+def _rounded(memory: Memory | None) -> dict[str, int]:
+    return {} if memory is None else {k: round(v) for k, v in memory._asdict().items()}
 
 
 def write(lines: Sequence[dict[str, Any]], path: Path = PATH) -> None:

@@ -115,11 +115,16 @@ class Job:
         return place | {"method": self.method, "seed": self.seed} | self.settings
 
     @property
-    def unit(self) -> Any:
-        """What is computed once: jobs that only ask other things of one run share it."""
+    def computation(self) -> Any:
+        """What is computed for every seed: jobs that only ask other things of it share it."""
         cell = self.cell
-        run = cell.experiment.run_of(cell.settings)
-        return cell.experiment.name, cell.dataset, run, self.method, self.method_settings, self.seed
+        settings = cell.experiment.run_of(cell.settings)
+        return cell.experiment.name, cell.dataset, settings, self.method, self.method_settings
+
+    @property
+    def unit(self) -> Any:
+        """What is computed once: a computation with a seed."""
+        return self.computation, self.seed
 
     @property
     def key(self) -> str:

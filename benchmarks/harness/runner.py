@@ -24,7 +24,7 @@ from benchmarks.harness.code import code_of
 from benchmarks.harness.engines import Engine, local
 from benchmarks.harness.estimates import estimate
 from benchmarks.harness.jobs import Group, Job, Outcome
-from benchmarks.harness.memory import forget_peak, peak_mib
+from benchmarks.harness.memory import Meter
 from benchmarks.harness.store import Row, Store
 
 FAILURES = "failures.log"
@@ -162,21 +162,20 @@ def _in_32_bits(batches: Iterator[Sequence[Outcome]]) -> Iterator[Sequence[Outco
 
 
 def _timed(batches: Iterator[Sequence[Outcome]], done: set[Job]) -> Iterator[Sequence[Outcome]]:
-    """Outcomes with the seconds that each job took and where; jobs that have any are put into
-    `done`."""
-    began = time.perf_counter()
-    forget_peak()
+    """Outcomes with the seconds and the memory that each job took and where; jobs that have any
+    are put into `done`."""
+    began, meter = time.perf_counter(), Meter()
     for outcomes in batches:
         finished = {outcome.job for outcome in outcomes} - done
         done |= finished
         seconds = (time.perf_counter() - began) / max(len({job.unit for job in finished}), 1)
-        spent = {"wall_s": round(seconds, 3), "peak_mib": peak_mib()}
+        memory = meter.read(len({job.computation for job in finished}))
+        spent = {"wall_s": round(seconds, 3), **memory}
         yield [
             dataclasses.replace(o, device=device_name(), detail={**o.detail, **spent})
             for o in outcomes
         ]
-        began = time.perf_counter()
-        forget_peak()
+        began, meter = time.perf_counter(), Meter()
 
 
 def _versions() -> str:

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from attacks import Knowledge, UnknownColumn
-from attacks.metrics import accuracy
 from benchmarks.scenarios.sources import source
 from jaxfl import (
     DPSGD,
@@ -25,8 +24,10 @@ from jaxfl import (
     Model,
     PerClient,
     Plugin,
+    evaluate,
     linear,
     local_update,
+    logistic,
     mlp,
     simulate,
     stack_clients,
@@ -48,7 +49,7 @@ class FederationSettings:
     """Who trains, how, and what is seen.
 
     Attributes:
-      model: "linear" (least squares; Driouich 2022) or "mlp".
+      model: "linear" (least squares) or "logistic" (Driouich 2022), or "mlp".
       hidden: widths of the hidden layers.
       batch_norm: whether normalisation by private batch statistics precedes each ReLU.
       clients: number of clients.
@@ -60,14 +61,14 @@ class FederationSettings:
       defense: "none", "dp", "mixup" or "dp+mixup".
       epsilon: of each client's whole training, at delta = 1e-5, where it is differentially private
         with gradients clipped to 1.
-      attacked: clients that are attacked: so many, the largest if not all; of linear clients the
-        first, by whose numbers Driouich 2022 reports.
+      attacked: clients that are attacked: so many, the largest if not all; of linear and logistic
+        clients the first, by whose numbers Driouich 2022 reports.
       side: pixels down and across a face.
       fares: rows that are drawn of the fares.
       encoding: of their columns.
     """
 
-    model: Literal["linear", "mlp"] = "mlp"
+    model: Literal["linear", "logistic", "mlp"] = "mlp"
     hidden: tuple[int, ...] = (256, 256, 256)
     batch_norm: bool = False
     clients: int = 10
@@ -166,17 +167,25 @@ def divide(name: str, data: Dataset, settings: FederationSettings, seed: int) ->
         parts = partitions.by_sizes(rng, len(data), [settings.records] * settings.clients)
     else:
         parts = partitions.by_group(data)
-    if settings.attacked < len(parts) and settings.model != "linear":
+    if settings.attacked < len(parts) and settings.model == "mlp":
         parts = sorted(parts, key=len, reverse=True)
     limit = settings.records
     return [np.sort(rng.permutation(p)[:limit]) if limit else p for p in parts]
 
 
 def model_of(data: Dataset, settings: FederationSettings) -> Model:
-    """The shared model."""
+    """The shared model.
+
+    Raises:
+      ValueError: if it is logistic, and the data have not two classes.
+    """
     features = int(np.prod(data.x.shape[1:]))
     if settings.model == "linear":
         return linear(features)
+    if settings.model == "logistic":
+        if data.classes != 2:
+            raise ValueError(f"model='logistic' needs two classes, not classes={data.classes}")
+        return logistic(features)
     task = "regression" if data.classes is None else "classification"
     classes = data.classes or 1
     return mlp(features, settings.hidden, classes, task=task, batch_norm=settings.batch_norm)
@@ -280,11 +289,10 @@ def trained_alone(
 def fit_of(model: Model, params: Any, data: ClientData) -> float:
     """Accuracy on records; of a regression, their mean absolute percentage error, as a share. NaN
     of a model that is not finite."""
+    if model.classes is not None:
+        return float(evaluate(model, params, data).accuracy)
     outputs, y = np.asarray(model.apply(params, data.x)), np.asarray(data.y)
-    if model.classes is None:
-        return float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean())
-    named = np.where(np.isfinite(outputs).all(1), outputs.argmax(1), -1)
-    return float(accuracy(jnp.asarray(named), jnp.asarray(y)))
+    return float((np.abs(outputs[:, 0] - y) / np.abs(y)).mean())
 
 
 def isolated(federation: Federation, c: int, rounds: int) -> Any:

@@ -1,7 +1,6 @@
 """Memory of a sweep whose cells each compile programs of their own."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.command_line import check_writable
-from benchmarks.harness.engines import held_mappings, local
+from benchmarks.harness.engines import local
 from benchmarks.harness.jobs import Job, group
+from benchmarks.harness.memory import held_mappings, resident_mib
 from benchmarks.harness.runner import run_safely
 from benchmarks.harness.settings import replace
 from benchmarks.measurements import attributes
@@ -20,7 +20,6 @@ from jaxfl.domains import Count
 
 FEWEST = 30
 """Records of the first cell's victim; each cell has one more than the last, and new programs."""
-PAGES = "/proc/self/statm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Held:
 
     Attributes:
       cells: that have run.
-      resident_mib: memory of this process; 0 where it is not known.
+      resident_mib: memory of this process.
       peak_mib: the most so far.
       mappings: of memory; 0 where they are not known.
     """
@@ -86,13 +85,4 @@ class Programs:
                 raise ValueError(f"method={self.method!r}: {failed[0]}")
             most = max(most, *(int(outcome.detail["peak_mib"] or 0) for outcome in outcomes))
             if count % self.every == 0 or count == self.cells:
-                yield Held(count, _resident(), most, held_mappings())
-
-
-def _resident() -> int:
-    """Memory of this process, MiB; 0 where it is not known."""
-    try:
-        pages = int(Path(PAGES).read_text().split()[1])
-    except OSError:  # no Linux
-        return 0
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+                yield Held(count, resident_mib(), most, held_mappings())

@@ -362,7 +362,7 @@ def test_estimates_come_from_measured_rows(finished, tmp_path, monkeypatch):
     lines = estimates.refreshed(store.rows())
     store.close()
     assert {line["method"] for line in lines} == {"random", "majority", "cos"}
-    assert all(line["seconds"] >= 0 and line["peak_mib"] > 50 for line in lines)
+    assert all(line["seconds"] >= 0 and line["added_mib"] >= 0 for line in lines)
     path = tmp_path / "seconds.csv"
     estimates.write(lines, path)
     estimates.write([lines[0] | {"seconds": 7.0}], path)  # one anew, the others kept
