@@ -31,7 +31,7 @@ from jaxfl import _check
 
 Array = jax.Array
 FALSE_ALARMS = 0.01
-"""Of clients that follow the stated recipe, at most so many are called misfits."""
+"""Largest share of clients called misfits among those that follow the stated recipe."""
 ROUNDING, SQUARED_ROUNDING = 64, 64
 """Relative errors of inner products of some hundred numbers, in units of the precision; and squared
 errors of sums and products of so many, in units of its square."""

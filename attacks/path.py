@@ -43,7 +43,7 @@ class LocalPath(NamedTuple):
 
     @property
     def total(self) -> Array:
-        """Of all weights: the number of steps under plain SGD."""
+        """Total of all weights: the number of steps under plain SGD."""
         return self.weights.sum()
 
     @property
@@ -63,7 +63,7 @@ def local_path(training: LocalTraining, records: int) -> LocalPath:
 
 
 def _path(optimizer: Optimizer, rate: Array, steps: int) -> LocalPath:
-    """Of one number that is 0 at first."""
+    """Path of one number that is 0 at first."""
     transformation = optimizer(rate)
 
     def step(carry: tuple[Array, Any], gradient: Array) -> tuple[tuple[Array, Any], Array]:

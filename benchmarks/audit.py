@@ -74,13 +74,13 @@ class Arguments:
     rounds: Count = 20
     """Communication rounds that are simulated, and seen."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """Of the clients, begun anew in every round."""
+    """Optimiser of the clients, begun anew in every round."""
     momentum: NotNegativeFloat = 0.0
-    """Of SGD, below 1."""
+    """Momentum of SGD, below 1."""
     weight_decay: NotNegativeFloat = 0.0
-    """Of SGD, as PyTorch has it."""
+    """Weight decay of SGD, as PyTorch has it."""
     learning_rate: PositiveFloat = 0.1
-    """Of the clients' optimiser."""
+    """Learning rate of the clients' optimiser."""
     batch_size: Index = 32
     """Records per local step; 0 for all."""
     epochs: Count = 1

@@ -64,9 +64,9 @@ class Arguments:
     """Compare two results.csv."""
 
     old: tyro.conf.Positional[Path]
-    """Of the first run."""
+    """File of the first run."""
     new: tyro.conf.Positional[Path]
-    """Of the second."""
+    """File of the second run."""
     tolerance: NotNegativeFloat = 1e-6
     """Relative and absolute."""
 

@@ -63,7 +63,7 @@ class Arguments:
     engine: Literal["local", "ray"] = "local"
     """local: this machine's devices; ray: a Ray cluster (needs the extra 'cluster')."""
     address: str | None = None
-    """Of the Ray cluster, as 10.0.0.1:6379; the one at RAY_ADDRESS by default, else a local one."""
+    """Address of the Ray cluster, as 10.0.0.1:6379; by default RAY_ADDRESS, else a local one."""
     keep_rows: bool = False
     """Keep finished rows that other code measured; else they are measured again."""
     dry_run: bool = False

@@ -114,7 +114,7 @@ class Schema:
 
     @property
     def positions(self) -> list[int]:
-        """Of the measured attributes."""
+        """Positions of the measured attributes."""
         return [attribute.position for attribute in self.measured]
 
     @property

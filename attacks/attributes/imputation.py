@@ -14,7 +14,7 @@ from jaxfl.domains import checked
 from jaxfl.watching import on_host
 
 FOLDS = 3
-"""Of the cross-validation by which a classifier is chosen."""
+"""Folds of the cross-validation by which a classifier is chosen."""
 
 
 @on_host("scikit-learn")

@@ -47,7 +47,7 @@ NEWTON = 4
 ALIKE_NOISE = 2
 """Energies of noise that are not told apart: batches of half the size, or twice the rate."""
 REDUCED = 0.03
-"""Of an update's length, what products whose factors keep ten bits may leave: .0085 on an H200,
+"""Part of an update's length that products whose factors keep ten bits may leave: .0085 on an H200,
 .004 to .014 emulated."""
 
 
@@ -123,12 +123,12 @@ class _RecipeTrial:
 
     @functools.cached_property
     def path(self) -> LocalPath:
-        """Of the recipe that was told."""
+        """Path of the recipe that is tried."""
         return local_path(self.training, len(self.knowledge.x))
 
     @property
     def length(self) -> float:
-        """Of that path, in steps of plain SGD along one gradient."""
+        """Length of the recipe's path, in steps of plain SGD along one gradient."""
         return float(self.path.total)
 
     @functools.cached_property
@@ -138,7 +138,7 @@ class _RecipeTrial:
         return _decoded(self.model, seen, self.knowledge)
 
     def fit(self) -> Fit:
-        """Of the recipe that was told."""
+        """Fit of the recipe that is tried."""
         known = self.model, self.messages, self.knowledge, self.decoded
         return judge(*known, self.training, fixed_key())
 
@@ -247,9 +247,9 @@ class _Candidate(NamedTuple):
 
 
 def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
-    """Of candidates in order of their noise the first that the messages do not contradict; and what
-    cannot be told from it by its noise: first as many epochs of the batches that were told, after
-    it another rate."""
+    """Findings that explain the messages: of candidates in order of their noise, the first that the
+    messages do not contradict, and those that cannot be told from it by their noise. As many epochs
+    of the batches that were told come first, another rate last."""
     fitting: dict[str, tuple[Finding, float]] = {}
     nearly: list[tuple[float, Finding]] = []
     for finding, trial in candidates:

@@ -17,7 +17,8 @@ from attacks.path import is_linear
 from jaxfl import LocalTraining, Messages, Model
 
 RUNS, TANGENTS, PASSES = 128, 4, 2
-"""Of `gls_unrolled`: fewer than to read a client, enough to see whether it is another one."""
+"""Runs, tangents and passes of `gls_unrolled`: fewer than to read a client, enough to see whether
+the client is another one."""
 
 
 def is_simulated(training: LocalTraining, records: int) -> bool:

@@ -22,7 +22,7 @@ Array = jax.Array
 MOMENTA = (0.9, 0.5, 0.95, 0.99)
 """What people who use momentum set, the most frequent first."""
 SIZES = (8, 16, 32, 64, 128, 256)
-"""Of batches that people use, beside simple parts of the records."""
+"""Sizes of batches that people use, beside simple parts of the records."""
 MOST_EPOCHS = 20
 """Over the records, in one round."""
 ALIKE, BLURRED = 0.15, 0.4
@@ -169,7 +169,7 @@ def _with_momentum(steps: float, tolerance: float) -> list[tuple[int, float]]:
 
 
 def _length(count: int, momentum: float) -> float:
-    """Of a path of so many steps along one gradient, in steps without momentum."""
+    """Length of a path of so many steps along one gradient, in steps without momentum."""
     return sum((1 - momentum**j) / (1 - momentum) for j in range(1, count + 1))
 
 

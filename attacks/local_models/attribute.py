@@ -26,12 +26,12 @@ CONVERGED = 2
 """Times the least that L-BFGS may stop above."""
 
 PULL = 1e-4
-"""Of weights to their prior, in what their equations leave: so little that where equations fix the
-weights it moves none across 1/2, and enough to choose where they do not."""
+"""Pull of weights to their prior, in what their equations leave: so little that it moves no weight
+across 1/2 where equations fix the weights, and enough to choose where they do not."""
 
 MOST_STEPS = 100
-"""Of Newton's method, which takes some twenty; moments that are not of these records have no
-likeliest weights, and it would never end."""
+"""Steps of Newton's method, at most; it takes some twenty. Moments that are not of these records
+have no likeliest weights, and the method would never end."""
 
 
 @dataclasses.dataclass(frozen=True)

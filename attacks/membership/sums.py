@@ -34,7 +34,7 @@ from jaxfl.training import in_arrays
 
 Array = jax.Array
 ROUNDED = 1e-6
-"""Of the largest number of a covariance, what float32 leaves of none."""
+"""Part of a covariance's largest number that float32 leaves where the covariance is 0."""
 FAR = 4.0
 """Deviations beyond which a sum is of neither data set: a normal number exceeds them once in 16,000
 rounds."""
@@ -253,7 +253,7 @@ class _Beside:
 
     @property
     def mean(self) -> Array:
-        """Of their sum."""
+        """Mean of the others' sum."""
         return self.count * self.updates.mean(0)
 
     @property
@@ -263,7 +263,7 @@ class _Beside:
 
     @property
     def variance(self) -> Array:
-        """Of their sum along one direction."""
+        """Variance of the others' sum along one direction."""
         return self.factor * self.updates.var(0, ddof=1)
 
     def surprise(self, pair: Array, total: Array) -> Array:

@@ -54,7 +54,7 @@ from jaxfl.parallel import strategy_here
 
 Array = jax.Array
 LEAST_VARIANCE = 1e-6
-"""Of a class's feature, as a share of the other class's, at least: a constant has no density."""
+"""Least variance of a class's feature, in parts of the other class's: a constant has no density."""
 
 
 @checked

@@ -81,8 +81,8 @@ class _Layer(NamedTuple):
 
 
 def _standardised(updates: Array, change: Array, least: Array, earlier: Sequence[Array]) -> _Layer:
-    """Of one layer's updates `[n, rows, columns]`, a change `[rows, columns]`, and the least
-    variance `[]`; after the last eigenbasis of earlier layers."""
+    """Standardised layer, from its updates `[n, rows, columns]`, a change `[rows, columns]` and the
+    least variance `[]`. It is computed after the last eigenbasis of earlier layers."""
     first, second = updates[: len(updates) // 2], updates[len(updates) // 2 :]
     moments = [_moments(half) for half in (first, second)]
     moments.append(jax.tree.map(jnp.add, *moments))

@@ -53,7 +53,7 @@ class Quadratic(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Of the rounds seen; elsewhere zero, and one on the diagonal of `covariance`.
+    """Sums of the rounds seen; for others zero, and one on the diagonal of `covariance`.
 
     Attributes:
       design: D `[rounds, clients]`.

@@ -177,7 +177,7 @@ class _Rounds(NamedTuple):
         return jnp.zeros_like(self.targets).at[self.who].add(features)
 
     def log_density(self, x: Array, law: int) -> Array:
-        """Of features `[rounds, cohort]`, without (0) or with (1) the property."""
+        """Log density of features `[rounds, cohort]`, without (0) or with (1) the property."""
         return jax.scipy.stats.norm.logpdf(
             x, self.mean[:, law, None], jnp.sqrt(self.variance[:, law, None])
         )

@@ -47,8 +47,8 @@ class Prevalence:
             )
 
     def weights(self, rows: Array) -> tuple[Array, Array]:
-        """Of auxiliary records `[n]` by their row numbers, such that a weighted sum is the mean
-        over records of clients without and with the property: `[n]` each."""
+        """Weights of auxiliary records `[n]` by their row numbers, for clients without and with the
+        property: `[n]` each. A weighted sum is the mean over records of such clients."""
         carries = jnp.asarray(self.carriers, jnp.float32)[rows]
         each, rest = (part / jnp.maximum(part.sum(), 1) for part in (carries, 1 - carries))
         without, with_property = (s * each + (1 - s) * rest for s in self._shares)

@@ -26,9 +26,10 @@ EXACT = 1e-6
 MOST_COPIES = 4
 """Copies of each record, on average, that are looked for."""
 ROUNDED = 1e-12
-"""Of a difference of two records, that float64 leaves outside a span in which it lies."""
+"""Part of a difference of two records that float64 leaves outside a span that holds the
+difference."""
 SEEN = 1e-4
-"""Of a unit vector, what the search in float32 takes for nothing: rounding leaves less."""
+"""Part of a unit vector that the search in float32 takes for nothing: rounding leaves less."""
 CHUNK = 32
 """Records that are examined in one call."""
 

@@ -27,7 +27,7 @@ the others are than their rank, for a lacking dimension to prove something."""
 ALIKE = 20.0
 """Times the least distance that is called the same."""
 LEAST_PART = 1e-3
-"""Of a record in the rows that its units lack; below it, they lack another."""
+"""Least part of a record in the rows that its units lack; below it, the units lack another."""
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -53,7 +53,7 @@ class Evidence:
 
 
 class Findings(NamedTuple):
-    """Of records that are tried.
+    """Findings about records that are tried.
 
     Attributes:
       x: the records, numeric columns fitted `[records, features]`.
@@ -161,14 +161,14 @@ def _examined(
 
 
 def _inverse(slopes: Array) -> Array:
-    """Of their Gram matrix."""
+    """Inverse of the slopes' Gram matrix."""
     gram = slopes.T @ slopes
     ridge = 1e-12 * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
     return jnp.linalg.inv(gram + ridge * jnp.eye(len(gram), dtype=gram.dtype))
 
 
 def _inputs(model: Model, params: Any, x: Array) -> list[Array]:
-    """Of the layers that are looked at, the 1 for the bias included."""
+    """Inputs of the layers that are looked at, the 1 for the bias included."""
     layers = model.layers
     assert layers is not None
     _, inputs = layers.forward(params, x[None], {})

@@ -28,7 +28,7 @@ from attacks.records.spans import Span
 from jaxfl import Model
 
 ZERO = 1e-4
-"""Of the largest number of an edge, below which one is taken for 0."""
+"""Part of an edge's largest number, below which a number of the edge is taken for 0."""
 SPARE = 3
 """Zeros of an edge beyond those that any has; so many units that are 0 by no coincidence."""
 IDLE, EQUAL = 0.3, 1e-6
@@ -44,8 +44,8 @@ LACKING = 20.0
 STILL_THERE = 0.5
 """Share of a record's errors that what is left has of one that is not taken."""
 LEVERAGE = 0.99
-"""Of one of these units, at most. Edges of two records are 0 where both are idle and at one more
-unit, which alone tells the two apart: its leverage is 1."""
+"""Largest leverage of one of the units that lack a record. Edges of two records are 0 where both
+records are idle and at one more unit, which alone tells the two apart: its leverage is 1."""
 
 
 @struct.dataclass

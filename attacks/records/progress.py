@@ -120,7 +120,7 @@ def layers_of(task: Task) -> range:
 
 
 def ranks_of(task: Task, left: list[np.ndarray]) -> tuple[int, ...]:
-    """Of what is left of the layers that may be looked at."""
+    """Ranks of what is left of the layers that may be looked at."""
     return tuple(told_by(left[p], scales_of(task.gradients[p]))[0] for p in layers_of(task))
 
 
@@ -244,7 +244,8 @@ def blur_of(task: Task, evidence: Evidence, found: Passed) -> float:
 
 
 def noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:
-    """Of all numbers of the messages that moved, by the errors of the layers looked at."""
+    """Energy of the noise of all numbers of the messages that moved, by the errors of the layers
+    looked at."""
     first, others = np.square(evidence.first.noise), np.square(evidence.layer.noise).mean()
     noises = [first] + [others] * (len(gradients) - 1)
     return float(sum(n * np.count_nonzero(g) for n, g in zip(noises, gradients, strict=True)))

@@ -48,7 +48,7 @@ class Equations:
 
     @functools.cached_property
     def covariance(self) -> np.ndarray:
-        """Of the numbers fitted, by white noise."""
+        """Covariance of the numbers fitted, by white noise."""
         return np.asarray(np.linalg.pinv(self.gram, hermitian=True))
 
     @property
@@ -92,7 +92,7 @@ class Parts(NamedTuple):
         ]
 
     def equations(self, noisy: "Noisy", x: np.ndarray, places: np.ndarray) -> Equations:
-        """Of the numbers at flat `places` of `[records, positions]`, at records `x`."""
+        """Equations of the numbers at flat `places` of `[records, positions]`, at records `x`."""
         records, columns = np.divmod(places, len(self.positions))
         size, weights = len(places), self.weights[records, None]
         summed = Equations(np.zeros((size, size)), np.zeros(size), 0.0, 0)
@@ -113,7 +113,7 @@ class Parts(NamedTuple):
         return self._of_records(lambda x, y: parts_of(self.model, self.params, x, y), x, 1)
 
     def _slopes(self, x: np.ndarray) -> Any:
-        """Of the same by each position `[positions, rounds, records, width]`."""
+        """Slopes of inputs and errors by each position `[positions, rounds, records, width]`."""
 
         def slopes(x: np.ndarray, y: np.ndarray) -> Any:
             return _slopes_of(self.model, self.params, x, y, self.positions)
@@ -244,8 +244,8 @@ def _filled(parts: Parts, x: np.ndarray, places: np.ndarray, values: np.ndarray)
 def _of_gradient(
     gradient: np.ndarray, noise: float, rank: int, pairs: list[tuple[np.ndarray, np.ndarray]]
 ) -> Equations:
-    """Of a gradient `[outputs, inputs]`, beyond its rank: the sum over `pairs` of errors and inputs
-    `[fitted, width]` is the slope of the records' parts."""
+    """Equations of a gradient `[outputs, inputs]`, beyond its rank. The sum over `pairs` of errors
+    and inputs `[fitted, width]` is the slope of the records' parts."""
     size = len(pairs[0][0])
     if min(gradient.shape) <= rank:
         return Equations(np.zeros((size, size)), np.zeros(size), 0.0, 0)

@@ -23,7 +23,7 @@ ABSENT = 0.01
 """Length of a feature's projection on the span of records, below which none has it: records of a
 hundred standardised columns are rarely longer than 30."""
 FIRST_WEIGHT = 0.3
-"""Of the first layer's equations beside the second's."""
+"""Weight of the first layer's equations beside the second's."""
 LEAST_LENGTH, LEAST_CURVATURE = 1e-20, 1e-12
 """In place of the error's length of a record that moves nothing, and of the curvature along a
 column on which nothing depends: both are zero, and neither is divided by."""
@@ -31,8 +31,8 @@ SKEWED = 3
 """Power of a uniform draw that a measured column's first value is: most are small, as money and
 weights are."""
 RIDGE = 1e-6
-"""Of least squares over measured columns, relative to the trace of their products: a column that
-nothing depends on stays where it is."""
+"""Ridge of least squares over measured columns, relative to the trace of the columns' products: a
+column that nothing depends on stays where it is."""
 
 
 @struct.dataclass
@@ -80,7 +80,7 @@ class Sight:
 
 
 class State(NamedTuple):
-    """Of every start.
+    """State of every start.
 
     Attributes:
       places: which value of each attribute, as in `Moves.outputs`: `[starts, attributes]` each.

@@ -55,7 +55,7 @@ class Span:
 
     @property
     def rank(self) -> int:
-        """Of the gradient without its noise."""
+        """Rank of the gradient without its noise."""
         return int(np.count_nonzero(self.inverse))
 
 

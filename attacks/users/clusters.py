@@ -19,10 +19,10 @@ from jaxfl.domains import Count, Index, checked
 from jaxfl.watching import on_host
 
 STARTS = 10
-"""Of k-means, of which the best is kept: as many as scikit-learn's own random starts."""
+"""Starts of k-means; the best is kept. As many as scikit-learn's own random starts."""
 UNNAMED = -1
 MOST_PASSES = 100
-"""Of assignments one to one; they end where none changes, which takes a few."""
+"""Passes of assignments one to one, at most. They end where no assignment changes, after a few."""
 
 
 @on_host("scikit-learn")

@@ -29,7 +29,7 @@ from jaxfl.models import Trunk
 
 Array = jax.Array
 MOMENTUM = 0.5
-"""Of Adam's first moment (Song 2020, section VII-A)."""
+"""Momentum of Adam's first moment (Song 2020, section VII-A)."""
 
 
 @struct.dataclass

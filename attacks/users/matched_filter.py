@@ -28,7 +28,7 @@ NOISES = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 """Among which `fit_filter_noise` chooses: from a filter that whitens to one that all but ignores
 C's part of the noise."""
 NEGLIGIBLE = 1e-6
-"""Of the largest eigenvalue: what is below is rounding."""
+"""Part of the largest eigenvalue, below which an eigenvalue is rounding."""
 
 
 @checked
@@ -141,7 +141,7 @@ def _spread(gradients: Array) -> _Spread:
 
 
 def _weights(values: Array, spread: _Spread, noise: Array, ridge: Array) -> Array:
-    """Of directions with these eigenvalues of C."""
+    """Weights of directions with these eigenvalues of C."""
     raised = values / spread.mean + ridge
     return jnp.sqrt(raised) * (1 + noise) / (raised + noise)
 

@@ -197,7 +197,7 @@ class _Siamese:
         return nn.Dense(1)
 
     def loss(self, params: Any, first: Array, second: Array) -> Array:
-        """Of pairs of samples, given as rows `[pairs]`."""
+        """Loss of pairs of samples, given as rows `[pairs]`."""
         trunk, (who, same) = params
         a, b = (
             (jax.vmap(functools.partial(self.embedding.apply, trunk))(rows) - self.middle)

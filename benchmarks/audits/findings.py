@@ -18,7 +18,7 @@ DOUBTS = {
     "unchecked": "rounding and noise may be as large as these updates, so that they contradict no "
     "answer",
 }
-"""Of a level's answers, in words."""
+"""Doubts about a level's answers, in words."""
 Rows = Sequence[Mapping[str, Any]]
 
 

@@ -189,7 +189,8 @@ def _read_whole(levels: Sequence[Place]) -> Table:
 
 
 def _shown(private: Sequence[Place]) -> Table:
-    """Of clients as private, with canaries: these are measured in plain SGD alone."""
+    """Table of clients as private as those of `private`, with canaries. Canaries are measured in
+    plain SGD alone."""
     places = []
     for place in private:
         victim: VictimSettings = place.settings
@@ -206,8 +207,8 @@ def _shown(private: Sequence[Place]) -> Table:
 
 
 def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
-    """Of half of the clients, whose records have the attribute more often than the others': what
-    sums over another half of them in every round tell."""
+    """Table about half of the clients, whose records have the attribute more often than the
+    others': what sums over another half of the clients in every round tell."""
     public, places = len(public_rows(data, seed=0)), []
     most = public // 2
     if data.group is None:  # by chance more records with the attribute are asked for than expected

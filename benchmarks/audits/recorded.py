@@ -196,7 +196,7 @@ def _imputed(known: Knowledge, others: Inputs, truth: np.ndarray) -> float | Non
 
 
 def _accuracy(model: Model, params: Any, others: Inputs) -> float:
-    """Of a client's last model, on records that are not its own."""
+    """Accuracy of a client's last model, on records that are not the client's own."""
     if not len(others.y):
         return math.nan
     outputs = np.asarray(model.apply(params, others.x))

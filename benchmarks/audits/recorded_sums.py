@@ -25,7 +25,7 @@ from jaxfl.datasets.csv import read_cells
 from jaxfl.recordings import Recording
 
 THRESHOLD = 0.5
-"""Of the probability that a client holds many, from which on it is said to."""
+"""Probability that a client holds many, above which the client is said to hold many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Halves:
 
     @property
     def records(self) -> int:
-        """Of a client, their median."""
+        """Records of a client, the median over clients."""
         return int(np.median(self.held))
 
 

@@ -78,8 +78,8 @@ def _innermost(function: Any) -> Any:
 
 
 def _source(function: Any) -> str:
-    """Of the module that a function is written in; of the function alone where that is a notebook;
-    nothing where there is no source."""
+    """Source of the module that a function is written in; of the function alone where the module is
+    a notebook; nothing where there is no source."""
     inside = _innermost(function)
     module = inspect.getmodule(inside)
     for place in (module, inside):

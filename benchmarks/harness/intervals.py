@@ -58,6 +58,6 @@ def accuracy_interval(values: Sequence[float], records: int, confidence: float =
 
 
 def equivalent_count(sizes: Sequence[int]) -> int:
-    """Of how many records a proportion would be as exact as the mean of proportions of so many
-    each."""
+    """Number of records of which a proportion would be as exact as the mean of proportions of so
+    many records each."""
     return round(len(sizes) ** 2 / sum(1 / size for size in sizes))

@@ -30,7 +30,7 @@ REDUCTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """Of one run of a program.
+    """Operations of one run of a program.
 
     Attributes:
       products: additions and multiplications of products of matrices and of convolutions.
@@ -61,7 +61,7 @@ class Operations:
         return Operations(**sums, largest=max(self.largest, other.largest))
 
     def times(self, count: int) -> "Operations":
-        """Of a loop of so many steps, of which this is one."""
+        """Operations of a loop of so many steps, of which these are one step's."""
         scaled = {f.name: count * getattr(self, f.name) for f in _SUMMED if f.name != "open_loops"}
         steps = scaled.pop("steps") or float(count)
         return Operations(**scaled, steps=steps, open_loops=self.open_loops, largest=self.largest)
@@ -71,7 +71,7 @@ _SUMMED = [f for f in dataclasses.fields(Operations) if f.name != "largest"]
 
 
 def operations(jaxpr: Any) -> Operations:
-    """Of a program, from its (closed) jaxpr; of branches the dearest counts."""
+    """Operations of a program, from its (closed) jaxpr. Of branches the dearest counts."""
     total = Operations()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         total = total + _of_equation(equation)

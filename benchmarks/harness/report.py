@@ -19,7 +19,7 @@ from benchmarks.harness.settings import constant, short_names, varying
 from benchmarks.harness.store import write_whole
 
 GUESSES = ("majority", "imputation", "null")
-"""Of all three an attack on messages must be better to have learnt something from them."""
+"""Guesses: an attack on messages must beat all three to have learnt something from messages."""
 
 
 @dataclasses.dataclass(frozen=True)

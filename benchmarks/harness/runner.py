@@ -187,7 +187,7 @@ def _versions() -> str:
 
 
 def _revision() -> str:
-    """Of the checkout that this file is part of; an installed package has none."""
+    """Revision of the checkout that this file is part of; an installed package has none."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         for words in (
@@ -202,7 +202,7 @@ def _revision() -> str:
 
 @functools.cache
 def device_name() -> str:
-    """Of the default device: an accelerator's kind, or a processor's with its threads."""
+    """Name of the default device: an accelerator's kind, or a processor's name with its threads."""
     kind: str = jax.devices()[0].device_kind
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -97,7 +97,7 @@ class VictimTrial:
 
     @property
     def key(self) -> Array:
-        """Of what is random."""
+        """Key of what is random."""
         return jax.random.key(7)
 
     @functools.cached_property
@@ -107,12 +107,12 @@ class VictimTrial:
 
     @property
     def positions(self) -> list[int]:
-        """Of the unknown columns."""
+        """Positions of the unknown columns."""
         return list(range(self.settings.columns))
 
     @property
     def truth(self) -> np.ndarray:
-        """Of the unknown columns `[records, columns]`."""
+        """Truth of the unknown columns `[records, columns]`."""
         return records(0)[0][: self.known, self.positions].astype(int)
 
     @property
@@ -121,8 +121,8 @@ class VictimTrial:
         return self.settings.known or RECORDS
 
     def messages(self, whose: Whose) -> Messages:
-        """Of the client itself, of another one of the same federation, or of the client as it would
-        be if the unknown columns did not enter the model."""
+        """Messages of the client itself, of another one of the same federation, or of the client as
+        it would be if the unknown columns did not enter the model."""
         (x, y), (x_other, y_other) = records(0), records(1)
         if whose == "absent":
             x[:, self.positions] = 0

@@ -93,7 +93,7 @@ def nobody(x: Array, y: Array, mask: Array, key: Array) -> tuple[Array, Array]:
 
 
 BROKEN: Recorders = {simulate: _broken_run, sent_gradient: _broken_gradient}
-"""Of messages that are not finite."""
+"""Recorders of messages that are not finite."""
 
 OF_NOBODY: Recorders = {simulate: _run_of_nobody, sent_gradient: _gradient_of_nobody}
-"""Of messages whose records nobody holds."""
+"""Recorders of messages whose records nobody holds."""

@@ -34,7 +34,7 @@ DEVIATIONS = 4
 FEW = 20
 """Records that a proportion of a specimen is of at least, if it does not say."""
 SEEDS = 5
-"""Of messages of nobody: with `FEW` records, a score .2 above a guess is none by chance."""
+"""Seeds of messages of nobody. With `FEW` records, a score .2 above a guess is not by chance."""
 
 
 @dataclasses.dataclass
@@ -80,23 +80,23 @@ class Turns:
 
     @functools.cached_property
     def first(self) -> dict[str, Turn]:
-        """Of the first run."""
+        """Turns of the first run."""
         return self.turns(self.jobs())
 
     @functools.cached_property
     def again(self) -> dict[str, Turn]:
-        """Of the same seed, the last method first."""
+        """Turns with the same seed, the last method first."""
         return self.turns(self.jobs()[::-1])
 
     @functools.cached_property
     def another(self) -> dict[str, Turn]:
-        """Of another seed, when all has run before, so that nothing is left to compile."""
+        """Turns with another seed, when all has run before, so that nothing is left to compile."""
         self.first, self.again  # noqa: B018 - they are run
         return self.turns(self.jobs(1))
 
     @functools.cached_property
     def broken(self) -> dict[str, Turn]:
-        """Of messages that are not finite; a failure is a status, as in a sweep."""
+        """Turns on messages that are not finite; a failure is a status, as in a sweep."""
         (together,) = group(self.jobs())
         with recorded_by(BROKEN) as recorded:
             turns = _turns(run_safely(together, None))
@@ -105,7 +105,7 @@ class Turns:
 
     @functools.cached_property
     def of_nobody(self) -> dict[str, Turn]:
-        """Of messages that have nothing to do with what is scored, of `SEEDS` seeds."""
+        """Turns on messages that have nothing to do with what is scored, of `SEEDS` seeds."""
         with recorded_by(OF_NOBODY) as recorded, warnings.catch_warnings():
             warnings.simplefilter("ignore", FitWarning)  # they are
             jobs = [job for seed in range(SEEDS) for job in self.jobs(seed)]
@@ -214,9 +214,9 @@ def messages_that_are_not_finite_give_no_score(turns: Turns, method: Method) -> 
 
 
 def messages_of_nobody_tell_no_more_than_a_guess(turns: Turns, method: Method) -> None:
-    """Of records that nobody holds, dealt to senders anew in every round: a score above every
-    guess has the truth from elsewhere. An oracle and a ceiling have, and say so; a guess has none
-    either."""
+    """Messages of nobody are of records that nobody holds, dealt to senders anew in every round. A
+    score above every guess has the truth from elsewhere. An oracle and a ceiling have it, and say
+    so; a guess has no truth from elsewhere either."""
     if method.oracle or method.ceiling:
         return
     scored = turns.of_nobody[method.name].scored
@@ -234,8 +234,8 @@ def messages_of_nobody_tell_no_more_than_a_guess(turns: Turns, method: Method) -
 
 
 def messages_of_nobody_are_not_explained(turns: Turns, method: Method) -> None:
-    """Of a method that tells a misfit: the client's own are, or cannot be judged, and nobody's are
-    not."""
+    """A method that tells a misfit explains the client's own messages, or cannot judge them, and
+    does not explain nobody's."""
     own = [o for o in turns.first[method.name].scored if o.misfit is not None]
     require(all(o.status != "misfit" for o in own), "the client's own messages are a misfit")
     told = [o for o in turns.of_nobody[method.name].scored if o.misfit is not None]

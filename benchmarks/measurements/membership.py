@@ -60,7 +60,7 @@ class Judging:
 
 
 class Answers(NamedTuple):
-    """Of every victim of a group.
+    """Answers about every victim of a group.
 
     Attributes:
       memberships: who is judged a member.
@@ -98,7 +98,7 @@ class Variances:
     model: Model
 
     def __call__(self, inputs: tuple[Victim, Any]) -> Array:
-        """Of one victim, among whose records are as many others."""
+        """Variances for one victim, among whose records are as many others."""
         victim, last = inputs
         known = candidate_records(self.model, victim.knowledge())
         return gradient_variance(self.model, last, *known)
@@ -112,7 +112,7 @@ class Match:
     settings: CosMatching
 
     def __call__(self, inputs: tuple[Victim, Messages]) -> Array:
-        """Of one victim, whose records are those judged its own."""
+        """Attribute of one victim's records, which are those judged the victim's own."""
         victim, messages = inputs
         virtual = Virtual(training=LocalTraining(victim.training.learning_rate))
         settings = dataclasses.replace(self.settings, virtual=virtual)
@@ -130,7 +130,7 @@ class Decode:
     settings: ClosedForm
 
     def __call__(self, inputs: tuple[Victim, Messages]) -> tuple[Array, Array, Array]:
-        """Of one victim, among whose records are as many others; and the status."""
+        """Presence, attribute and status for one victim, among whose records are as many others."""
         victim, messages = inputs
         training, half = victim.training, len(victim.x) // 2
         step = training.learning_rate * training.steps(half)

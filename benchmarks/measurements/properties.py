@@ -113,7 +113,7 @@ class Detect:
     settings: DetectorTraining
 
     def __call__(self, inputs: tuple[Any, Array, Array, Property, Array]) -> Detectors:
-        """Of the models of all rounds, and `x_auxiliary`, `y_auxiliary`, `prop` and `key`."""
+        """Detectors from all rounds' models, `x_auxiliary`, `y_auxiliary`, `prop` and `key`."""
         received, x, y, prop, key = inputs
         return train_detectors(
             self.model,
@@ -342,7 +342,7 @@ def _ranked(
 
 
 def _detector(trained: Trained, s: int, seen: int) -> Scores:
-    """Of a seed's detector of the last seen round."""
+    """Scores of a seed's detector of the last seen round."""
     detectors = trained.detectors
     mean, variance = (np.asarray(a[s, seen - 1]) for a in (detectors.mean, detectors.variance))
     return {

@@ -31,7 +31,7 @@ from jaxfl import (
 )
 
 CLASSES = 3
-"""Of a client's records."""
+"""Classes of a client's records."""
 
 
 @dataclasses.dataclass(frozen=True)

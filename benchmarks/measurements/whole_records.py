@@ -41,7 +41,7 @@ class Guess(NamedTuple):
 
 
 def _guess(seen: Seen, x: np.ndarray, y: np.ndarray) -> Guess:
-    """Of a method that is never certain."""
+    """Guess of a method that is never certain."""
     nothing = np.zeros((len(x), len(seen.schema.measured)))
     return Guess(x, y, np.zeros(len(x), bool), [()] * len(x), nothing)
 

@@ -38,7 +38,7 @@ from jaxfl.datasets import Dataset, partitions
 Array = jax.Array
 DELTA = 1e-5
 ADAM_RATE, BETWEEN_LOOKS = 1e-3, 100
-"""Of an optimum's training, and its steps between two looks at the fit."""
+"""Adam's rate in an optimum's training, and steps of the training between two looks at the fit."""
 FACES_CLIENTS = 10
 LEAF_RECORDS = 2000
 """Records of each of LEAF's clients (Driouich 2023, Appendix C)."""

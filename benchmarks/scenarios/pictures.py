@@ -14,8 +14,8 @@ Array = jax.Array
 
 
 def strides(side: int) -> tuple[int, int, int, int]:
-    """Of the shared model's convolutions, for images of so many pixels down (Song 2020, Tables I,
-    II)."""
+    """Strides of the shared model's convolutions, for images of so many pixels down (Song 2020,
+    Tables I, II)."""
     return (2, 1, 2, 1) if side <= 28 else (2, 2, 2, 1)
 
 
@@ -40,7 +40,8 @@ class Represent:
     settings: Representing
 
     def __call__(self, inputs: tuple[Array, Array, Array, Array]) -> Representatives:
-        """Of a round's participants: its model, updates, counts of classes and keys."""
+        """Representatives of a round's participants, from the round's model, updates, counts of
+        classes and keys."""
         received, gradients, counts, keys = inputs
 
         def one(arguments: tuple[Array, Array, Array]) -> Representatives:

@@ -39,9 +39,9 @@ from jaxfl.datasets import Dataset
 Array = jax.Array
 
 TEST_RECORDS = 500
-"""Of others, at most, on which the shared model's accuracy is measured."""
+"""Records of others, at most, on which the shared model's accuracy is measured."""
 DELTA, CLIP = 1e-5, 1.0
-"""Of private training: delta below one over the number of records, and the bound of a record's
+"""Delta of private training, below one over the number of records, and the bound of a record's
 gradient."""
 
 

@@ -48,12 +48,13 @@ class Duration:
     others: int = 1
     """How many of the other program's timed parts do the work of one of ours."""
     operations: float = math.nan
-    """Of a part, counted from its equations."""
+    """Operations of a timed part, counted from its equations."""
     dtype: str | None = "float32"
-    """Of its products; None where they are of two types."""
+    """Type of the products; None where they are of two types."""
 
     def share(self, limits: Limits) -> float:
-        """Of what a product of square matrices of its type reaches; NaN where types differ."""
+        """Share of what a product of square matrices of this type reaches; NaN where types
+        differ."""
         rate = math.nan if self.dtype is None else limits.flops[self.dtype]
         return self.operations / (self.best / 1e3) / rate
 

@@ -125,8 +125,8 @@ def _points(axis: Axis, size: int, attacks: Attacks, records: int) -> Iterator[P
 
 
 def exponents(points: Sequence[Point]) -> tuple[float, float]:
-    """Of time in size: over all points by least squares, and between the last two; NaN where the
-    points do not tell."""
+    """Exponents of time in size: over all points by least squares, and between the last two; NaN
+    where the points do not tell."""
     known = sorted({p.size: p.seconds for p in points if p.seconds > 0}.items())
     if len(known) < 2:
         return math.nan, math.nan

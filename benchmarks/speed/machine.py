@@ -21,7 +21,7 @@ ACCELERATOR_COPIED = 1 << 31
 
 
 class Limits(NamedTuple):
-    """Of the default device.
+    """Limits of the default device.
 
     Attributes:
       device: its name.
@@ -72,7 +72,7 @@ def _copy(size: int) -> float:
 
 
 def _seconds(function: Callable[..., Any], *arguments: Any, repeats: int = 7) -> float:
-    """Of the fastest run."""
+    """Seconds of the fastest run."""
     times = []
     for _ in range(repeats + 1):
         began = time.perf_counter()

@@ -46,7 +46,7 @@ class Programs:
     cells: Count = 300
     """How many; each victim has another number of records."""
     method: str = "closed_form"
-    """Of attributes, on digits."""
+    """Method that infers attributes; the data are digits."""
     every: Count = 25
     """Cells between two lines."""
     out: str = "programs.csv"

@@ -113,7 +113,7 @@ class Arguments:
     figure: str = "frontier.svg"
     """File to write; its suffix tells the format."""
     size: Literal["small", "paper"] = "paper"
-    """Of the suite."""
+    """Size of the suite."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,7 +54,7 @@ PLAINER: dict[str, Any] = {"detectors.pairs": 20, "detectors.kind.gradients": 25
 ADULT_SEX = 9
 """Number of that attribute."""
 FEWER_RECORDS = 0.4
-"""Of CIFAR-10 at small size: of a client's, in parts of the paper's."""
+"""Records of CIFAR-10 that a client has at small size, in parts of the paper's."""
 ALL_SEEN: tuple[int | str, ...] = ("mean", *range(10, 300, 10))
 FEWER_SEEN: tuple[int | str, ...] = ("mean", 10, 20, 30, 40, 50, 70, 100, 150, 200, 250, 290)
 """At small size; of 300 rounds."""
@@ -160,7 +160,7 @@ def _numbers_of_clients(size: str, data_dir: str | None) -> list[Place]:
 
 
 def _prevalence(size: str, data_dir: str | None) -> list[Place]:
-    """Of Adult's clients by how much more some of them hold of women's records."""
+    """Places of Adult's clients, by how much more some of them hold of women's records."""
     clients, rounds = (50, 100) if size == "paper" else (10, 20)
     base = PropertySettings(
         "",

@@ -338,7 +338,7 @@ CIFAR_SUMS = {
     "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
 }
-"""Of the batches of which a copy could be had."""
+"""Checksums of the batches of which a copy could be had."""
 
 SOURCES = {
     "location30": Source(
@@ -440,7 +440,7 @@ SOURCES = {
 }
 
 VERSION = "1.1.0"
-"""Of the prepared sets; to be raised when a parser changes."""
+"""Version of the prepared sets; to be raised when a parser changes."""
 
 
 def cache_dir() -> Path:

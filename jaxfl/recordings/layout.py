@@ -183,7 +183,7 @@ class _Layer:
 
 
 def _turned(shape: Shape) -> Shape:
-    """Of a kernel `[..., inputs, outputs]`, for a weight `[outputs, inputs, ...]`."""
+    """Shape of a kernel `[..., inputs, outputs]`, for a weight `[outputs, inputs, ...]`."""
     return (*shape[2:], *shape[1::-1]) if len(shape) > 1 else shape
 
 

@@ -114,8 +114,8 @@ class FactoredGradients(NamedTuple):
         )
 
     def expected(self, scores: Array) -> "FactoredGradients":
-        """Of every record, from those of its candidates, which come one after another, with weights
-        `scores [records, K]`."""
+        """Expected gradients of every record, from those of its candidates, which come one after
+        another, with weights `scores [records, K]`."""
         scores = scores[..., None]
 
         def mixed(inputs: Array, errors: Array) -> list[tuple[Array, Array]]:

@@ -138,9 +138,10 @@ def most_likely(
 
 
 def largest_eigenvalue(apply: Callable[[Any], Any], like: Any, iterations: int = 20) -> Array:
-    """Of a symmetric, positive operator on pytrees like `like`, from below, by power iteration
-    (static `iterations`). Its start is tilted, since equal entries may be what the operator takes
-    to zero; `optax.power_iteration` stops by a tolerance, and gives no bound from below."""
+    """Largest eigenvalue of a symmetric, positive operator on pytrees like `like`, from below, by
+    power iteration (static `iterations`). The iteration's start is tilted, since equal entries may
+    be what the operator takes to zero. `optax.power_iteration` stops by a tolerance, and gives no
+    bound from below."""
 
     def unit(tree: Any) -> tuple[Any, Array]:
         norm = optax.tree.norm(tree)

@@ -323,7 +323,8 @@ def _vectors(
 
 
 def deviations(runs: Array) -> Array:
-    """Of runs `[runs, ...]` from their mean, as large as a message's from the mean of runs."""
+    """Deviations of runs `[runs, ...]` from their mean, as large as a message's from the mean of
+    runs."""
     return (runs - runs.mean(0)) * ((len(runs) + 1) / (len(runs) - 1)) ** 0.5
 
 

@@ -67,7 +67,7 @@ HELD_OUT, FEWEST = 5, 20
 FLOORS = tuple(10.0**power for power in range(-10, 1))
 """What is tried as f, relative to the energy of the others' sum."""
 SUMS = 64
-"""Of held-out records, that the message is compared with."""
+"""Sums of held-out records that the message is compared with."""
 
 
 @struct.dataclass
@@ -351,7 +351,7 @@ def _vectors(
 
 
 def _fit(seen: _Whitened, weights: Array, rounded: Array, told_by: Array) -> Fit:
-    """Of the real-valued answer, and of the rounded one: the lesser misfit."""
+    """Fit of the real-valued answer, and of the rounded one: the lesser misfit."""
     unknowns = len(weights)
     ours, right = seen.metric[:unknowns, :unknowns], seen.metric[:unknowns, -2]
     whole = seen.metric[-1, -1]

@@ -216,7 +216,7 @@ class _Client:
         return simulated_runs(self.guess(weights), received, key, count)
 
     def derivative(self, received: Any, weights: Array, key: Array) -> Array:
-        """Of the update by the weights, the mean over runs `[unknowns, parameters]`."""
+        """Derivative of the update by the weights, the mean over runs `[unknowns, parameters]`."""
         one_by_one = jnp.eye(len(weights), dtype=weights.dtype)
 
         def of_run(key: Array) -> Array:
@@ -275,7 +275,7 @@ def _summed(client: _Client, rounds: Any, weights: Array, key: Array) -> _Sums:
 
 
 def _in_metric(noise: Array, derivative: Array, rows: Array, floor: Array, least: Array) -> _Sums:
-    """Of one round: inverse of `noise' noise + f I` by Woodbury's identity."""
+    """Sums of one round, by the inverse of `noise' noise + f I` (Woodbury's identity)."""
     gram = noise @ noise.T
     f = floor * jnp.trace(gram) / noise.shape[1] + least + jnp.finfo(noise.dtype).tiny
     factor = jax.scipy.linalg.cholesky(gram + f * jnp.eye(len(gram), dtype=gram.dtype), lower=True)
@@ -292,7 +292,7 @@ def _in_metric(noise: Array, derivative: Array, rows: Array, floor: Array, least
 
 
 def _fit(total: _Sums, rounds: Any, told_by: Array) -> Fit:
-    """Of an answer, from what is left of the messages and of fresh runs on it."""
+    """Fit of an answer, from what is left of the messages and of fresh runs on the answer."""
     gram = total.gram
     level = jnp.finfo(gram.dtype).eps * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
     ridged = gram + level * jnp.eye(len(gram), dtype=gram.dtype)

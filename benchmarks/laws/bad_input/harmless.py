@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 Harmless = tuple[str, str, str]
-"""Of a function's name and a place within its arguments, as "accuracy values", a regular
+"""A function's name and a place within the function's arguments, as "accuracy values", a regular
 expression; words of what is done there; and why that is good."""
 
 NAMES = "a number of a round, a client or a detector is its name"

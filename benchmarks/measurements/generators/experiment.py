@@ -185,8 +185,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 
 
 def _shared_accuracy(play: Play, method: Method, rounds: int) -> float:
-    """Of the shared model on test records after so many rounds; an attacker's own class counts as
-    wrong."""
+    """Accuracy of the shared model on test records after so many rounds; an attacker's own class
+    counts as wrong."""
     run = getattr(play, EXPERIMENT.traits_of(method).plays)
     return float(np.asarray(run.evaluation.accuracy)[rounds - 1])
 

@@ -15,7 +15,7 @@ from jaxfl import LocalTraining, Model, local_update, one_client, trunk_cnn
 
 Array = jax.Array
 BATCH_SIZE = 50
-"""Of a judge's training."""
+"""Batch size of a judge's training."""
 WIDTHS = (16, 32, 64, 64)
 
 

@@ -91,7 +91,7 @@ class Play:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an image."""
+        """Shape of an image."""
         return self.world.parts[0][0].shape[1:]
 
     @property
@@ -211,7 +211,7 @@ class Play:
 
     @functools.cached_property
     def representatives(self) -> Array:
-        """Of every client in every round `[rounds, clients, images, ...]`."""
+        """Representatives of every client in every round `[rounds, clients, images, ...]`."""
         counts, run = self.counts, self.passive_run
         settings = dataclasses.replace(self.settings.representing, virtual=self.virtual)
         keys = jax.random.split(self.keys["representatives"], counts.shape[:2])

@@ -141,7 +141,7 @@ class Client:
         self.optimum = np.linalg.lstsq(*self._records_of(sender), rcond=None)[0]
 
     def _records_of(self, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of a client, with a column of ones; and their targets."""
+        """Records of a client, with a column of ones; and the records' targets."""
         rows, data = self.federation.parts[c], self.federation.data
         return np.c_[data.x[rows].astype(float), np.ones(len(rows))], data.y[rows].astype(float)
 

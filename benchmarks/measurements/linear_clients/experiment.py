@@ -43,7 +43,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
 
 
 def _reasons(answers: Sequence[Answer]) -> str:
-    """Of how many clients messages alone did not tell the optimum, and why of the first."""
+    """Note of how many clients have an optimum that messages alone did not tell, and why of the
+    first."""
     untold = [answer.reason for answer in answers if answer.reason]
     if not untold:
         return ""

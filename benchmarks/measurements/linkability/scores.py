@@ -54,7 +54,7 @@ def _clusters(descriptors: np.ndarray, senders: np.ndarray) -> dict[str, float]:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _precision(descriptors: Array, senders: Array, interval: int) -> Array:
-    """Of queries so many rounds after their gallery. A scalar."""
+    """Precision of queries so many rounds after their gallery. A scalar."""
     query, gallery = (
         (descriptors[rounds], senders[rounds])
         for rounds in (slice(interval, None), slice(None, -interval))

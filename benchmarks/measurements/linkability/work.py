@@ -29,7 +29,7 @@ from jaxfl.parallel import map_clients, strategy_here
 Array = jax.Array
 Descriptors = tuple[Array, ...]
 TRUNK_RATE = 0.1
-"""Of a centred network's; see `attacks.users.siamese.Siamese.embedding_rate`."""
+"""Rate of a centred network's trunk; see `attacks.users.siamese.Siamese.embedding_rate`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +128,9 @@ class Linking:
 
     @functools.cached_property
     def representatives(self) -> tuple[Representatives, Representatives]:
-        """Of the clients' side and of the server's own, fields `[rounds, participants, ...]`. All
-        begin with the same noise, which would tell the updates of one client apart otherwise."""
+        """Representatives of the clients' side and of the server's own, fields
+        `[rounds, participants, ...]`. All begin with the same noise: different noise would tell the
+        updates of one client apart."""
         seen, made = self.seen, []
         settings = dataclasses.replace(self.settings.representing, virtual=seen.virtual)
         function = Represent(seen.model, seen.shape, settings)

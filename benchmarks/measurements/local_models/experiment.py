@@ -152,8 +152,8 @@ def _scores(
 def _of_attributes(
     work: Work, values: Sequence[np.ndarray], of_others: Callable[[], Sequence[np.ndarray]] | None
 ) -> Score:
-    """Of a sensitive column's values of every attacked client, and of those that the same attack
-    reads out of another client's messages, if there is another."""
+    """Score of a sensitive column's values of every attacked client, and of those that the same
+    attack reads out of another client's messages, if there is another."""
     truths = [work.federation.knowledge(c)[1] for c in range(work.count)]
 
     def right(named: Sequence[np.ndarray]) -> float:

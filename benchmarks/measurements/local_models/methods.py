@@ -171,14 +171,14 @@ def _refuses(measure: str, decodes: bool = False) -> Callable[[LocalModelSetting
 
 
 def _answers(measure: Any, decodes: bool = False) -> dict[str, Any]:
-    """Of a method that answers one question."""
+    """Fields of a `Method` that answers one question."""
     return {"refuses": _refuses(measure, decodes), "traits": Modelling(answers=measure)}
 
 
 DECODING = First(10, GLS(LocalTraining(), orders=8, passes=3, layers=1))
 FILLED_DECODING = ("attack.training",)
 A_TENTH = 0.1
-"""Of the step size at which other models are inverted, as in the paper."""
+"""Part of the step size at which other models are inverted, as in the paper."""
 METHODS = (
     Method(
         "global",

@@ -38,15 +38,16 @@ def strips(*rows: np.ndarray) -> np.ndarray:
 
 
 def likeness(federation: Federation, c: int, images: Array) -> float:
-    """Of one image per class: mean over classes of the largest SSIM to a record of the class."""
+    """Likeness of one image per class: mean over classes of the largest SSIM to a record of the
+    class."""
     x, y = federation.data.x[federation.parts[c]], federation.data.y[federation.parts[c]]
     every = np.asarray(_ssim(images[y], jnp.asarray(x)))
     return mean([float(every[y == k].max()) for k in np.unique(y)])
 
 
 def matched_likeness(images: Array, records: Array) -> tuple[float, np.ndarray]:
-    """Of images without classes: mean SSIM to records, each image matched with one of its own; and
-    these records' places."""
+    """Likeness of images without classes: mean SSIM to records, each image matched with a record of
+    its own; and the matched records' places."""
     every = np.asarray(_each_with_all(images, records))
     if not np.isfinite(every).all():
         return math.nan, np.zeros(len(images), int)

@@ -245,7 +245,7 @@ class Work:
     """One federation, and answers of methods on it, made when first asked for."""
 
     def __init__(self, federation: Federation, settings: LocalModelSettings):
-        """Of one federation."""
+        """Work on one federation."""
         self.federation, self.settings = federation, settings
         self.count = len(federation.messages)
         self.spent: dict[Any, Spent] = {}
@@ -309,7 +309,7 @@ class Work:
 
     @functools.cached_property
     def explanations(self) -> list[Array]:
-        """Of the optima, which all other models are compared with."""
+        """Explanations of the optima, which those of all other models are compared with."""
         return [self.explained(c, params) for c, params in enumerate(self.optima)]
 
     def explained(self, c: int, params: Any) -> Array:
