@@ -96,8 +96,8 @@ def give_every(tree: Any, devices: Devices | None) -> Any:
 
 
 def on_first(tree: Any, devices: Devices | None) -> Any:
-    """Copies on the first device of arrays that every device holds whole, where all devices are of
-    this process."""
+    """Copies on the first device of arrays that every device holds whole. The arrays themselves if
+    devices are None or of several processes, or the arrays traced."""
     if devices is None or _check.is_unseen(tree) or not _are_here(devices):
         return tree
     return jax.device_put(tree, devices[0])

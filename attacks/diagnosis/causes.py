@@ -133,7 +133,7 @@ class _RecipeTrial:
 
     @functools.cached_property
     def decoded(self) -> Decoding:
-        """As if of as many steps as were told, whatever their rate."""
+        """Decoding as if of as many steps as are tried, whatever their rate."""
         seen = at_place(self.messages, self.path.centre)
         return _decoded(self.model, seen, self.knowledge)
 
@@ -249,7 +249,8 @@ class _Candidate(NamedTuple):
 def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
     """Findings that explain the messages: of candidates in order of their noise, the first that the
     messages do not contradict, and those that cannot be told from it by their noise. As many epochs
-    of the batches that were told come first, another rate last."""
+    of the batches that were told come first, another rate last. Where none explains them, the
+    nearest of those that exchange a step's gradient, if it leaves less than `COMPLETE`."""
     fitting: dict[str, tuple[Finding, float]] = {}
     nearly: list[tuple[float, Finding]] = []
     for finding, trial in candidates:

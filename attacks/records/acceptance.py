@@ -26,8 +26,8 @@ EXACT = 1e-6
 MOST_COPIES = 4
 """Copies of each record, on average, that are looked for."""
 ROUNDED = 1e-12
-"""Part of a difference of two records that float64 leaves outside a span that holds the
-difference."""
+"""Part of the largest feature that float64 leaves of a difference of two records outside a span
+that holds the difference."""
 SEEN = 1e-4
 """Part of a unit vector that the search in float32 takes for nothing: rounding leaves less."""
 CHUNK = 32

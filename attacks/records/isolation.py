@@ -28,7 +28,8 @@ from attacks.records.spans import Span
 from jaxfl import Model
 
 ZERO = 1e-4
-"""Part of an edge's largest number, below which a number of the edge is taken for 0."""
+"""Part of an edge's largest number, below which a number of the edge is taken for 0; and by how
+much the cosine of two edges may lie below 1 for one edge found twice."""
 SPARE = 3
 """Zeros of an edge beyond those that any has; so many units that are 0 by no coincidence."""
 IDLE, EQUAL = 0.3, 1e-6

@@ -167,8 +167,8 @@ class _Spent(NamedTuple):
 
 
 def _spent(run: Callable[[], Any]) -> _Spent:
-    """Result and time of one run, compilation apart. What a group spends on moving its members is
-    not counted."""
+    """Result and time of one run; of a group compilation is apart. What a group spends on moving
+    its members is not counted."""
     clock, began = Clock(), time.perf_counter()
     result = jax.block_until_ready(run())
     seconds = time.perf_counter() - began

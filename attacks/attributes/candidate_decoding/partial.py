@@ -351,7 +351,7 @@ def _vectors(
 
 
 def _fit(seen: _Whitened, weights: Array, rounded: Array, told_by: Array) -> Fit:
-    """Fit of the real-valued answer, and of the rounded one: the lesser misfit."""
+    """Fit of the rounded answer; its misfit is the lesser one of that and the real-valued one."""
     unknowns = len(weights)
     ours, right = seen.metric[:unknowns, :unknowns], seen.metric[:unknowns, -2]
     whole = seen.metric[-1, -1]

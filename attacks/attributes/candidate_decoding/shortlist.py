@@ -31,7 +31,7 @@ Array = jax.Array
 LISTED, PASSES, MANY = 12, 3, 16
 """Values on a list; how often it is drawn up; and as many values need none."""
 INEXACT = 1e-13
-"""Error of inner products of a record's gradients, relative to the products' sum."""
+"""Error of inner products of a record's gradients, relative to the trace of all."""
 
 
 class Shortlist(NamedTuple):
