@@ -64,8 +64,11 @@ def _infer(model: Model, params: Any, knowledge: Knowledge) -> Array:
         if model.classes is None:
             return (outputs[:, 0] - y) ** 2
         if outputs.shape[1] == 1:
-            return (jax.nn.sigmoid(outputs[:, 0]) - y) ** 2
-        return ((jax.nn.softmax(outputs) - jax.nn.one_hot(y, outputs.shape[1])) ** 2).sum(1)
+            outputs = jnp.concatenate([jnp.zeros_like(outputs), outputs], 1)
+        label = jax.nn.one_hot(y, outputs.shape[1], dtype=outputs.dtype)
+        if outputs.shape[1] == 2:  # the same order, in which no saturated candidates are tied
+            return (outputs * (1 - 2 * label)).sum(1)
+        return ((jax.nn.softmax(outputs) - label) ** 2).sum(1)
 
     distances = jax.vmap(distance)(values)
     return jnp.where(jnp.isfinite(distances).all(0), distances.argmin(0), -1)

@@ -57,14 +57,14 @@ def test_probabilities_are_what_is_compared():
         assert clear.any()
 
 
-@pytest.mark.parametrize("weight", [0.7, -0.7])
+@pytest.mark.parametrize("weight", [0.7, -0.7, 70.0])
 def test_a_logistic_model_names_the_label_or_its_opposite(weight):
     """Whatever the model and the record, a positive weight makes a label of 1 likelier where the
     attribute is 1: two logistic models of one client are right equally often, or sum to one."""
     x, y = records(), np.random.default_rng(1).integers(0, 2, 200)
     model = logistic(5)
     for seed in range(3):
-        params = jax.tree.map(lambda a: a / 4, model.init(jax.random.key(seed)))
+        params = jax.tree.map(lambda a: a * weight, model.init(jax.random.key(seed)))
         params["Dense_0"]["kernel"] = params["Dense_0"]["kernel"].at[2].set(weight)
         named = infer_from_model(model, params, Knowledge(hidden(x), y, (binary_column(2),)))
         assert (np.asarray(named) == (y if weight > 0 else 1 - y)).all()
