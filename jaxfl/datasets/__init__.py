@@ -5,6 +5,8 @@
 ((569, 30), 2)
 """
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from jaxfl.datasets.federations import DERIVED
 from jaxfl.datasets.inputs import Inputs, read_inputs
 from jaxfl.datasets.sources import SOURCES
 from jaxfl.domains import checked
+
+OF_TABLES = re.compile(r".*\.(csv|tsv|txt|data)(\.(gz|bz2|xz|zip))?")
+OPTIONS = tuple(inspect.signature(read_csv).parameters)[1:]
 
 
 @checked
@@ -34,7 +39,8 @@ def load(
         "pictures_like", "purchase_like"), a public source ("adult", "att_faces", "cifar10",
         "fashion_mnist", "flight_price", "genome_hs3d", "location30", "mnist", "purchase100"), a
         part of one ("cifar10_subset"), one as a paper uses it ("adult_bachelors",
-        "flight_airlines"), or the path of a table (ending in ".csv", ".tsv", ".txt" or ".data").
+        "flight_airlines"), or the path of a table (ending in ".csv", ".tsv", ".txt" or ".data",
+        compressed as ".gz", ".bz2", ".xz" or ".zip" or not).
       data_dir: folder with local copies of public sources; by default the environment's
         `JAXFL_DATA`. What is not there is downloaded; prepared sets are kept under `JAXFL_CACHE`
         (`~/.cache/jaxfl`).
@@ -48,11 +54,14 @@ def load(
       ValueError: on an unknown name, an unusable `data_dir`, or a truncated or altered file.
       ConnectionError: if a public source is neither at hand nor to be downloaded.
     """
-    if isinstance(name, Path) or name.lower().endswith((".csv", ".tsv", ".txt", ".data")):
+    if isinstance(name, Path) or OF_TABLES.fullmatch(name.lower()):
         if "target" not in options:
             raise ValueError(
                 f"name={str(name)!r} needs target=..., the name of the column to predict"
             )
+        odd = sorted(set(options) - set(OPTIONS))
+        if odd:
+            raise ValueError(f"{odd[0]}=... is no option of a table; it has {', '.join(OPTIONS)}")
         return encode(read_csv(name, **options), encoding)
     if name in TABLES:
         return encode(TABLES[name](**options), encoding)

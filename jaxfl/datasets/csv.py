@@ -1,22 +1,25 @@
 """The user's own CSV as a source like any other."""
 
-import codecs
-import csv
-import io
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from jaxfl.datasets.cells import are_numbers, is_missing, number_of, read_cells, read_numbers
 from jaxfl.datasets.dataset import Table
 from jaxfl.domains import Count, checked
 
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 UNKNOWN = "(missing)"
 Kind = Literal["numeric", "categorical"]
+Decimal = Literal[".", ","]
+BOOLEANS = frozenset({"true", "false"})
+LIKE_NUMBERS = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}([.,][0-9]{3})+)([.,][0-9]+)?\s*%?")
+MOSTLY = 0.9
+"""Share of a column's texts that look like numbers, from which on they were meant as such."""
 
 
 @checked
@@ -34,17 +37,19 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     bins: Count = 4,
     text_encoding: str = "utf-8",
     separator: str | None = None,
-    decimal: Literal[".", ","] = ".",
+    decimal: Decimal = ".",
     standardize: bool = True,
 ) -> Table:
-    """Read a CSV file with a header.
+    """Read a CSV file with a header, compressed (gzip, bzip2, xz, or a zip of one file) or not.
 
     Of columns of one name the second is called `name.1`, and so on, as pandas does.
 
     A column is numeric if all its values are numbers and it has more than two distinct ones,
     categorical otherwise. Missing values ("", "?", "NA", "NaN", "null", "none") become the mean of
-    a numeric column and a category of their own, `(missing)`, of a categorical one; rows without a
-    target are dropped.
+    a numeric column and a category of their own, `(missing)`, of a categorical one. Rows without a
+    target, or without a client where a column names it, are left out; the table's note counts them.
+    One number in several spellings ("1", "1.0") is one category or class, unless zeros before it
+    say that it is a code ("01"); so is a truth value ("True", "true").
 
     Args:
       path: the file.
@@ -59,63 +64,60 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         does (section 3).
       client: the column that says whose a record is; it is no feature, and becomes the table's
         `group`, its values numbered in their order.
-      bins: number of bins of equal width of a numeric sensitive column.
+      bins: number of bins of equal width of a numeric sensitive column, two at least.
       text_encoding: of the file, as "latin-1"; a mark at its beginning tells UTF-16 too.
-      separator: of cells; by default whichever of comma, semicolon, tab and bar the header holds
-        most.
-      decimal: what stands before a number's decimals.
+      separator: of cells; by default whichever of comma, semicolon, tab and bar cuts the first rows
+        into equally many cells, the most.
+      decimal: what stands before a number's decimals. With "," points stand between thousands.
       standardize: whether numbers are brought to mean 0 and deviation 1; else they stay as they are
         in the file.
 
     Raises:
-      ValueError: if a named column does not exist, a row has another length than the header, a
-        numeric column holds text or numbers beyond float32, a column has too many categories, or
-        the file is not of its encoding.
+      ValueError: if a named column does not exist, is named for two things that exclude each other,
+        a row has another length than the header, a numeric column holds text or numbers beyond
+        float32, a column has too many categories or texts that were meant as numbers, none of a
+        column's stated categories occurs, or the file is not of its encoding.
       FileNotFoundError: if there is no such file.
     """
     header, rows = read_cells(Path(path), text_encoding, separator)
-    if decimal == ",":
-        rows = [[_pointed(cell) for cell in row] for row in rows]
     kinds, categories = dict(kinds or {}), dict(categories or {})
     asked = {"target": [target], "sensitive": [] if sensitive is None else [sensitive]}
     asked |= {"client": [] if client is None else [client]}
     asked |= {"kinds": list(kinds), "categories": list(categories), "drop": list(drop)}
     _check_columns(path, header, asked)
+    _check_sense(target, client, drop, kinds, categories, bins)
     features = _features(path, header, {target, client, *drop}, sensitive)
-    at = header.index(target)
-    rows = [row for row in rows if row[at].lower() not in MISSING]
-    if not rows:
-        raise ValueError(f"path={str(path)!r} has no row with a value of {target!r}")
-    y, classes = _target(target, [row[at] for row in rows], task, max_categories)
+    rows, note = _whole_rows(path, header, rows, target, client)
+
+    def texts_of(name: str) -> list[str]:
+        return [row[header.index(name)] for row in rows]
+
+    y, classes = _target(target, texts_of(target), task, max_categories, decimal)
     values, options = [], []
     for name in features:
-        place = header.index(name)
-        texts = [row[place] for row in rows]
+        texts = texts_of(name)
         declared = "categorical" if name in categories else kinds.get(name)
-        if (declared or ("numeric" if _is_numeric(texts) else "categorical")) == "categorical":
-            limit = None if name in kinds else max_categories
-            column = _codes(name, texts, categories.get(name), limit)
+        if (declared or _kind(texts, decimal)) == "categorical":
+            limit = None if declared else max_categories
+            column = _codes(name, texts, categories.get(name), limit, decimal)
         elif name == sensitive:
-            column = _binned(_numbers(name, texts), bins)
+            column = _binned(_numbers(name, texts, decimal), bins)
         else:
-            column = _numbers(name, texts), ()
+            column = _numbers(name, texts, decimal), ()
         values.append(column[0])
         options.append(column[1])
     return Table(
         Path(path).stem,
-        np.stack(values, 1).astype(np.float32),
+        np.stack(values, 1).astype(np.float64),
         y,
         tuple(features),
         tuple(options),
         classes,
-        group=None if client is None else _group([row[header.index(client)] for row in rows]),
+        group=None if client is None else np.unique(texts_of(client), return_inverse=True)[1],
+        note=note,
         standardize=standardize,
         sensitive=sensitive,
     )
-
-
-def _group(names: Sequence[str]) -> np.ndarray:
-    return np.unique(np.asarray(names), return_inverse=True)[1]
 
 
 def _check_columns(
@@ -128,6 +130,30 @@ def _check_columns(
                 raise ValueError(
                     f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}"
                 )
+
+
+def _check_sense(
+    target: str,
+    client: str | None,
+    drop: Sequence[str],
+    kinds: Mapping[str, Kind],
+    categories: Mapping[str, Sequence[str]],
+    bins: int,
+) -> None:
+    """Raise `ValueError` on arguments that exclude each other."""
+    if target == client:
+        raise ValueError(f"client={client!r} is the target; another column says whose a record is")
+    for argument, name in (("target", target), ("client", client)):
+        if name in drop:
+            raise ValueError(f"drop={list(drop)} holds {name!r}, which is the {argument}")
+    for name, options in categories.items():
+        if kinds.get(name) == "numeric":
+            raise ValueError(f"categories[{name!r}] are of a column that kinds calls numeric")
+        repeated = [option for option, count in Counter(options).items() if count > 1]
+        if repeated:
+            raise ValueError(f"categories[{name!r}] holds {repeated[0]!r} more than once")
+    if bins < 2:
+        raise ValueError(f"bins={bins} tell no numbers apart; give 2 or more")
 
 
 def _features(
@@ -144,91 +170,39 @@ def _features(
     return features
 
 
-def _text(path: Path, encoding: str) -> str:
-    content = path.read_bytes()
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = "utf-16" if marked else "utf-8-sig" if encoding == "utf-8" else encoding
-    try:
-        return content.decode(encoding)
-    except (UnicodeError, LookupError) as error:
-        raise ValueError(
-            f"path={str(path)!r} is no text in {encoding} ({error}); name its encoding, as "
-            "text_encoding='latin-1'"
-        ) from None
+def _whole_rows(
+    path: str | Path,
+    header: Sequence[str],
+    rows: list[list[str]],
+    target: str,
+    client: str | None,
+) -> tuple[list[list[str]], str]:
+    """Rows that have a target, and a client where one is asked for; and what is to be said of the
+    others."""
+    notes = []
+    for name in filter(None, (target, client)):
+        at = header.index(name)
+        left = [row for row in rows if not is_missing(row[at])]
+        if not left:
+            raise ValueError(f"path={str(path)!r} has no row with a value of {name!r}")
+        if len(left) < len(rows):
+            lost = next(row[at] for row in rows if is_missing(row[at]))
+            said = f"such as {lost!r}" if lost else "an empty cell"
+            without = f"{len(rows) - len(left)} of {len(rows)} rows have no {name!r} ({said})"
+            notes.append(f"{without} and are left out")
+        rows = left
+    return rows, "; ".join(notes)
 
 
-def _pointed(cell: str) -> str:
-    """A cell whose decimal comma is a point, if it holds a number."""
-    pointed = cell.replace(".", "").replace(",", ".")
-    return pointed if re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", pointed) else cell
+def _kind(texts: Sequence[str], decimal: str) -> Kind:
+    if not are_numbers(texts, decimal):
+        return "categorical"
+    several = len({number_of(text, decimal) for text in texts} - {None}) > 2
+    return "numeric" if several else "categorical"
 
 
-def read_cells(
-    path: Path, encoding: str, separator: str | None
-) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a file, as texts (see `read_csv`)."""
-    text = _text(path, encoding)
-    if separator is None:
-        separator = max(",;\t|", key=text.partition("\n")[0].count)
-    if len(separator) != 1:
-        raise ValueError(f"separator={separator!r} must be one character")
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        lines = [[cell.strip() for cell in row] for row in reader if row]
-    except csv.Error as error:
-        raise ValueError(f"path={str(path)!r} is no table ({error})") from None
-    if len(lines) < 2:
-        raise ValueError(
-            f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines"
-        )
-    header, rows = _distinct(lines[0]), lines[1:]
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise ValueError(
-                f"path={str(path)!r} has {len(row)} cells in row {number}; the header has "
-                f"{len(header)}"
-            )
-    return header, rows
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names, of which a repeated one gets a number."""
-    distinct: list[str] = []
-    for name in names:
-        numbers = (f"{name}.{n}" for n in itertools.count(1))
-        free = itertools.chain([name], (each for each in numbers if each not in names))
-        distinct.append(next(each for each in free if each not in distinct))
-    return distinct
-
-
-def _number(text: str) -> float | None:
-    """The number that a cell holds, or None for a missing value. Raises `ValueError` on text."""
-    return None if text.lower() in MISSING else float(text)
-
-
-def _is_numeric(texts: Sequence[str]) -> bool:
-    try:
-        return len({_number(t) for t in texts} - {None}) > 2
-    except ValueError:
-        return False
-
-
-def read_numbers(name: str, texts: Sequence[str]) -> np.ndarray:
-    """Numbers of a column, NaN for missing ones. Raises `ValueError` on text, naming the column."""
-    try:
-        values = np.asarray([np.nan if (v := _number(t)) is None else v for t in texts])
-    except ValueError as error:
-        raise ValueError(
-            f"column {name!r} is numeric but {error}; declare it categorical or clean the file"
-        ) from None
-    if (np.abs(values) > np.finfo(np.float32).max).any():  # NaN stands for a missing one
-        largest = np.nanmax(np.abs(values))
-        raise ValueError(f"column {name!r} holds {largest:g}, beyond float32; clean the file")
-    return values
-
-
-def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
-    values = read_numbers(name, texts)
+def _numbers(name: str, texts: Sequence[str], decimal: str) -> np.ndarray:
+    values = read_numbers(name, texts, decimal)
     if np.isnan(values).all():
         raise ValueError(f"column {name!r} has no value at all; drop it")
     return np.where(np.isfinite(values), values, values[np.isfinite(values)].mean())
@@ -242,32 +216,84 @@ def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]
 
 
 def _codes(
-    name: str, texts: Sequence[str], options: Sequence[str] | None, limit: int | None
+    name: str,
+    texts: Sequence[str],
+    options: Sequence[str] | None,
+    limit: int | None,
+    decimal: str,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    known = (
-        tuple(options)
-        if options is not None
-        else tuple(sorted({t for t in texts if t.lower() not in MISSING}))
-    )
-    if limit is not None and options is None and len(known) > limit:
-        raise ValueError(
-            f"column {name!r} has {len(known)} distinct texts, more than max_categories={limit}; "
-            "drop it or declare it categorical"
-        )
+    """Places of a column's values among its categories, and these; `limit` of inferred ones."""
+    if options is None:
+        texts = _one_spelling(texts, decimal)
+        known = tuple(sorted({text for text in texts if not is_missing(text)}))
+        if limit is not None:
+            _check_inferred(name, texts, known, limit, decimal)
+    else:
+        known = tuple(options)
+        if not set(texts) & set(known):
+            raise ValueError(
+                f"categories[{name!r}]={list(known)}: no row has any of them; there are "
+                f"{', '.join(sorted(set(texts))[:5])}"
+            )
     codes = np.asarray([known.index(t) if t in known else len(known) for t in texts])
     return codes, known if (codes < len(known)).all() else (*known, UNKNOWN)
 
 
+def _check_inferred(
+    name: str, texts: Sequence[str], known: Sequence[str], limit: int, decimal: str
+) -> None:
+    """Raise `ValueError` on texts that were meant as numbers, or are too many."""
+    there = [text for text in texts if not is_missing(text)]
+    numbers = [text for text in there if LIKE_NUMBERS.fullmatch(text)]
+    odd = [text for text in numbers if not are_numbers([text], decimal)]
+    mend = "leave the column out, clean the file or declare the column categorical"
+    if odd and len(numbers) >= MOSTLY * len(there):
+        raise ValueError(
+            f"column {name!r} holds texts such as {odd[0]!r} that look like numbers and are none "
+            f"with decimal={decimal!r}; name the other mark, {mend}"
+        )
+    others = sorted({text for text in there if not LIKE_NUMBERS.fullmatch(text)})
+    if len(known) <= limit:
+        return
+    if numbers and len(numbers) >= MOSTLY * len(there):
+        raise ValueError(
+            f"column {name!r} holds numbers, but for {', '.join(map(repr, others[:5]))}; {mend}"
+        )
+    raise ValueError(
+        f"column {name!r} has {len(known)} distinct texts, more than max_categories={limit}; {mend}"
+    )
+
+
+def _one_spelling(texts: Sequence[str], decimal: str) -> list[str]:
+    """Texts in which a number, or a truth value, is spelled in one way: the most frequent one, and
+    the shorter of two. A zero before another digit says that numbers are codes."""
+    there = {text for text in texts if not is_missing(text)}
+    if {text.lower() for text in there} <= BOOLEANS:
+        values: dict[str, object] = {text: text.lower() for text in there}
+    elif are_numbers(texts, decimal) and not any(re.match(r"[-+]?0[0-9]", t) for t in there):
+        values = {text: number_of(text, decimal) for text in there}
+    else:
+        return list(texts)
+    frequent = sorted(Counter(texts).items(), key=lambda pair: (-pair[1], len(pair[0]), pair[0]))
+    spelled: dict[object, str] = {}
+    for text, _ in frequent:
+        if text in values:
+            spelled.setdefault(values[text], text)
+    return [spelled[values[text]] if text in values else text for text in texts]
+
+
 def _target(
-    name: str, texts: Sequence[str], task: str | None, limit: int
+    name: str, texts: Sequence[str], task: str | None, limit: int, decimal: str
 ) -> tuple[np.ndarray, int | None]:
-    regression = task == "regression" or (
-        task is None and _is_numeric(texts) and len(set(texts)) > limit
-    )
-    if regression:
-        y = _numbers(name, texts)
+    numeric = _kind(texts, decimal) == "numeric"
+    if task == "regression" or (task is None and numeric and len(set(texts)) > limit):
+        y = _numbers(name, texts, decimal)
         return (y - y.mean()) / (y.std() or 1), None
-    options = sorted(
-        set(texts), key=lambda t: (0, float(t), t) if t.lstrip("-").isdigit() else (1, 0.0, t)
-    )
+    texts = _one_spelling(texts, decimal)
+
+    def order(text: str) -> tuple[int, float, str]:
+        numbers = are_numbers([text], decimal)
+        return (0, number_of(text, decimal) or 0.0, text) if numbers else (1, 0.0, text)
+
+    options = sorted(set(texts), key=order)
     return np.asarray([options.index(t) for t in texts]), len(options)

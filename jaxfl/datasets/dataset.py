@@ -46,7 +46,7 @@ class Numbers:
 
     def features(self, values: np.ndarray) -> np.ndarray:
         """Numbers as features."""
-        return (values - values.dtype.type(self.mean)) / values.dtype.type(self.deviation)
+        return (values - self.mean) / self.deviation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,10 +229,13 @@ class Table:
 def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     """Features of a table.
 
-    Numbers are standardised by the mean and deviation of the whole source, if the table asks for it
-    (constant ones become 0). An attribute of two categories is one column of 0 and 1. More
-    categories become one column each ("onehot"), or one column that holds the category's code
+    Numbers are standardised by the mean and deviation of the whole source, in float64, if the table
+    asks for it (constant ones become 0). An attribute of two categories is one column of 0 and 1.
+    More categories become one column each ("onehot"), or one column that holds the category's code
     ("scalar"). With "dummies" two categories are two columns, too, as `pandas.get_dummies` does.
+
+    Raises:
+      ValueError: if most of a column's whole numbers are the same in float32.
     """
     if table.shape is not None:
         pixels, y = (
@@ -244,10 +247,12 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
     columns: list[Column] = []
     width = 0
     for j, (name, categories) in enumerate(zip(table.names, table.categories, strict=True)):
-        raw = table.values[:, j]
+        raw = np.asarray(table.values[:, j], np.float64)
         looks = _looks(len(categories), encoding, table.codes)
         numbers = Numbers.of(raw, table.standardize) if looks is None else None
         part = numbers.features(raw)[:, None] if numbers else np.asarray(looks)[raw.astype(int)]
+        if numbers is not None and numbers.whole:
+            _check_told_apart(name, raw, part)
         positions = tuple(range(width, width + part.shape[1]))
         columns.append(
             Column(
@@ -272,6 +277,15 @@ def encode(table: Table, encoding: Encoding = "onehot") -> Dataset:
         table.note,
         table.sensitive,
     )
+
+
+def _check_told_apart(name: str, raw: np.ndarray, part: np.ndarray) -> None:
+    different, kept = len(np.unique(raw)), len(np.unique(part.astype(np.float32)))
+    if kept < different / 2:
+        raise ValueError(
+            f"column {name!r} has {different} different whole numbers from {raw.min():.0f} to "
+            f"{raw.max():.0f}, of which float32 keeps {kept}; leave the column out, or standardize"
+        )
 
 
 def resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
@@ -329,8 +343,8 @@ def _numbers(column: Column, features: np.ndarray) -> list[float]:
 
 def _counted(column: Column, numbers: Numbers) -> Listed:
     """A whole number of few values."""
-    values = np.arange(numbers.low, numbers.high + 1, dtype=np.float32)
-    looks = numbers.features(values)[:, None]
+    values = np.arange(numbers.low, numbers.high + 1)
+    looks = numbers.features(values)[:, None].astype(np.float32)
     return Listed((column.name,), column.positions, looks, tuple((float(v),) for v in values))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.datasets.csv import read_cells, read_numbers
+from jaxfl.datasets.cells import read_cells, read_numbers
 from jaxfl.domains import checked
 
 

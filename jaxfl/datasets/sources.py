@@ -6,22 +6,19 @@ Checksums are of the content, after decompression: copies are often compressed a
 import csv
 import dataclasses
 import fnmatch
-import gzip
 import hashlib
 import io
-import lzma
 import os
 import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from jaxfl.datasets.compressed import bounded, largest_of, unpacked
 from jaxfl.datasets.dataset import Table
-from jaxfl.files import MOST_BYTES, MOST_GROWTH
 
 BINARY = ("0", "1")
 
@@ -64,13 +61,8 @@ def content(file: SourceFile, path: Path) -> bytes:
     mend = "delete it and fetch it again"
     try:
         data = path.read_bytes()
-        most = max(MOST_BYTES, MOST_GROWTH * len(data))
-        if data[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(data)) as opened:
-                data = _bounded(opened, most)
-        if data[:6] == b"\xfd7zXZ\x00":
-            with lzma.open(io.BytesIO(data)) as opened:
-                data = _bounded(opened, most)
+        most = largest_of(data)
+        data = unpacked(unpacked(data, most), most)
         if (
             file.member is not None
             and path.name.removesuffix(".xz").removesuffix(".gz") != Path(file.member).name
@@ -89,19 +81,11 @@ def content(file: SourceFile, path: Path) -> bytes:
     return data
 
 
-def _bounded(file: Any, most: int) -> bytes:
-    """The content of an open file. Raises `ValueError` if it is larger than so many bytes."""
-    data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"it holds more than {most} bytes")
-    return data
-
-
 def _member(archive: bytes, name: str, most: int) -> bytes:
     if archive[:2] == b"PK":
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:
             if "*" not in name:
-                return _bounded(opened.open(name), most)
+                return bounded(opened.open(name), most)
             if sum(entry.file_size for entry in opened.infolist()) > most:
                 raise ValueError(f"it holds more than {most} bytes")
             several = [path for path in opened.namelist() if fnmatch.fnmatch(path, f"*{name}")]
@@ -113,7 +97,7 @@ def _member(archive: bytes, name: str, most: int) -> bytes:
         extracted = opened.extractfile(name)
         if extracted is None:
             raise KeyError(name)
-        return _bounded(extracted, most)
+        return bounded(extracted, most)
 
 
 def _integers(text: bytes) -> np.ndarray:

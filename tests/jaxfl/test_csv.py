@@ -1,5 +1,10 @@
 """A CSV file as a source."""
 
+import bz2
+import gzip
+import lzma
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -50,7 +55,7 @@ def test_csv(tmp_path):
         (
             "a,b\nx,1\ny,2\n",
             {"target": "b", "kinds": {"a": "numeric"}},
-            "column 'a' is numeric but could not convert",
+            "column 'a' is numeric but 'x' is no number",
         ),
         ("a,b\n1,?\n", {"target": "b"}, "has no row with a value of 'b'"),
         ("b\n1\n2\n", {"target": "b"}, "has no column besides the target"),
@@ -105,6 +110,7 @@ ROWS = "age,town,income\n" + "".join(f"{20 + i}.5,Zürich,{i % 2}\n" for i in ra
             "utf-8",
             {"decimal": ","},
         ),
+        ("a.csv", lambda text: "sep=;\n" + text.replace(",", ";"), "utf-8", {}),
     ],
 )
 def test_tables_of_any_encoding_and_separator(tmp_path, name, change, encoding, options):
@@ -129,3 +135,131 @@ def test_files_that_are_no_tables_are_named(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         load(tmp_path / "a.csv", target="b")
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zip"])
+def test_compressed_tables(tmp_path, ending):
+    (tmp_path / "plain.csv").write_text(ROWS, encoding="utf-8")
+    path, content = tmp_path / f"people.csv.{ending}", ROWS.encode()
+    if ending == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("people.csv", content)
+    else:
+        path.write_bytes({"gz": gzip, "bz2": bz2, "xz": lzma}[ending].compress(content))
+    plain = load(tmp_path / "plain.csv", target="income")
+    assert (load(str(path), target="income").x == plain.x).all()
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"people.*cannot be unpacked"):
+        load(path, target="income")
+
+
+def test_an_archive_of_several_files_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "two.csv.zip", "w") as archive:
+        for name in ("a.csv", "b.csv"):
+            archive.writestr(name, ROWS)
+    with pytest.raises(ValueError, match="the archive holds 2 files, not one"):
+        load(tmp_path / "two.csv.zip", target="income")
+
+
+def test_separators_are_those_of_the_rows(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('"a,b,c,d";e;y\n' + "".join(f"{i};{i}.5;{i % 2}\n" for i in range(9)))
+    assert read_csv(path, "y").names == ("a,b,c,d", "e")
+    path.write_text('"a\nunit; x";y\n' + "".join(f"{i};{i % 2}\n" for i in range(9)))
+    assert read_csv(path, "y").names == ("a\nunit; x",)
+    path.write_text('a,y\n"1\n2",0\n\n3\n')
+    with pytest.raises(ValueError, match="has 1 cells in row 5; the header has 2"):
+        read_csv(path, "y")
+
+
+def column_of(tmp_path, cells, **options):
+    path = tmp_path / "cells.csv"
+    path.write_text("a;y\n" + "".join(f"{cell};{i % 2}\n" for i, cell in enumerate(cells)))
+    table = read_csv(path, "y", separator=";", **options)
+    return table.values[:, 0].tolist(), table.categories[0]
+
+
+def test_decimal_commas(tmp_path):
+    cells = ("1.250,5", "2,5", "-3.000", "4")
+    assert column_of(tmp_path, cells, decimal=",")[0] == [1250.5, 2.5, -3000, 4]
+    for cells, decimal in (
+        (("0.5", "2,5", "3,5"), ","),
+        (("1,3", "2,5", "3,5"), "."),
+        (("12%", "13 %", "20%"), "."),
+        (("1,000", "2,000", "13,500.5"), "."),
+    ):
+        with pytest.raises(ValueError, match=f"look like numbers and are none with .*'{decimal}'"):
+            column_of(tmp_path, cells, decimal=decimal)
+        kept = column_of(tmp_path, cells, decimal=decimal, kinds={"a": "categorical"})
+        assert set(kept[1]) == set(cells)
+    for cells in (("31.12.2010", "1.1.2011", "2.1.2011"), ("1.2.0", "1.2.1", "1.10.0")):
+        assert set(column_of(tmp_path, cells, decimal=",")[1]) == set(cells)
+
+
+def test_a_few_odd_cells_of_a_numeric_column_are_named(tmp_path):
+    with pytest.raises(ValueError, match="'a' holds numbers, but for '-', 'unknown'; leave"):
+        column_of(tmp_path, [*map(str, range(60)), "-", "unknown"])
+    assert column_of(tmp_path, ["0_1", "1_2", "2_3"])[1] == ("0_1", "1_2", "2_3")
+
+
+@pytest.mark.parametrize(
+    ("cells", "categories"),
+    [
+        (("0", "-0", "0.0", "1", "1.0", "1"), ("0", "1")),
+        (("True", "true", "False"), ("False", "True")),
+        (("01", "1", "2"), None),
+        (("Yes", "yes", "no"), ("Yes", "no", "yes")),
+    ],
+)
+def test_one_value_in_several_spellings(tmp_path, cells, categories):
+    kinds = {"kinds": {"a": "categorical"}}
+    assert column_of(tmp_path, cells, **kinds)[1] == (categories or tuple(sorted(cells)))
+    (tmp_path / "target.csv").write_text(
+        "b;y\n" + "".join(f"{i};{c}\n" for i, c in enumerate(cells))
+    )
+    table = read_csv(tmp_path / "target.csv", "y", separator=";")
+    assert table.classes == len(categories or cells)
+
+
+def test_rows_without_a_target_or_a_client_are_counted(tmp_path):
+    path = tmp_path / "people.csv"
+    people = ["1,A,mild", "2,,none", "3,NA,none", "4,B,severe", "5,A,", "6,B,mild", "7,,mild"]
+    path.write_text("a,site,y\n" + "\n".join(people))
+    table = read_csv(path, "y", client="site")
+    assert table.group.tolist() == [0, 1, 1]
+    assert table.note == (
+        "3 of 7 rows have no 'y' (such as 'none') and are left out; "
+        "1 of 4 rows have no 'site' (an empty cell) and are left out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"categories": {"a": ["x", "z"]}}, "no row has any of them; there are 0, 1, 2"),
+        ({"categories": {"a": ["0", "0"]}}, "categories.'a'. holds '0' more than once"),
+        ({"categories": {"a": ["0"]}, "kinds": {"a": "numeric"}}, "that kinds calls numeric"),
+        ({"bins": 1}, "bins=1 tell no numbers apart"),
+        ({"client": "y"}, "client='y' is the target"),
+        ({"drop": ["y"]}, "holds 'y', which is the target"),
+    ],
+)
+def test_arguments_that_exclude_each_other(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        column_of(tmp_path, map(str, range(9)), **options)
+
+
+def test_large_whole_numbers_are_standardised_in_float64(tmp_path):
+    first, path = 9_007_199_254_740_000, tmp_path / "ids.csv"
+    path.write_text("id,y\n" + "".join(f"{first + i},{i % 2}\n" for i in range(90)))
+    assert len(np.unique(load(path, target="y").x)) == 90
+    with pytest.raises(
+        ValueError, match=r"has 90 different whole numbers .* float32 keeps 1; leave"
+    ):
+        load(path, target="y", standardize=False)
+    with pytest.raises(
+        ValueError, match=r"sensitve=\.\.\. is no option of a table; it has target, "
+    ):
+        load(path, target="y", sensitve="id")
+    with pytest.raises(FileNotFoundError, match=r"path='.*none\.csv' is no file"):
+        load(tmp_path / "none.csv", target="y")

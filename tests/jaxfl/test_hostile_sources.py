@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from jaxfl.datasets import Table, load, sources
+from jaxfl.datasets import Table, compressed, load, sources
 from jaxfl.datasets.builders import prepared
 
 
@@ -54,8 +54,8 @@ def _loop(path):
 
 @pytest.mark.parametrize("spoil", [_bomb, _loop])
 def test_hostile_archives_are_refused(tmp_path, monkeypatch, spoil):
-    monkeypatch.setattr(sources, "MOST_BYTES", 1000)
-    monkeypatch.setattr(sources, "MOST_GROWTH", 2)
+    monkeypatch.setattr(compressed, "MOST_BYTES", 1000)
+    monkeypatch.setattr(compressed, "MOST_GROWTH", 2)
     spoil(tmp_path / "toy.tar.gz")
     file = sources.SourceFile("toy.tar.gz", "http://localhost/toy.tar.gz", "toy.csv")
     with pytest.raises(ValueError, match="truncated or not the archive expected"):
