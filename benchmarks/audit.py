@@ -6,28 +6,25 @@ answer goes to `--out` (default `audit/`): `report.html`, every number as CSV, a
 which the same audit is made again.
 """
 
+import csv
 import dataclasses
+import io
+import math
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import optax
 import tyro
 import yaml
 from rich.console import Console
 
-from benchmarks.audits import findings, notes, page, plan, recorded
+from benchmarks.audits import findings, notes, options, page, plan, recorded
+from benchmarks.audits.options import Arguments
 from benchmarks.audits.recorded_sums import read_participation, told_by_sums
-from benchmarks.harness.command_line import (
-    UsageError,
-    check_options,
-    exit_code,
-    option,
-    run_command,
-)
+from benchmarks.harness.command_line import UsageError, exit_code, run_command
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import group
 from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
@@ -36,214 +33,43 @@ from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.sums import rarer_value
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.sweep import seeds_of
-from jaxfl import LocalTraining, mlp, sgd
-from jaxfl.datasets import read_inputs
-from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
+from jaxfl import mlp
+from jaxfl.datasets import Dataset, read_inputs
 from jaxfl.recordings import read_rounds
 
 PROG = "python -m benchmarks.audit"
 KEPT = "finished rows are kept; run the same command to go on"
-ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
-ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """What the messages of a federation give away of its clients' records, and what stops it.
-
-    Examples: `python -m benchmarks.audit --csv people.csv --target income --sensitive sex` trains
-    clients on the table and attacks them. `... --messages run/ --csv inputs.csv --target income
-    --sensitive sex --clients hospital` attacks the recorded run in the folder `run`."""
-
-    csv: str = ""
-    """The table, with a header. For --messages: the model's inputs as they were, all numbers."""
-    target: str = ""
-    """The column that the model predicts."""
-    sensitive: str = ""
-    """Columns that nobody should learn, comma-separated. For --messages, columns joined by + stand
-    for one attribute ("race_a+race_b")."""
-    drop: str = ""
-    """Columns to leave out, comma-separated."""
-    clients: str = "10"
-    """How many clients there are, or the column that says whose a record is. For --messages: that
-    column ("" if all are one client's)."""
-    records: Index = 0
-    """Records of each simulated client; 0: as many as there are, at most 200."""
-    hidden: str = "64"
-    """Widths of the hidden layers, comma-separated; "" for none."""
-    rounds: Count = 20
-    """Communication rounds that are simulated, and seen."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Optimiser of the clients, begun anew in every round."""
-    momentum: NotNegativeFloat = 0.0
-    """Momentum of SGD, below 1."""
-    weight_decay: NotNegativeFloat = 0.0
-    """Weight decay of SGD, as PyTorch has it."""
-    learning_rate: PositiveFloat = 0.1
-    """Learning rate of the clients' optimiser."""
-    batch_size: Index = 32
-    """Records per local step; 0 for all."""
-    epochs: Count = 1
-    """Local passes over the records in a round."""
-    epsilon: str = "none,10,3,1"
-    """Private trainings to be tried, comma-separated; "none" is tried in any case."""
-    questions: str = ",".join(plan.QUESTIONS)
-    """What is asked of simulated clients: of a sensitive column, of whether a person is there, of
-    whole records; what updates show of the epsilon that is promised; which clients hold many people
-    with the column's rarer value, by sums alone; whose a record is; which updates without names
-    come from one client."""
-    seeds: str = "3"
-    """How many clients are attacked, each in a run of its own (see `benchmarks.sweep`)."""
-    messages: str | None = None
-    """Folder with a recorded run (docs/recordings.md); nothing is simulated then."""
-    client: str | None = None
-    """The recorded clients to be attacked, comma-separated; all by default."""
-    sent: str = "round-{round}-sent"
-    """Name of the files with what was sent, without ending."""
-    returned: str = "round-{round}-client-{client}"
-    """Name of the files with what came back; "" if there are none: global models alone."""
-    after: str | None = None
-    """Name of the files with the global model after a round, in place of --sent."""
-    participation: str | None = None
-    """Table with the columns round and client: who took part, where secure aggregation leaves
-    global models alone."""
-    config: str | None = None
-    """An audit.yaml whose settings hold where the command line says nothing else."""
-    out: str = "audit"
-    """Folder for the report; one that holds results is resumed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _answered(words), KEPT)
+    return exit_code(lambda: _answered(words), _kept(words))
 
 
-def _answered(words: list[str]) -> int:
-    arguments = tyro.cli(Arguments, args=words, prog=PROG, default=_configured(words))
-    _check(arguments)
-    folder = Path(arguments.out)
+def _kept(words: list[str]) -> str:
+    """What an interruption leaves."""
+    try:
+        told = options.configured(words).messages is not None
+    except (UsageError, OSError):
+        return ""
+    of_recording = told or any(word.split("=")[0] == "--messages" for word in words)
+    return "run the same command again" if of_recording else KEPT
+
+
+def _keep_settings(arguments: Arguments, folder: Path) -> None:
+    """Only of an audit that can be made: that of an earlier one stays else."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
     write_whole(folder / "audit.yaml", yaml.safe_dump(chosen, sort_keys=False))
+
+
+def _answered(words: list[str]) -> int:
+    arguments = tyro.cli(Arguments, args=words, prog=PROG, default=options.configured(words))
+    options.check(arguments)
+    folder = Path(arguments.out)
     console = Console(width=None if sys.stdout.isatty() else 130)
     return (_recorded if arguments.messages else _simulated)(console, arguments, folder)
-
-
-def _configured(words: list[str]) -> Arguments:
-    """Defaults, or what `--config` says."""
-    joined = [word for word in words if word.startswith("--config=")]
-    if joined:
-        path = joined[-1].partition("=")[2]
-    elif "--config" in words[:-1]:
-        path = words[words.index("--config") + 1]
-    else:
-        return Arguments()
-    if not Path(path).is_file():
-        raise UsageError(f"--config {path!r} is no file")
-    try:
-        told = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path!r} is no YAML ({error})".replace("\n", " ")) from None
-    fields = {field.name: field for field in dataclasses.fields(Arguments)}
-    odd = set(told) - set(fields) if isinstance(told, dict) else {str(told)[:40]}
-    if odd:
-        raise UsageError(f"--config {path!r} holds {min(odd)!r}; it may hold {', '.join(fields)}")
-    for name, value in told.items():
-        default = fields[name].default
-        kind = str if default is None else type(default)
-        if (
-            value is not None
-            and type(value) is not kind
-            and not (kind is float and type(value) is int)
-        ):
-            raise UsageError(f"--config {path!r} has {name}={value!r}, which is no {kind.__name__}")
-    return Arguments(**told)
-
-
-def _check(arguments: Arguments) -> None:
-    check_options(arguments)  # an audit.yaml holds what no parser has seen
-    for name in ("csv", "target", "sensitive", "out"):
-        if not getattr(arguments, name).strip(", "):
-            raise UsageError(f"--{name} {getattr(arguments, name)!r} is missing: see --help")
-    if arguments.messages is not None and not (
-        arguments.messages and Path(arguments.messages).is_dir()
-    ):
-        raise UsageError(f"--messages {arguments.messages!r} is no folder")
-    idle = ONLY_SIMULATED if arguments.messages else ONLY_RECORDED
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        if field.name in idle and value != field.default:
-            runs = "recorded runs (--messages)" if arguments.messages else "simulated ones"
-            raise UsageError(f"{option(field.name)} {value!r} has no meaning for {runs}")
-    if not Path(arguments.csv).is_file():
-        raise UsageError(f"--csv {arguments.csv!r} is no file")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in text.split(","))))
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    if not all(part.isdigit() and int(part) for part in _names(text)):
-        raise UsageError(f"--hidden {text!r} must hold widths, as 64,64")
-    return tuple(map(int, _names(text)))
-
-
-def _training(arguments: Arguments) -> LocalTraining:
-    batch = arguments.batch_size or None
-    try:
-        own = sgd(arguments.momentum, arguments.weight_decay)
-    except ValueError as error:
-        raise UsageError(f"--momentum {arguments.momentum:g}: {error}") from None
-    if arguments.optimizer == "adam" and own is not optax.sgd:
-        raise UsageError("--momentum and --weight-decay are SGD's; --optimizer adam has neither")
-    optimizer = optax.adam if arguments.optimizer == "adam" else own
-    return LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
-
-
-def _epsilons(text: str) -> tuple[float, ...]:
-    try:
-        values = [float(part) for part in _names(text) if part != "none"]
-    except ValueError:
-        values = [-1.0]
-    if not all(0 < value < float("inf") for value in values):
-        raise UsageError(f"--epsilon {text!r} must hold positive numbers, as none,10,1")
-    return tuple(sorted(set(values), reverse=True))
-
-
-def _questions(text: str) -> tuple[str, ...]:
-    odd = set(_names(text)) - set(plan.QUESTIONS)
-    if odd or plan.QUESTIONS[0] not in _names(text):
-        raise UsageError(
-            f"--questions {text!r} must hold {plan.QUESTIONS[0]}, and may hold "
-            f"{', '.join(plan.QUESTIONS[1:])}"
-        )
-    return _names(text)
-
-
-def _federation(arguments: Arguments) -> plan.Federation:
-    named = not arguments.clients.isdigit()
-    if not arguments.clients or (not named and not int(arguments.clients)):
-        raise UsageError(f"--clients {arguments.clients!r} must be a number of clients or a column")
-    return plan.Federation(
-        0 if named else int(arguments.clients),
-        arguments.records,
-        _widths(arguments.hidden),
-        arguments.rounds,
-        _training(arguments),
-        _epsilons(arguments.epsilon),
-    )
-
-
-def _table(arguments: Arguments) -> plan.Asked:
-    return plan.Asked(
-        arguments.csv,
-        arguments.target,
-        _names(arguments.sensitive),
-        _names(arguments.drop),
-        "" if arguments.clients.isdigit() else arguments.clients,
-    )
 
 
 def _clients(asked: plan.Asked, victim: VictimSettings) -> str:
@@ -253,11 +79,12 @@ def _clients(asked: plan.Asked, victim: VictimSettings) -> str:
 
 def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     """Train clients on a table, and attack them."""
-    asked = _table(arguments)
-    federation, seeds = _federation(arguments), seeds_of(arguments.seeds)
+    asked, questions = options.table(arguments), options.questions(arguments.questions)
+    federation, seeds = options.federation(arguments), seeds_of(arguments.seeds)
     suite = plan.suite_of(asked, federation)
-    tables = [suite.table(name) for name in _questions(arguments.questions)]
+    tables = [suite.table(name) for name in questions]
     jobs = [j for t in tables for j in suite.jobs(t, "small", t.methods, seeds, None)]
+    _keep_settings(arguments, folder)
     keys = {job.key for job in jobs}
     prepare_devices()
     store = Store(folder)
@@ -273,17 +100,23 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     made = [_found(asked, column, rows) for column in asked.sensitive]
     wholes = plan.wholes_of(suite, rows)
     answer = findings.sentences(made, wholes, findings.of_clients(federation.rounds))
+    each = "1 client" if len(seeds) == 1 else f"{len(seeds)} clients, each in a run of its own"
+    data = classified(asked.source(asked.sensitive[0]), None)
     told = page.Page(
         f"What updates give away: {Path(arguments.csv).name}",
         answer,
         _asked(arguments)
         | {"clients": _clients(asked, jobs[0].cell.settings)}
-        | {"attacked": f"{len(seeds)} clients, each in a run of its own"},
+        | {"attacked": each}
+        | {"columns": _read_as(data)},
         _seen(federation.rounds, bool(wholes)),
         made,
+        "records" if len(seeds) == 1 else "clients",
+        any(math.isfinite(level.guesses["null"]) for f in made for level in f.levels),
         [
+            *filter(None, [data.note]),
             *notes.of_rows(rows, made, wholes),
-            *plan.not_asked(suite, _questions(arguments.questions)),
+            *plan.not_asked(suite, questions),
             *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
             *(f"Failed: {status}" for status in failed),
         ],
@@ -291,6 +124,14 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         _command(arguments),
     )
     return _done(console, told, folder, bool(failed))
+
+
+def _read_as(data: Dataset) -> str:
+    """How a table's columns were read."""
+    numbers = [column.name for column in data.columns if not column.categories]
+    texts = [f"{c.name} ({len(c.categories)})" for c in data.columns if c.categories]
+    kinds = {"numbers": numbers, "categories, so many": texts}
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
 def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Finding:
@@ -313,10 +154,18 @@ def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[str]:
 
 def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     """Attack a recorded run."""
-    column = None if arguments.clients in ("", "10") else arguments.clients
-    drop = _names(arguments.drop)
-    table = read_inputs(arguments.csv, arguments.target, column, drop=drop)
-    model = mlp(len(table.names), _widths(arguments.hidden), int(table.y.max()) + 1)
+    column = None if arguments.clients in ("", options.DEFAULT_CLIENTS) else arguments.clients
+    drop, training = options.names("drop", arguments.drop), options.training(arguments)
+    table = read_inputs(
+        arguments.csv,
+        arguments.target,
+        column,
+        drop=drop,
+        separator=arguments.separator,
+        text_encoding=arguments.text_encoding,
+        decimal=arguments.decimal,
+    )
+    model = mlp(len(table.names), options.widths(arguments.hidden), int(table.y.max()) + 1)
     run = read_rounds(
         str(arguments.messages),
         model,
@@ -325,31 +174,46 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         after=arguments.after,
     )
     participation = read_participation(arguments.participation)
-    clients = recorded.clients_of(run, table, _names(arguments.client or ""))
+    clients = recorded.clients_of(run, table, options.names("client", arguments.client or ""))
     layout = str(run.layout).replace("\n", "; ")
-    made, remarks = [], [f"Arrays were taken for these parameters: {layout}"]
-    attributes = [attribute.split("+") for attribute in _names(arguments.sensitive)]
+    answers, remarks = [], [f"Arrays were taken for these parameters: {layout}"]
+    attributes = [a.split("+") for a in options.names("sensitive", arguments.sensitive)]
     for columns in attributes:
         table.values_of(columns)  # a wrong name is said before anything is computed
+    _keep_settings(arguments, folder)
     for columns in attributes:
-        finding, told = recorded.finding(model, clients, columns, _training(arguments))
-        made.append(finding)
-        asked = model, run, table, columns, _training(arguments)
-        remarks += [*told, told_by_sums(*asked, participation)]
+        console.print(f"[dim]{' + '.join(columns)}: {len(clients)} clients are attacked[/dim]")
+        answers.append(recorded.read(model, clients, columns, training))
+        asked = model, run, table, columns, training
+        remarks += [*answers[-1].notes, told_by_sums(*asked, participation)]
+    made = [answer.finding for answer in answers]
+    write_whole(folder / "results.csv", _lines([row for each in answers for row in each.rows]))
     rounds = max(len(client.messages) for client in clients)
     names = ", ".join(client.name for client in clients)
-    source = findings.of_clients(rounds) if run.clients else findings.of_global_models(rounds)
+    alone = not run.clients
+    source = findings.of_global_models(rounds) if alone else findings.of_clients(rounds)
     told_page = page.Page(
         f"What updates give away: {arguments.messages}",
         findings.sentences(made, (), source),
         _asked(arguments) | {"clients": names},
-        _seen(rounds),
+        _seen(rounds, alone=alone),
         made,
+        "clients" if len(clients) > 1 else "records",
+        len(clients) > 1,
         list(dict.fromkeys(remarks)),
-        "audit.yaml",
+        "results.csv",
         _command(arguments),
     )
     return _done(console, told_page, folder, failed=False)
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as the text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _done(console: Console, told: page.Page, folder: Path, failed: bool) -> int:
@@ -376,7 +240,15 @@ def _asked(arguments: Arguments) -> dict[str, Any]:
     }
 
 
-def _seen(rounds: int, whole: bool = False) -> list[str]:
+def _seen(rounds: int, whole: bool = False, alone: bool = False) -> list[str]:
+    if alone:
+        return [
+            f"The global models of {rounds + 1} rounds, as everyone who takes part has them, and "
+            "nothing that a single client sent.",
+            "The model, and how clients train.",
+            "The records of all clients together, all columns but the one in question, and the "
+            "answers: for example from a copy that lacks the column.",
+        ]
     second = [
         "The second attacker has a single update on few people, the model, and which values each "
         "column can have; it knows nothing of the people."

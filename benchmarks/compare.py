@@ -24,7 +24,8 @@ def read(path: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
     """Rows of a results.csv by place, in their order. Raises `ValueError` if the file is none."""
     rows: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     if not path.is_file():
-        raise ValueError(f"{path} is no file")
+        inside = "; name the results.csv in it" if path.is_dir() else ""
+        raise ValueError(f"{path} is no file{inside}")
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

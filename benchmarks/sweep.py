@@ -155,8 +155,8 @@ def seeds_of(text: str) -> list[int]:
     if not numbers:
         raise UsageError(f"--seeds {text!r} must be a count (5) or a list (0,3,7)")
     seeds = numbers if "," in text else list(range(numbers[0]))
-    if not seeds or min(seeds) < 0:
-        raise UsageError(f"--seeds {text!r} must name at least one seed, none negative")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {text!r} must name seeds, none negative and none twice")
     return seeds
 
 

@@ -13,6 +13,7 @@ DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos")
 anything is scored."""
 ROUNDING = 1e-6
 DOUBTS = {
+    "failed": "training, or every attack, ended with numbers that are not finite",
     "misfit": "these updates are not of clients that train as was said, and nothing was found in "
     "them",
     "unchecked": "rounding and noise may be as large as these updates, so that they contradict no "
@@ -30,9 +31,10 @@ class Level:
       epsilon: of private training; infinity without.
       method: the attack that counts.
       estimate: share of records named right.
-      guesses: mean of each of three guesses without messages.
+      guesses: mean of each of three guesses: two without messages, and the same attack on another
+        client's.
       margin: by how much it is better than the best of them, client by client.
-      doubt: "misfit" if one of its answers does not explain the messages, or there is none;
+      doubt: "failed" if there is no answer; "misfit" if one does not explain the messages;
         "unchecked" if these could not contradict one; else "".
       model: accuracy of the trained model on held-out records.
     """
@@ -48,7 +50,12 @@ class Level:
     @property
     def guess(self) -> float:
         """The best guess."""
-        return max(self.guesses.values())
+        return max(self.guesses.values(), key=_or_least)
+
+    @property
+    def blind_guess(self) -> float:
+        """The better guess of those that need no messages."""
+        return max(self.guesses["majority"], self.guesses["imputation"], key=_or_least)
 
     @property
     def learnt(self) -> bool:
@@ -91,7 +98,7 @@ def level_of(epsilon: float, rows: Rows) -> Level:
     method = next((name for name in DECODERS if name in ran), "")
     chosen = [row for row in rows if row["method"] == method and row["value"] is not None]
     values = [row["value"] for row in chosen]
-    best = [max(row[name] for name in GUESSES if row[name] is not None) for row in chosen]
+    best = [max((row[name] or 0.0) for name in GUESSES) for row in chosen]
     scored = int(chosen[0]["detail"].get("scored_records", 0)) if chosen else 0
     return Level(
         epsilon,
@@ -101,8 +108,8 @@ def level_of(epsilon: float, rows: Rows) -> Level:
         margin_of(values, best, scored),
         next((d for d in DOUBTS if any(row["status"] == d for row in chosen)), "")
         if chosen
-        else "misfit",
-        mean([row["test_accuracy"] for row in chosen]),
+        else "failed",
+        mean([row["test_accuracy"] for row in chosen if row["test_accuracy"] is not None]),
     )
 
 
@@ -113,6 +120,10 @@ def margin_of(values: Sequence[float], best: Sequence[float], scored: int) -> In
         ends = accuracy_interval(values, scored)
         return Interval(*(end - best[0] for end in ends))
     return student_interval([v - g for v, g in zip(values, best, strict=True)])
+
+
+def _or_least(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
 
 
 def mean(values: Sequence[float]) -> float:
@@ -210,17 +221,27 @@ def leaked(findings: Sequence[Finding], source: Source) -> str:
     if learnt:
         told = listed(
             f"{f.column!r} of {of_hundred(f.levels[0].estimate.mean)} people"
-            f" (without updates, {of_hundred(f.levels[0].guess)} can be guessed)"
+            f" ({_guessed(f.levels[0])})"
             for f in learnt
         )
         return f"Yes: {source.reader} names rightly {told}."
     best = max(findings, key=lambda f: f.levels[0].estimate.mean)
     level = best.levels[0]
-    scored = f"{of_hundred(level.estimate.mean)} right, {of_hundred(level.guess)} by the best guess"
+    scored = f"{of_hundred(level.estimate.mean)} right; {_guessed(level)}"
+    if level.doubt == "failed":
+        return f"It cannot be told: {DOUBTS[level.doubt]}. See the notes below."
     if level.doubt:
         return f"It cannot be told: {DOUBTS[level.doubt]} ({scored}). See the notes below."
     names = listed(repr(f.column) for f in findings)
     return f"Not shown: {source.reader} names {names} no better than by guessing ({scored})."
+
+
+def _guessed(level: Level) -> str:
+    """What the best guess is, and what it needs."""
+    blind = f"without updates, {of_hundred(level.blind_guess)} can be guessed"
+    if level.guess > level.blind_guess:
+        return f"{blind}, and another client's updates give {of_hundred(level.guess)}"
+    return blind
 
 
 def also(wholes: Sequence[Whole], source: Source) -> str:
@@ -238,6 +259,8 @@ def also(wholes: Sequence[Whole], source: Source) -> str:
 def stopped(findings: Sequence[Finding], wholes: Sequence[Whole] = ()) -> str:
     """What stops it, and at what cost: the third sentence."""
     learnt = [f for f in findings if f.levels[0].learnt]
+    if not learnt and any(f.levels[0].doubt for f in findings):
+        return "So it cannot be told either whether anything has to be stopped."
     if not learnt:
         return "So nothing had to be stopped here; other clients and more updates may differ."
     if len(learnt[0].levels) == 1:
@@ -250,10 +273,12 @@ def stopped(findings: Sequence[Finding], wholes: Sequence[Whole] = ()) -> str:
     finding = learnt[0]
     rows = next((w for w in wholes if w.epsilon == weakest.epsilon), None)
     second = "" if rows is None else f", and the second {rows.read:.0f} of {rows.records} rows"
+    which = "first attack" if wholes else "attack"
+    doubt = f" (there {DOUBTS[weakest.doubt]})" if weakest.doubt else ""
     return (
         f"Private training (noise is added; epsilon {weakest.epsilon:g} or less, where less is "
-        f"stronger) left the first attack no better than a guess{second}. Its price: the model is "
-        f"right about {of_hundred(weakest.model)} new people in place of "
+        f"stronger) left the {which} no better than a guess{doubt}{second}. Its price: the model "
+        f"is right about {of_hundred(weakest.model)} new people in place of "
         f"{of_hundred(finding.levels[0].model)}; the most common answer alone is right about "
         f"{of_hundred(finding.usual)}."
     )

@@ -24,6 +24,8 @@ class Page:
       asked: what was asked, line by line.
       seen: who saw and knew what, line by line.
       findings: of every column.
+      over: what the likely range is over, "clients" or the "records" of one.
+      controlled: whether another client's updates are the control.
       notes: what else a reader must know.
       details: file with every single number, beside the page.
       command: what makes the page again.
@@ -34,6 +36,8 @@ class Page:
     asked: Mapping[str, str]
     seen: Sequence[str]
     findings: Sequence[Finding]
+    over: str
+    controlled: bool
     notes: Sequence[str]
     details: str
     command: str

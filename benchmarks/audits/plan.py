@@ -97,6 +97,7 @@ class Asked:
       sensitive: columns that nobody should learn.
       drop: columns to leave out.
       client: the column that says whose a record is, or "".
+      reading: further options of `jaxfl.datasets.read_csv`, by name.
     """
 
     path: str
@@ -104,10 +105,12 @@ class Asked:
     sensitive: tuple[str, ...]
     drop: tuple[str, ...] = ()
     client: str = ""
+    reading: tuple[tuple[str, str], ...] = ()
 
     def source(self, column: str) -> str:
         """Its name where a sensitive column is asked for."""
         told = {"target": self.target, "sensitive": column, "client": self.client}
+        told |= dict(self.reading)
         return own_table(self.path, max_categories=MOST_CATEGORIES, drop=self.drop, **told)
 
 

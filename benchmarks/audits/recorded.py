@@ -4,7 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ from jaxfl.recordings import Recording
 
 EVERYONE = "all clients together"
 ORDERS = 64
+COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")
+"""Of each client's outcome, in the file beside the page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +62,11 @@ def clients_of(run: Recording, table: Inputs, only: Sequence[str] = ()) -> list[
     """The clients of a run whose records the table holds; of global models alone everyone as one.
 
     Raises:
-      ValueError: if a client has no records in the table.
+      ValueError: if a client has no records in the table, or is named more than once.
     """
+    twice = [name for name in only if only.count(name) > 1]
+    if twice:
+        raise ValueError(f"client={twice[0]!r} is named more than once")
     if not run.clients:
         nobody = dataclasses.replace(table, x=table.x[:0], y=table.y[:0], clients=())
         return [Client(EVERYONE, run.checkpoints(), _held(table), nobody, table)]
@@ -80,11 +85,24 @@ def _without(table: Inputs, client: str) -> Inputs:
     return dataclasses.replace(table, x=table.x[rows], y=table.y[rows], clients=names)
 
 
-def finding(
+class Read(NamedTuple):
+    """What is read of columns that stand for one attribute.
+
+    Attributes:
+      finding: of all clients.
+      rows: of each client, by names of columns of a file.
+      notes: what the messages say where they are not of the stated recipe.
+    """
+
+    finding: Finding
+    rows: list[dict[str, Any]]
+    notes: list[str]
+
+
+def read(
     model: Model, clients: Sequence[Client], columns: Sequence[str], training: LocalTraining
-) -> tuple[Finding, list[str]]:
-    """What is read of columns that stand for one attribute, and what the messages say where they
-    are not of the stated recipe."""
+) -> Read:
+    """Attack every client."""
     rows, notes = [], []
     for place, client in enumerate(clients):
         row, told = _row(model, client, clients[place - 1], columns, training)
@@ -94,7 +112,12 @@ def finding(
     labels = np.concatenate([client.records.y for client in clients])
     usual = float(np.bincount(labels).max() / len(labels))
     named = tuple(" ".join(f"{v:g}" for v in value) for value in values)
-    return finding_of(" + ".join(columns), named, usual, rows), notes
+    attribute = " + ".join(columns)
+    kept = [
+        {"client": client.name, "attribute": attribute} | {name: row[name] for name in COLUMNS}
+        for client, row in zip(clients, rows, strict=True)
+    ]
+    return Read(finding_of(attribute, named, usual, rows), kept, notes)
 
 
 def _row(

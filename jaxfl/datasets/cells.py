@@ -9,11 +9,13 @@ import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from jaxfl.datasets.compressed import only_member, unpacked
 
+Decimal = Literal[".", ","]
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 SEPARATORS = ",;\t|"
 LOOKED_AT = 20
@@ -80,9 +82,9 @@ def read_cells(
     told = re.match(r'"?sep=(.)"?\r?\n', text)  # a line by which spreadsheets name it
     if told is not None:
         text, separator = text[told.end() :], separator or told[1]
-    if separator is None:
-        separator = _separator(text)
-    if len(separator) != 1:
+    guessed = _separator(text) if separator is None else None
+    separator = guessed or separator
+    if separator is None or len(separator) != 1:
         raise ValueError(f"separator={separator!r} must be one character")
     try:
         lines = list(_lines(text, separator))
@@ -93,6 +95,10 @@ def read_cells(
             f"path={str(path)!r} needs a header and at least one row; it has {len(lines)} lines"
         )
     header = _distinct(lines[0][1])
+    if len(header) == 1 and separator not in lines[0][1][0] and guessed is None:
+        raise ValueError(
+            f"separator={separator!r} does not stand in the header {header[0][:60]!r} of {path}"
+        )
     for number, row in lines[1:]:
         if len(row) != len(header):
             raise ValueError(

@@ -9,13 +9,19 @@ from typing import Literal
 
 import numpy as np
 
-from jaxfl.datasets.cells import are_numbers, is_missing, number_of, read_cells, read_numbers
+from jaxfl.datasets.cells import (
+    Decimal,
+    are_numbers,
+    is_missing,
+    number_of,
+    read_cells,
+    read_numbers,
+)
 from jaxfl.datasets.dataset import Table
 from jaxfl.domains import Count, checked
 
 UNKNOWN = "(missing)"
 Kind = Literal["numeric", "categorical"]
-Decimal = Literal[".", ","]
 BOOLEANS = frozenset({"true", "false"})
 LIKE_NUMBERS = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}([.,][0-9]{3})+)([.,][0-9]+)?\s*%?")
 MOSTLY = 0.9

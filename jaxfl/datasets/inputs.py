@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.datasets.cells import read_cells, read_numbers
+from jaxfl.datasets.cells import Decimal, read_cells, read_numbers
 from jaxfl.domains import checked
 
 
@@ -70,6 +70,7 @@ def read_inputs(
     drop: Sequence[str] = (),
     separator: str | None = None,
     text_encoding: str = "utf-8",
+    decimal: Decimal = ".",
 ) -> Inputs:
     """Read a table of numbers whose columns, in their order, are a model's inputs.
 
@@ -78,7 +79,7 @@ def read_inputs(
       target: the column of labels, 0, 1, 2, ... as the model's outputs count them.
       client: the column that says whose a record is, or None.
       drop: columns that the model is not given.
-      separator, text_encoding: see `read_csv`.
+      separator, text_encoding, decimal: see `read_csv`.
 
     Raises:
       ValueError: if a column does not exist, a cell holds no number, or a label is no such integer.
@@ -100,8 +101,8 @@ def read_inputs(
     def cells(name: str) -> list[str]:
         return [row[header.index(name)] for row in rows]
 
-    x = np.stack([_whole(name, cells(name)) for name in left], 1).astype(np.float32)
-    labels = _whole(target, cells(target))
+    x = np.stack([_whole(name, cells(name), decimal) for name in left], 1).astype(np.float32)
+    labels = _whole(target, cells(target), decimal)
     if (labels < 0).any() or (labels != np.rint(labels)).any():
         odd = labels[(labels < 0) | (labels != np.rint(labels))][0]
         raise ValueError(f"target={target!r} holds the label {odd:g}; labels are 0, 1, 2, ...")
@@ -109,9 +110,15 @@ def read_inputs(
     return Inputs(tuple(left), x, labels.astype(np.int32), clients)
 
 
-def _whole(name: str, texts: list[str]) -> Any:
+def _whole(name: str, texts: list[str], decimal: str) -> Any:
     """Numbers, none of which is missing."""
-    values = read_numbers(name, texts)
+    try:
+        values = read_numbers(name, texts, decimal)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. The model was given numbers alone: drop={name!r}, or client={name!r} if it "
+            "says whose a record is"
+        ) from None
     missing = np.isnan(values)
     if missing.any():
         row = int(missing.argmax())

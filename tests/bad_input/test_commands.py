@@ -60,6 +60,8 @@ def harmless(name, field, text):
         return "a folder or a file of this name is made"
     if field in ("data_dir", "messages") and Path(text).is_dir():
         return "a folder that holds no source, or no recording of these clients"
+    if (field, text) == ("separator", ","):
+        return "it is the table's"
     if not text.strip(", "):
         return {
             ("audit", "drop"): "no column is left out",

@@ -1,7 +1,6 @@
 """The audit: of a table of one's own, and of recorded runs of PyTorch and Flower."""
 
 import csv
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 import yaml
 
 from benchmarks import audit
-from benchmarks.audits import findings, notes, recorded
-from benchmarks.harness.intervals import Interval
+from benchmarks.audits import notes, recorded
 from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
 from jaxfl.datasets import read_inputs
 from jaxfl.recordings import RecordingWarning, read_rounds
@@ -55,7 +53,7 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
     assert audit.main(words) == 0
     said = answer(capsys)
     assert "Yes: someone who reads what a client sends, and holds its records" in said
-    assert "epsilon 1 or less, where less is stronger) left the first attack no better" in said
+    assert "epsilon 1 or less, where less is stronger) left the attack no better" in said
     page = (out / "report.html").read_text()
     for told in (
         "The noise promises an epsilon of 1 at most. Updates show",
@@ -275,6 +273,12 @@ def test_clients_are_those_that_a_column_names(
         (["--questions", "records"], "--questions 'records' must hold attribute"),
         (["--messages", "nowhere", "--clients", ""], "--messages 'nowhere' is no folder"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--sensitive", "smoker,smoker"], "--sensitive 'smoker,smoker' holds 'smoker' more than"),
+        (["--questions", "attribute,attribute"], "holds 'attribute' more than once"),
+        (["--seeds", "0,0"], "--seeds '0,0' must name seeds, none negative and none twice"),
+        (["--hidden", "4,²"], "--hidden '4,²' must hold widths"),
+        (["--clients", "²"], "client='²' is not a column of"),
+        (["--out", __file__], "is no folder"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -297,7 +301,13 @@ def test_a_column_of_one_value_has_nothing_to_be_told(
     assert "nearly everywhere: there is nothing to be told apart" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("held", ["[1, 2]", "rounds: many", "wealth: 3", "a: [", "3"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        *("[1, 2]", "rounds: many", "wealth: 3", "a: [", "3", "", "1: x\nfoo: y"),
+        *("csv: a\ncsv: b", "target: null"),
+    ],
+)
 def test_a_bad_configuration_is_refused(
     held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,47 +317,51 @@ def test_a_bad_configuration_is_refused(
     assert re.match(r"error: --config '.*audit.yaml' (is no|holds|has)", capsys.readouterr().err)
 
 
+def test_a_request_that_cannot_be_run_leaves_the_settings_of_the_last(
+    table: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "audit"
+    words = ["--csv", str(table), *SMALL, "--out", str(out)]
+    assert audit.main([*words, "--sensitive", "smokr"]) == 2
+    assert not out.exists()
+    out.mkdir()
+    (out / "audit.yaml").write_text("kept")
+    assert audit.main([*words, "--sensitive", "smokr"]) == 2
+    words = ["--messages", str(RECORDINGS / "pytorch"), *RECORDED, "--out", str(out)]
+    assert audit.main([*words, "--sensitive", "smokr"]) == 2
+    assert (out / "audit.yaml").read_text() == "kept"
+
+
+def test_a_recorded_client_that_is_named_twice_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be its own control."""
+    words = ["--messages", str(RECORDINGS / "pytorch"), *RECORDED, "--client", "ana,ana"]
+    assert audit.main([*words, "--out", str(tmp_path)]) == 2
+    assert "--client 'ana,ana' holds 'ana' more than once" in capsys.readouterr().err
+    table = read_inputs(RECORDINGS / "records.csv", "default", "client")
+    run = read_rounds(str(RECORDINGS / "pytorch"), mlp(8, (12,), 2))
+    with pytest.raises(ValueError, match="client='ana' is named more than once"):
+        recorded.clients_of(run, table, ("ana", "ana"))
+
+
+@pytest.mark.slow
+def test_training_that_diverges_is_no_clean_bill(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--csv", str(table), *SMALL, "--epsilon", "none", "--seeds", "1", "--rounds", "2"]
+    assert audit.main([*words, "--learning-rate", "1e30", "--out", str(tmp_path)]) in (0, 1)
+    said = answer(capsys)
+    assert "It cannot be told: training, or every attack, ended with numbers that are not" in said
+    assert "nothing had to be stopped" not in said
+
+
 def test_a_configuration_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(f"csv: !!python/object/apply:os.mkdir ['{tmp_path / 'made'}']")
     assert audit.main(["--config", str(path)]) == 2
     assert not (tmp_path / "made").exists()
     assert yaml.safe_dump({"csv": "a"})  # what audits write is what they read
-
-
-def row(value: float, epsilon: float = math.inf, **others: Any) -> dict[str, Any]:
-    guesses = {"majority": 0.6, "imputation": 0.7, "null": 0.5}
-    told = {"method": "gls", "value": value, "status": "ok", "test_accuracy": 0.8}
-    told |= {"detail": {"scored_records": 100}, "settings": {"epsilon": str(epsilon)}}
-    return told | guesses | others
-
-
-def found(*levels: tuple[float, float]) -> findings.Finding:
-    rows = [
-        row(value + noise, epsilon) for epsilon, value in levels for noise in (-0.01, 0.0, 0.01)
-    ]
-    return findings.finding_of("sex", ("f", "m"), 0.6, rows)
-
-
-def test_the_weakest_protection_that_holds_is_named() -> None:
-    """One that fails under a stronger one does not count."""
-    assert found((math.inf, 0.9), (10, 0.8), (3, 0.7), (1, 0.6)).stopped_by.epsilon == 3
-    assert found((math.inf, 0.9), (10, 0.6), (3, 0.8), (1, 0.6)).stopped_by.epsilon == 1
-    assert found((math.inf, 0.9), (10, 0.6), (3, 0.6), (1, 0.8)).stopped_by is None
-    leaking = found((math.inf, 0.9), (1, 0.8))
-    assert "No protection that was tried" in findings.stopped([leaking])
-    assert "'sex'" in findings.stopped([leaking])
-
-
-def test_few_clients_do_not_show_that_a_protection_holds() -> None:
-    """Accuracies so far apart that no leak is shown, and on average far above any guess."""
-    rows = [row(v) for v in (0.98, 0.97, 0.99)] + [row(v, 10) for v in (0.99, 0.6)]
-    finding = findings.finding_of("sex", ("f", "m"), 0.6, rows)
-    assert not finding.levels[1].learnt
-    assert finding.stopped_by is None
-    assert "No protection that was tried is shown to keep 'sex' secret" in findings.stopped(
-        [finding]
-    )
 
 
 def test_the_values_of_a_column_are_those_of_the_table_not_of_the_client(tmp_path: Path) -> None:
@@ -361,30 +375,6 @@ def test_the_values_of_a_column_are_those_of_the_table_not_of_the_client(tmp_pat
     table = read_inputs(tmp_path / "inputs.csv", "default", "client")
     run = read_rounds(RECORDINGS / "pytorch", mlp(8, (12,), 2))
     clients = recorded.clients_of(run, table, ["ana"])
-    found, _ = recorded.finding(mlp(8, (12,), 2), clients, ["smoker"], LocalTraining(0.1))
+    found = recorded.read(mlp(8, (12,), 2), clients, ["smoker"], LocalTraining(0.1)).finding
     assert found.values == ("0", "1", "2")
     assert found.levels[0].estimate.mean > 0.95
-
-
-def test_only_what_beats_every_guess_is_learnt() -> None:
-    for value, learnt in ((0.9, True), (0.7, False), (0.5, False)):
-        assert found((math.inf, value)).levels[0].learnt is learnt
-    assert found((math.inf, 0.9)).levels[0].guess == pytest.approx(0.7)
-    one_client = findings.finding_of("sex", (), 0.6, [row(0.9)])
-    assert one_client.levels[0].margin == pytest.approx(Interval(0.2, 0.1255, 0.2448), abs=1e-3)
-    failed = findings.finding_of("sex", (), 0.6, [row(0.9) | {"value": None}])
-    assert not failed.levels[0].learnt
-
-
-@pytest.mark.parametrize(
-    ("others", "said"),
-    [
-        ({"status": "unchecked"}, "they contradict no answer"),
-        ({"status": "misfit"}, "not of clients that train as was said"),
-        ({"status": "diverged", "value": None}, "not of clients that train as was said"),
-        ({}, "no better than by guessing"),
-    ],
-)
-def test_an_answer_in_doubt_is_no_clean_bill(others: dict[str, Any], said: str) -> None:
-    finding = findings.finding_of("sex", (), 0.6, [row(0.6) | others])
-    assert said in findings.leaked([finding], findings.of_clients(8))

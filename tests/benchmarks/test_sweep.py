@@ -124,7 +124,8 @@ def test_report_is_written_anew_from_the_store(finished, capsys):
         (["--seeds", ""], "--seeds '' must be a count"),
         (["--data-dir", "/nowhere"], "--data-dir '/nowhere' is not a folder"),
         (["--seeds", "x"], "--seeds 'x' must be a count"),
-        (["--seeds", "0"], "must name at least one seed"),
+        (["--seeds", "0"], "must name seeds"),
+        (["--seeds", "0,0"], "none negative and none twice"),
         (["--seeds", ","], "must be a count"),
     ],
 )

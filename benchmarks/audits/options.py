@@ -1,0 +1,249 @@
+"""What an audit is asked on its command line or by an `audit.yaml`, and what that means."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import optax
+import yaml
+
+from benchmarks.audits import plan
+from benchmarks.harness.command_line import UsageError, check_options, option
+from jaxfl import LocalTraining, sgd
+from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
+
+ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
+ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
+DEFAULT_CLIENTS = "10"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the messages of a federation give away of its clients' records, and what stops it.
+
+    Examples: `python -m benchmarks.audit --csv people.csv --target income --sensitive sex` trains
+    clients on the table and attacks them. `... --messages run/ --csv inputs.csv --target income
+    --sensitive sex --clients hospital` attacks the recorded run in the folder `run`."""
+
+    csv: str = ""
+    """The table, with a header. For --messages: the model's inputs as they were, all numbers."""
+    target: str = ""
+    """The column that the model predicts."""
+    sensitive: str = ""
+    """Columns that nobody should learn, comma-separated. For --messages, columns joined by + stand
+    for one attribute ("race_a+race_b")."""
+    drop: str = ""
+    """Columns to leave out, comma-separated."""
+    decimal: Literal[".", ","] = "."
+    """What stands before a number's decimals in the table."""
+    separator: str | None = None
+    """What stands between the table's cells; by default that is guessed."""
+    text_encoding: str = "utf-8"
+    """Of the table, as latin-1."""
+    clients: str = DEFAULT_CLIENTS
+    """How many clients there are, or the column that says whose a record is. For --messages: that
+    column ("" if all are one client's)."""
+    records: Index = 0
+    """Records of each simulated client; 0: as many as there are, at most 200."""
+    hidden: str = "64"
+    """Widths of the hidden layers, comma-separated; "" for none."""
+    rounds: Count = 20
+    """Communication rounds that are simulated, and seen."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimiser of the clients, begun anew in every round."""
+    momentum: NotNegativeFloat = 0.0
+    """Momentum of SGD, below 1."""
+    weight_decay: NotNegativeFloat = 0.0
+    """Weight decay of SGD, as PyTorch has it."""
+    learning_rate: PositiveFloat = 0.1
+    """Learning rate of the clients' optimiser."""
+    batch_size: Index = 32
+    """Records per local step; 0 for all."""
+    epochs: Count = 1
+    """Local passes over the records in a round."""
+    epsilon: str = "none,10,3,1"
+    """Private trainings to be tried, comma-separated; "none" is tried in any case."""
+    questions: str = ",".join(plan.QUESTIONS)
+    """What is asked of simulated clients: of a sensitive column (always), of whether a person is
+    there, of whole records; what updates show of the epsilon that is promised; which clients hold
+    many people with the column's rarer value, by sums alone; whose a record is; which updates
+    without names come from one client."""
+    seeds: str = "3"
+    """How many clients are attacked, each in a run of its own (see `benchmarks.sweep`)."""
+    messages: str | None = None
+    """Folder with a recorded run (docs/recordings.md); nothing is simulated then."""
+    client: str | None = None
+    """The recorded clients to be attacked, comma-separated; all by default."""
+    sent: str = "round-{round}-sent"
+    """Name of the files with what was sent, without ending."""
+    returned: str = "round-{round}-client-{client}"
+    """Name of the files with what came back; "" if there are none: global models alone."""
+    after: str | None = None
+    """Name of the files with the global model after a round, in place of --sent."""
+    participation: str | None = None
+    """Table with the columns round and client: who took part, where secure aggregation leaves
+    global models alone."""
+    config: str | None = None
+    """An audit.yaml whose settings hold where the command line says nothing else."""
+    out: str = "audit"
+    """Folder for the report; one that holds results is resumed."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no name stands twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = Counter(self.construct_object(key) for key, _ in node.value)
+        repeated = [name for name, count in names.items() if count > 1]
+        if repeated:
+            raise yaml.YAMLError(f"{repeated[0]!r} stands there more than once")
+        return super().construct_mapping(node, deep)
+
+
+def configured(words: list[str]) -> Arguments:
+    """Defaults, or what `--config` says.
+
+    Raises:
+      UsageError: if that is no file of settings.
+    """
+    joined = [word for word in words if word.startswith("--config=")]
+    if joined:
+        path = joined[-1].partition("=")[2]
+    elif "--config" in words[:-1]:
+        path = words[words.index("--config") + 1]
+    else:
+        return Arguments()
+    if not Path(path).is_file():
+        raise UsageError(f"--config {path!r} is no file")
+    try:
+        told = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path!r} is no YAML ({error})".replace("\n", " ")) from None
+    fields = {field.name: field for field in dataclasses.fields(Arguments)}
+    if not isinstance(told, dict):
+        holds = "nothing" if told is None else repr(str(told)[:40])
+        raise UsageError(f"--config {path!r} holds {holds}; it may hold {', '.join(fields)}")
+    odd = [str(name) for name in told if name not in fields]
+    if odd:
+        raise UsageError(f"--config {path!r} holds {min(odd)!r}; it may hold {', '.join(fields)}")
+    for name, value in told.items():
+        default = fields[name].default
+        kind = str if default is None else type(default)
+        whole = kind is float and type(value) is int
+        if type(value) is not kind and not whole and not (value is None and default is None):
+            raise UsageError(f"--config {path!r} has {name}={value!r}, which is no {kind.__name__}")
+    return Arguments(**told)
+
+
+def check(arguments: Arguments) -> None:
+    """Raise `UsageError` on what is missing, does not exist, or has no meaning here."""
+    check_options(arguments)  # an audit.yaml holds what no parser has seen
+    for name in ("csv", "target", "sensitive", "out"):
+        if not getattr(arguments, name).strip(", "):
+            raise UsageError(f"--{name} {getattr(arguments, name)!r} is missing: see --help")
+    if arguments.messages is not None and not (
+        arguments.messages and Path(arguments.messages).is_dir()
+    ):
+        raise UsageError(f"--messages {arguments.messages!r} is no folder")
+    idle = ONLY_SIMULATED if arguments.messages else ONLY_RECORDED
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if field.name in idle and value != field.default:
+            runs = "recorded runs (--messages)" if arguments.messages else "simulated ones"
+            raise UsageError(f"{option(field.name)} {value!r} has no meaning for {runs}")
+    if not Path(arguments.csv).is_file():
+        raise UsageError(f"--csv {arguments.csv!r} is no file")
+    for name in ("separator", "text_encoding"):
+        if getattr(arguments, name) == "":
+            raise UsageError(f"{option(name)} '' says nothing; leave it out")
+    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
+        raise UsageError(f"--out {arguments.out!r} is no folder")
+
+
+def names(argument: str, text: str) -> tuple[str, ...]:
+    """Names between commas. Raises `UsageError` on one that stands twice."""
+    each = tuple(filter(None, (part.strip() for part in text.split(","))))
+    repeated = [name for name, count in Counter(each).items() if count > 1]
+    if repeated:
+        raise UsageError(f"{option(argument)} {text!r} holds {repeated[0]!r} more than once")
+    return each
+
+
+def widths(text: str) -> tuple[int, ...]:
+    """Widths of hidden layers."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(_is_count(part) for part in parts):
+        raise UsageError(f"--hidden {text!r} must hold widths, as 64,64")
+    return tuple(map(int, parts))
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
+
+
+def training(arguments: Arguments) -> LocalTraining:
+    """What a client does in a round."""
+    batch = arguments.batch_size or None
+    try:
+        own = sgd(arguments.momentum, arguments.weight_decay)
+    except ValueError as error:
+        raise UsageError(f"--momentum {arguments.momentum:g}: {error}") from None
+    if arguments.optimizer == "adam" and own is not optax.sgd:
+        raise UsageError("--momentum and --weight-decay are SGD's; --optimizer adam has neither")
+    optimizer = optax.adam if arguments.optimizer == "adam" else own
+    return LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
+
+
+def _epsilons(text: str) -> tuple[float, ...]:
+    try:
+        values = [float(part) for part in names("epsilon", text) if part != "none"]
+    except ValueError:
+        values = [-1.0]
+    if not all(0 < value < float("inf") for value in values):
+        raise UsageError(f"--epsilon {text!r} must hold positive numbers, as none,10,1")
+    return tuple(sorted(set(values), reverse=True))
+
+
+def questions(text: str) -> tuple[str, ...]:
+    """Names of the tables that are measured."""
+    asked = names("questions", text)
+    if set(asked) - set(plan.QUESTIONS) or plan.QUESTIONS[0] not in asked:
+        raise UsageError(
+            f"--questions {text!r} must hold {plan.QUESTIONS[0]}, and may hold "
+            f"{', '.join(plan.QUESTIONS[1:])}"
+        )
+    return asked
+
+
+def federation(arguments: Arguments) -> plan.Federation:
+    """How simulated clients train."""
+    named = not arguments.clients.isdecimal()
+    if not arguments.clients or (not named and not _is_count(arguments.clients)):
+        raise UsageError(f"--clients {arguments.clients!r} must be a number of clients or a column")
+    return plan.Federation(
+        0 if named else int(arguments.clients),
+        arguments.records,
+        widths(arguments.hidden),
+        arguments.rounds,
+        training(arguments),
+        _epsilons(arguments.epsilon),
+    )
+
+
+def table(arguments: Arguments) -> plan.Asked:
+    """The table that is asked about."""
+    reading: dict[str, str | None] = {
+        "text_encoding": arguments.text_encoding,
+        "decimal": arguments.decimal,
+    }
+    reading |= {"separator": arguments.separator}
+    usual = {"text_encoding": "utf-8", "decimal": ".", "separator": None}
+    return plan.Asked(
+        arguments.csv,
+        arguments.target,
+        names("sensitive", arguments.sensitive),
+        names("drop", arguments.drop),
+        "" if arguments.clients.isdecimal() else arguments.clients,
+        tuple((name, str(value)) for name, value in reading.items() if value != usual[name]),
+    )

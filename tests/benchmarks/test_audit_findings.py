@@ -1,0 +1,86 @@
+"""What rows of an audit say in words."""
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.audits import findings
+from benchmarks.harness.intervals import Interval
+
+
+def row(value: float, epsilon: float = math.inf, **others: Any) -> dict[str, Any]:
+    guesses = {"majority": 0.6, "imputation": 0.7, "null": 0.5}
+    told = {"method": "gls", "value": value, "status": "ok", "test_accuracy": 0.8}
+    told |= {"detail": {"scored_records": 100}, "settings": {"epsilon": str(epsilon)}}
+    return told | guesses | others
+
+
+def found(*levels: tuple[float, float]) -> findings.Finding:
+    rows = [
+        row(value + noise, epsilon) for epsilon, value in levels for noise in (-0.01, 0.0, 0.01)
+    ]
+    return findings.finding_of("sex", ("f", "m"), 0.6, rows)
+
+
+def test_the_weakest_protection_that_holds_is_named() -> None:
+    """One that fails under a stronger one does not count."""
+    assert found((math.inf, 0.9), (10, 0.8), (3, 0.7), (1, 0.6)).stopped_by.epsilon == 3
+    assert found((math.inf, 0.9), (10, 0.6), (3, 0.8), (1, 0.6)).stopped_by.epsilon == 1
+    assert found((math.inf, 0.9), (10, 0.6), (3, 0.6), (1, 0.8)).stopped_by is None
+    leaking = found((math.inf, 0.9), (1, 0.8))
+    assert "No protection that was tried" in findings.stopped([leaking])
+    assert "'sex'" in findings.stopped([leaking])
+
+
+def test_few_clients_do_not_show_that_a_protection_holds() -> None:
+    """Accuracies so far apart that no leak is shown, and on average far above any guess."""
+    rows = [row(v) for v in (0.98, 0.97, 0.99)] + [row(v, 10) for v in (0.99, 0.6)]
+    finding = findings.finding_of("sex", ("f", "m"), 0.6, rows)
+    assert not finding.levels[1].learnt
+    assert finding.stopped_by is None
+    assert "No protection that was tried is shown to keep 'sex' secret" in findings.stopped(
+        [finding]
+    )
+
+
+def test_only_what_beats_every_guess_is_learnt() -> None:
+    for value, learnt in ((0.9, True), (0.7, False), (0.5, False)):
+        assert found((math.inf, value)).levels[0].learnt is learnt
+    assert found((math.inf, 0.9)).levels[0].guess == pytest.approx(0.7)
+    one_client = findings.finding_of("sex", (), 0.6, [row(0.9)])
+    assert one_client.levels[0].margin == pytest.approx(Interval(0.2, 0.1255, 0.2448), abs=1e-3)
+    failed = findings.finding_of("sex", (), 0.6, [row(0.9) | {"value": None}])
+    assert not failed.levels[0].learnt
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"status": "unchecked"}, "they contradict no answer"),
+        ({"status": "misfit"}, "not of clients that train as was said"),
+        ({"status": "diverged", "value": None}, "ended with numbers that are not finite"),
+        ({}, "no better than by guessing"),
+    ],
+)
+def test_an_answer_in_doubt_is_no_clean_bill(others: dict[str, Any], said: str) -> None:
+    finding = findings.finding_of("sex", (), 0.6, [row(0.6) | others])
+    assert said in findings.leaked([finding], findings.of_clients(8))
+
+
+def test_what_can_be_guessed_without_updates_is_no_control() -> None:
+    finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.99, null=0.8) for _ in range(3)])
+    told = findings.leaked([finding], findings.of_clients(5))
+    assert "without updates, 70 of 100 can be guessed, and another client's updates give 80" in told
+    finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.99) for _ in range(3)])
+    told = findings.leaked([finding], findings.of_clients(5))
+    assert "(without updates, 70 of 100 can be guessed)" in told
+
+
+def test_a_protection_whose_answer_is_in_doubt_is_said_to_be() -> None:
+    rows = [row(v) for v in (0.98, 0.97, 0.99)]
+    rows += [row(v, 1, status="unchecked") for v in (0.5, 0.51, 0.49)]
+    told = findings.stopped([findings.finding_of("sex", ("f", "m"), 0.6, rows)])
+    assert "left the attack no better than a guess (there rounding and noise may be as" in told
+    unsure = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.5, status="misfit")])
+    assert "cannot be told either" in findings.stopped([unsure])
