@@ -64,6 +64,11 @@ REASONS = {
     "equations, or records are mixed (batch normalisation, mixup); the answer may be no better "
     "than a guess",
 }
+SOME_WRONG = (
+    "nothing contradicts the recipe, but the answer explains less of the messages than a right one "
+    "would: some of its values are wrong"
+)
+"""Of an answer that is no misfit, and explains less than is allowed."""
 
 
 class FitWarning(UserWarning):

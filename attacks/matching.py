@@ -171,7 +171,10 @@ def matching_objective(
 
     def one_round(arguments: tuple[Any, Array]) -> Array:
         (received, observed), key = arguments
-        return distance(virtual_update(model, received, x, y, key, virtual), observed)
+        value = distance(virtual_update(model, received, x, y, key, virtual), observed)
+        if jnp.shape(value):
+            raise ValueError(f"distance gives an array of shape {jnp.shape(value)}, not a number")
+        return value
 
     return map_clients(
         one_round, (rounds, jax.random.split(order_key, count)), strategy_here()

@@ -10,12 +10,10 @@ import numpy as np
 from flax import struct
 
 from jaxfl import _check
-from jaxfl.domains import Domain, Index, checked
+from jaxfl.domains import MOST_INDEX, Domain, Index, checked
 from jaxfl.models import Model, check_parameters, check_records
 
 Array = jax.Array
-MOST_ID = 2**31
-"""Ids lie below: JAX's integers have 32 bits."""
 
 
 @struct.dataclass
@@ -177,10 +175,10 @@ def _check_ids(**named: Any) -> None:
             or len(set(values.tolist())) < len(values)
         ):
             raise ValueError(f"{name}={values.tolist()} must be distinct integers of at least 0")
-        if (values >= MOST_ID).any():
+        if (values >= MOST_INDEX).any():
             raise ValueError(
-                f"{name} holds {values.max()}; ids must lie below {MOST_ID}. Number the clients 0, "
-                "1, 2, ... and keep their own names beside"
+                f"{name} holds {values.max()}; ids must lie below {MOST_INDEX}. Number the clients "
+                "0, 1, 2, ... and keep their own names beside"
             )
 
 

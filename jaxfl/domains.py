@@ -164,6 +164,8 @@ INFINITY = float("inf")
 _at_least_1 = Domain("an integer of at least 1", lambda v: _is_integer(v) and int(v) >= 1)
 Count = Annotated[int, _at_least_1]
 TracedCount = Annotated[int | Array, _at_least_1]
+MOST_INDEX = 2**31
+"""Places and numbers of rounds lie below: JAX counts in 32 bits."""
 Index = Annotated[int, Domain("an integer of at least 0", lambda v: _is_integer(v) and int(v) >= 0)]
 Number = Annotated[float | Array, Domain("one finite number", _number_where(np.isfinite))]
 _positive = Domain("positive and finite", _number_where(lambda v: 0 < v < INFINITY))

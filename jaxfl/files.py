@@ -18,7 +18,7 @@ MOST_BYTES, MOST_GROWTH = 2**30, 100
 
 
 def write_tree(path: str | Path, tree: dict[str, Any]) -> None:
-    """Write a pytree as one array per leaf, named by its path."""
+    """Write a pytree as one array per leaf, named by its path. Raises `ValueError` on a folder."""
     arrays: dict[str, Any] = {}
     for at, leaf in jax.tree.leaves_with_path(tree):
         name = "/".join(_escaped(jax.tree_util.keystr((part,), simple=True)) for part in at)
@@ -26,6 +26,8 @@ def write_tree(path: str | Path, tree: dict[str, Any]) -> None:
         if array.dtype == jnp.bfloat16:  # which NumPy's files do not know
             name, array = name + BFLOAT16, array.view(np.uint16)
         arrays[name] = array
+    if Path(path).is_dir():
+        raise ValueError(f"path={str(path)!r} is a folder; name a file")
     with Path(path).open("wb") as file:  # by its name alone NumPy would write to another one
         np.savez(file, **arrays)
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int, Num
 
 from jaxfl import _check
 from jaxfl._view_programs import difference, of_rounds, shuffled
-from jaxfl.domains import Count, Index, Key, check
+from jaxfl.domains import MOST_INDEX, Count, Index, Key, check, checked
 from jaxfl.evaluation import Evaluation
 from jaxfl.files import read_tree, write_tree
 
@@ -54,6 +54,7 @@ class Messages:
     def __len__(self) -> int:
         return len(self.rounds)
 
+    @checked
     def select(self, rounds: Sequence[int]) -> "Messages":
         """The messages of these (0-based) rounds. Raises `ValueError` if one of them is
         not held."""
@@ -79,18 +80,19 @@ class Messages:
         do where JAX's 64-bit types are on.
 
         Raises:
-          ValueError: if structures or shapes differ, a value is not finite, or round numbers are
-            not distinct integers of at least 0.
+          ValueError: if structures or shapes differ, a value is no number or not finite, or round
+            numbers are not distinct integers from 0 to 2^31 - 1.
         """
-        received, returned = jax.tree.map(_as_float, (received, returned))
+        received, returned = _as_floats("received", received), _as_floats("returned", returned)
         count = len(jnp.atleast_1d((*jax.tree.leaves(received), 0)[0]))
         numbers = np.arange(count) if rounds is None else np.asarray(rounds)
         _check.shape((count,), rounds=numbers)
         whole = np.issubdtype(numbers.dtype, np.integer)
-        if not whole or (numbers < 0).any() or len(set(numbers.tolist())) < count:
+        within = whole and (numbers >= 0).all() and (numbers < MOST_INDEX).all()
+        if not within or len(set(numbers.tolist())) < count:
             raise ValueError(
-                f"rounds={numbers.tolist()} must be distinct integers of at least 0, one for each "
-                f"of the {count} rounds"
+                f"rounds={numbers.tolist()} must be distinct integers from 0 to 2^31 - 1, one for "
+                f"each of the {count} rounds"
             )
         _check.of_rounds("", numbers, received=received, returned=returned)
         for name, tree in (("received", received), ("returned", returned)):
@@ -114,8 +116,8 @@ class Messages:
           ValueError: as `from_arrays`.
         """
         models, sent = (
-            jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
-            for tree in (received, gradients)
+            jax.tree.map(lambda a: np.asarray(a, np.float64), _as_floats(name, tree))
+            for name, tree in (("received", received), ("gradients", gradients))
         )
         _check.alike("gradients", models, sent)
         with jax.enable_x64(True):
@@ -369,6 +371,14 @@ class Transcript:
             )
 
 
-def _as_float(a: Any) -> Array:
-    a = jnp.asarray(a)
-    return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(jnp.result_type(float))
+def _as_floats(name: str, tree: Any) -> Any:
+    def as_float(path: Any, leaf: Any) -> Array:
+        try:
+            array = jnp.asarray(leaf)
+        except (TypeError, ValueError) as error:
+            place = f"{name}{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{place} holds no numbers ({error})".replace("\n", " ")) from None
+        inexact = jnp.issubdtype(array.dtype, jnp.inexact)
+        return array if inexact else array.astype(jnp.result_type(float))
+
+    return jax.tree.map_with_path(as_float, tree)

@@ -35,13 +35,15 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
       Index of the named candidate `[records]`, per unknown column.
 
     Raises:
-      ValueError: if public records are not finite, differ in features, or lack labels.
+      ValueError: if public records are none, not finite, differ in features, or lack labels.
     """
     known, public = np.array(knowledge.x, np.float64), np.array(x_public, np.float64)
     if public.ndim != 2 or public.shape[1] != known.shape[1]:
         raise ValueError(
             f"x_public has shape {public.shape}; knowledge.x has {known.shape[1]} features"
         )
+    if not len(public):
+        raise ValueError("x_public holds no records; give at least one")
     _check.finite(x_public=public)
     truths = [_values(public, column) for column in knowledge.columns]
     for x in (known, public):

@@ -15,9 +15,9 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.fit import REASONS, Fit, Status, no_fit, status_of, warn_of_fit
+from attacks.fit import REASONS, SOME_WRONG, Fit, Status, no_fit, status_of, warn_of_fit
 from jaxfl import Messages, Model, _check
-from jaxfl.domains import Index, Probability, check, checked
+from jaxfl.domains import MOST_INDEX, Index, Probability, check, checked
 from jaxfl.models import check_parameters, check_records
 from jaxfl.models.probe import mixes_records
 
@@ -48,6 +48,12 @@ class UnknownColumn:
                 "least 2"
             )
         _check.finite(**{f"{name}.candidates": self.candidates})
+        if not _check.is_unseen(self.candidates):
+            different, first = np.unique(np.asarray(self.candidates), axis=0, return_index=True)
+            if len(different) < len(self.candidates):
+                repeated = min(set(range(len(self.candidates))) - set(first.tolist()))
+                value = np.asarray(self.candidates)[repeated].tolist()
+                raise ValueError(f"{name}.candidates[{repeated}]={value} is there more than once")
         if self.prior is not None:
             _check.distribution(len(self.candidates), **{f"{name}.prior": self.prior})
 
@@ -138,8 +144,10 @@ class Reconstruction:
 
     @property
     def reason(self) -> str:
-        """The status in words."""
-        return REASONS[Status(int(self.status))]
+        """The status in words, and whether the fit says that some values are wrong."""
+        status = Status(int(self.status))
+        short = bool(self.fit.explained < self.fit.allowed)
+        return SOME_WRONG if status == Status.OK and short else REASONS[status]
 
 
 def answered(  # noqa: PLR0913 - the fields of its result
@@ -223,6 +231,8 @@ def best_of(answers: Sequence[Reconstruction]) -> Reconstruction:
 def binary_column(position: Index, prior: Probability | None = None) -> UnknownColumn:
     """An unknown column of zeros and ones; `prior` is the known fraction of ones, or None."""
     distribution = None if prior is None else jnp.asarray([1 - prior, prior])
+    if position >= MOST_INDEX:
+        raise ValueError(f"position={position} is no place of a feature; it must be below 2^31")
     return UnknownColumn(jnp.asarray([position]), jnp.asarray([[0.0], [1.0]]), distribution)
 
 

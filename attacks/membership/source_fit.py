@@ -4,7 +4,8 @@ As for attributes (`attacks.attributes.candidate_decoding.explanation`): every c
 on the records of its largest weights. What is left of its messages is compared with what is left of
 these runs, both without the span of all records' gradients, to which wrong answers add. Records
 that a client holds and nobody knows of, another model, or a recipe whose updates are no sums of
-gradients leave more.
+gradients leave more. So do shares below nothing or above all of a record, such as updates of the
+other sign have, where no admissible ones explain the messages.
 """
 
 import functools
@@ -16,8 +17,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.candidates import factored_gradients, mean_lengths
+from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
 from attacks.attributes.candidate_decoding.explanation import (
     deviations,
+    largest_of_more,
     span_of,
     verdict,
     without_span,
@@ -28,13 +31,16 @@ from attacks.attributes.candidate_decoding.simulated_client import (
     runs_that_tell,
     simulated_runs,
 )
-from attacks.fit import Fit, energies, equations, precision, rounding
+from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
+from attacks.path import local_path
 from attacks.precision import arithmetic, cast
 from jaxfl import ClientData, LocalTraining, Model
 from jaxfl.models.probe import mixes_records
 from jaxfl.plugins import overriding
 
 Array = jax.Array
+ITERATIONS = 64
+"""Steps towards the admissible shares that leave least. Fewer prove less, and nothing wrong."""
 
 
 class Seen(NamedTuple):
@@ -96,21 +102,65 @@ def _judge_sources(
         )
         span = span_of(gram, scale)
 
-        def judged(own: Any, steps: Array, along: Array, inner: Array) -> Fit:
+        def judged(
+            own: Any, steps: Array, along: Array, inner: Array, limits: tuple[Array, Array]
+        ) -> Fit:
             energy = relative_weights(seen.updates) * energies(own)
             eps = precision(seen.received)
             rounded = rounding(seen.received, own, lengths, eps, steps)
             rounded = jnp.where(energy > 0, rounded * energy, 0).sum()
-            fit = verdict(without_span(span, along, inner), rounded, energy.sum(), False)
+            left = without_span(span, along, inner)
+            fit = verdict(left, rounded, energy.sum(), False)
+            least = _least_admissible(gram, along[:, 0], inner[0, 0], limits)
+            excess = least / (largest_of_more(jnp.diag(inner)[1:-2], FALSE_ALARMS / 4) + rounded)
             told = plain & (equations(own) > len(x))
             # A client that trains returns another model than it received.
             moved = (energy > 0).any()
-            misfit = jnp.where(moved, jnp.where(told, fit.misfit, jnp.nan), jnp.inf)
+            misfit = jnp.where(told, jnp.maximum(fit.misfit, excess), jnp.nan)
+            misfit = jnp.where(moved, misfit, jnp.inf)
             return Fit(fit.explained, fit.allowed, misfit)
 
         updates = jax.tree.map(lambda u: u.swapaxes(0, 1), seen.updates)
         steps = jnp.asarray([training.steps(size) for size in sizes])
-        return jax.vmap(judged)(updates, steps, along, inner)
+        limits = _limits(training, weights, sizes)
+        return jax.vmap(judged)(updates, steps, along, inner, limits)
+
+
+def _least_admissible(
+    gram: Array, along: Array, square: Array, limits: tuple[Array, Array]
+) -> Array:
+    """What any shares of the records leave of a message at least, from below: a client holds a
+    record, a part of its weight or nothing of it, and no negative or larger share.
+
+    Args:
+      gram: of the records' gradients `[records, records]`.
+      along: of these with what is left of the message `[records]`.
+      square: of what is left.
+      limits: by how much each record's weight may change `[records]`, down and up.
+    """
+    low, high = limits
+    step = minimize_quadratic(
+        lambda step: gram @ step - along,
+        jnp.zeros_like(along),
+        lambda step: jnp.clip(step, low, high),
+        jnp.abs(gram).sum(1).max(),
+        ITERATIONS,
+    )
+    slope = 2 * (gram @ step - along)
+    # A convex function lies above its tangent, whose least is at a corner.
+    below = jnp.minimum(slope * (low - step), slope * (high - step)).sum()
+    return square - 2 * step @ along + step @ gram @ step + below
+
+
+def _limits(training: LocalTraining, weights: Array, sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    """By how much the weight of each record may change from the guess `[clients, records]`, in
+    steps of its gradient."""
+    chosen = jnp.zeros_like(weights.T)
+    for c, places in enumerate(jnp.argsort(-weights, axis=0).T):
+        chosen = chosen.at[c, places[: sizes[c]]].set(1)
+    each = [training.learning_rate * local_path(training, size).total / size for size in sizes]
+    unit = jnp.stack([jnp.asarray(one, weights.dtype) for one in each])[:, None]
+    return -unit * chosen, unit * (1 - chosen)
 
 
 def _guessed(weights: Array, sizes: tuple[int, ...], records: tuple[Array, Array]) -> ClientData:

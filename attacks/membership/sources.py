@@ -238,8 +238,8 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
       the records.
 
     Raises:
-      ValueError: if clients differ in rounds, numbers do not fit, the records do not fit the model,
-        or the optimiser is no SGD.
+      ValueError: if clients differ in rounds or two have the same messages, numbers do not fit,
+        the records do not fit the model, or the optimiser is no SGD.
     """
     rounds = [messages_.rounds.tolist() for messages_ in messages]
     if not rounds or not rounds[0]:
@@ -251,6 +251,7 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
             f"messages of {len(messages)} clients must be of the same rounds, and "
             f"sizes={list(sizes)} one each"
         )
+    _check_different(messages)
     _check.plain_sgd(training.optimizer)
     x, y = jnp.asarray(x), jnp.asarray(y)
     for c, of_client in enumerate(messages):
@@ -271,6 +272,18 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     status = status_of(failed, fit)
     warn_of_fit("decode_sources", status, fit)
     return Sources(jnp.where(failed, -1, weights.argmax(1)), weights, status, fit)
+
+
+def _check_different(messages: Sequence[Messages]) -> None:
+    """Raise `ValueError` if two clients returned the same models: one was given twice."""
+    if _check.is_unseen(messages):
+        return
+    returned = [[np.asarray(leaf) for leaf in jax.tree.leaves(m.returned)] for m in messages]
+    for place, mine in enumerate(returned):
+        for other, theirs in enumerate(returned[:place]):
+            moved = any(map(np.any, jax.tree.leaves(messages[place].pseudo_gradient)))
+            if moved and all(map(np.array_equal, mine, theirs)):
+                raise ValueError(f"messages[{place}] are messages[{other}]; give each client once")
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -18,7 +18,6 @@ from benchmarks.harness.jobs import Cell, Place, Suite, Table
 from benchmarks.harness.settings import flatten
 from benchmarks.measurements import linear_clients, local_models
 from benchmarks.measurements.linear_clients import LinearSettings
-from benchmarks.measurements.local_models import First
 from benchmarks.suites import driouich2023
 from benchmarks.suites.grids import published_by
 from jaxfl import LocalTraining
@@ -78,9 +77,7 @@ def _logistic(size: str, data_dir: str | None) -> list[Place]:
         )
         # No logistic model fits every record: Adam takes all its steps, to the likeliest one.
         settings = dataclasses.replace(place.settings, optimum_fit=1.0)
-        every = {"gls": First(len(settings.observed), place.method_settings["gls"].attack)}
-        given = dict(place.method_settings) | every | {"records": every["gls"]}
-        made.append(dataclasses.replace(place, settings=settings, method_settings=given))
+        made.append(dataclasses.replace(place, settings=settings))
     return made
 
 

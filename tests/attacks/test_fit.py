@@ -16,6 +16,7 @@ from attacks import (
     MisfitWarning,
     Status,
     UncheckedWarning,
+    Virtual,
     binary_column,
     closed_form,
     cos_matching,
@@ -23,7 +24,17 @@ from attacks import (
     gls,
 )
 from attacks.fit import rounding
-from jaxfl import DPSGD, Federated, LocalTraining, Upload, cross_entropy, from_flax, mlp, simulate
+from jaxfl import (
+    DPSGD,
+    Federated,
+    LocalTraining,
+    Messages,
+    Upload,
+    cross_entropy,
+    from_flax,
+    mlp,
+    simulate,
+)
 from jaxfl.clients import stack_clients
 from tests.attacks.half_precision import travelled
 from tests.attacks.wrong_recipes import FEATURES, RATE, RIGHT, WRONG, Act, client, records
@@ -78,6 +89,8 @@ def test_what_an_answer_explains_says_whether_it_is_right():
     assert (np.asarray(poor.values[0]) == truth).mean() < 0.95
     assert poor.fit.explained < poor.fit.allowed
     assert poor.status == Status.OK  # the recipe is right all the same
+    assert "some of its values are wrong" in poor.reason
+    assert "nothing contradicts it" in answer.reason
 
 
 def test_cosine_matching_does_not_mind_the_length_of_updates():
@@ -86,6 +99,18 @@ def test_cosine_matching_does_not_mind_the_length_of_updates():
     with pytest.warns(MisfitWarning):
         answer = gauss_newton(model, messages, known, settings=GaussNewton(RATE, passes=2))
     assert answer.status == Status.MISFIT
+
+
+def test_updates_of_the_other_sign_are_a_misfit_whatever_their_length():
+    for told in (LocalTraining(RATE), RIGHT[0]):
+        model, messages, known, _ = client("right", told, 0)
+        returned = jax.tree.map(lambda a, b: 2 * a - b, messages.received, messages.returned)
+        turned = Messages.from_arrays(messages.received, returned)
+        settings = CosMatching(steps=20, virtual=Virtual(training=told))
+        assert cos_matching(model, messages, known, KEY, settings=settings).fit.misfit <= 1
+        with pytest.warns(MisfitWarning):
+            answer = cos_matching(model, turned, known, KEY, settings=settings)
+        assert answer.status == Status.MISFIT
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -87,6 +87,16 @@ def test_decoding_finds_members_and_attribute_from_the_first_rounds(rate):
     assert decoding.learning_rate == pytest.approx(0.1, rel=1e-3)
 
 
+@pytest.mark.parametrize("told", [N // 2, N + N // 2])
+def test_another_number_of_members_is_a_misfit(told):
+    """It divides all weights: half of the members are half there, and explain the messages."""
+    knowledge, _, messages = make_world()
+    with pytest.warns(MisfitWarning):
+        found, decoding = decode_membership(MODEL, messages, knowledge, told)
+    assert np.allclose(found.scores, N / told * TRUTH * (told / N) ** 2, atol=1e-2)
+    assert decoding.fit.misfit > 100
+
+
 def test_without_strangers_absence_changes_nothing():
     knowledge, _, messages = make_world()
     own = Knowledge(knowledge.x[:N], knowledge.y[:N], knowledge.columns)

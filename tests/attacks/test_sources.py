@@ -53,6 +53,39 @@ def test_sources_are_decoded_where_losses_say_nothing(federation):
     assert max(by_loss.mean(), by_vote.mean()) < 0.8
 
 
+def reversed_(messages):
+    returned = jax.tree.map(lambda a, b: 2 * a - b, messages.received, messages.returned)
+    return dataclasses.replace(messages, returned=returned)
+
+
+def test_weights_that_no_record_can_have_are_a_misfit(federation):
+    """The span of all records' gradients takes these messages off whole: weights of -1, and of
+    twice a record's own."""
+    model, messages, x, y, _, _ = federation
+    full = LocalTraining(0.05)
+    clients = [(x[:40], y[:40]), (x[40:70], y[40:70]), (x[70:], y[70:])]
+    run = simulate(
+        model, model.init(KEY), stack_clients(clients), KEY, Federated(rounds=8, training=full)
+    )
+    steps = [run.messages(c) for c in range(3)]
+    for told, training in ((steps, full), (messages, TRAINING)):
+        with pytest.warns(MisfitWarning):
+            found = decode_sources(
+                model, [reversed_(m) for m in told], SIZES, x, y, KEY, training=training
+            )
+        assert (found.status == Status.MISFIT).all()
+    with pytest.warns(MisfitWarning):
+        found = decode_sources(model, steps, (40, 60, 50), x, y, KEY, training=full)
+    assert found.status.tolist() == [Status.OK, Status.MISFIT, Status.OK]
+
+
+def test_a_client_that_is_given_twice_is_refused(federation):
+    model, messages, x, y, _, _ = federation
+    twice = [messages[0], messages[1], messages[0]]
+    with pytest.raises(ValueError, match=r"messages\[2\] are messages\[0\]; give each client once"):
+        decode_sources(model, twice, (40, 30, 40), x, y, KEY, training=TRAINING)
+
+
 def test_records_of_nobody_have_no_source(federation):
     model, messages, x, y, truth, _ = federation
     rng = np.random.default_rng(1)

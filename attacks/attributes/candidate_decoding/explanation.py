@@ -184,7 +184,9 @@ def _judge(
     def seen_with(guess: Guess, number: int) -> tuple[Fit, Array]:
         pass_key = jax.random.fold_in(key, number)
         left = _left(model, messages, guess, each, unsure, pass_key, free_scale)
-        return verdict(left, noise, (energies(updates) > 0).sum(), free_scale), left.step
+        fit = verdict(left, noise, (energies(updates) > 0).sum(), free_scale)
+        misfit = jnp.where(_is_backwards(left), jnp.inf, fit.misfit)
+        return dataclasses.replace(fit, misfit=misfit), left.step
 
     def again(fit: Fit, step: Array) -> Array:
         guess = _corrected(model, training, each, labels, unsure, step)
@@ -233,12 +235,15 @@ class Left(NamedTuple):
       after: the same without the candidates' span.
       step: least squares' weights of what is left of the messages `[unknowns]`.
       pull: by how much the ridge may have raised what is left.
+      along: inner products of messages, runs and directions with the runs' mean, where updates may
+        have any length.
     """
 
     before: Array
     after: Array
     step: Array
     pull: Array
+    along: Array | None = None
 
 
 def _left(  # noqa: PLR0913 - what a client is compared with, and how
@@ -266,10 +271,11 @@ def _left(  # noqa: PLR0913 - what a client is compared with, and how
     rounds = messages.received, updates, relative_weights(updates)
     keys = jax.random.split(key, len(messages))
     rows = runs + 3 + len(more)
-    shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), ()
+    shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), (), (rows,)
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
-    (gram, along, inner, scale), _ = jax.lax.scan(add, zero, (*rounds, keys))
-    return without_span(span_of(gram, scale), along, inner)
+    (gram, along, inner, scale, common), _ = jax.lax.scan(add, zero, (*rounds, keys))
+    left = without_span(span_of(gram, scale), along, inner)
+    return left._replace(along=common) if free_scale else left
 
 
 def span_of(gram: Array, scale: Array) -> tuple[Any, Array]:
@@ -332,7 +338,8 @@ def _products(
     model: Model, guess: Guess, vectors: _Vectors, x: Array, y: Array, free_scale: bool
 ) -> tuple[Array, ...]:
     """Inner products of a round: of the candidates' differences with each other and with the
-    vectors, of the vectors, and the mean square of the candidates' gradients."""
+    vectors, of the vectors, the mean square of the candidates' gradients, and inner products of
+    message, runs and directions with the runs' mean."""
     records, count = x.shape[:2]
     rows, unravel = vectors.rows, ravel_pytree(vectors.centre)[1]
     gradients = factored_gradients(
@@ -352,19 +359,30 @@ def _products(
         return difference(factor * gradients.along(unravel(vector)))
 
     gram = difference(difference(gram).T)
+    along = jnp.zeros(len(rows), x.dtype)
     if free_scale:
         length = jnp.linalg.norm(vectors.mean)
         unit = vectors.mean / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
         rows = rows.at[0].set(vectors.update)
+        along = rows @ vectors.mean
         rows -= jnp.outer(rows @ unit, unit)
         common = project(unit)
         gram -= jnp.outer(common, common)
-    return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale
+    return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale, along
 
 
 def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
     x, y = cast((guess.data.x, guess.data.y), dtype)
     return lambda params: mean_loss(guess.model, params, x, y)
+
+
+def _is_backwards(left: Left) -> Array:
+    """Whether messages of any length go against the runs, by more than noise may turn them."""
+    if left.along is None:
+        return jnp.zeros((), bool)
+    runs = left.along[1 : len(left.before) - 2]
+    t = scipy.stats.t.ppf(1 - FALSE_ALARMS / 8, len(runs) - 1)
+    return left.along[0] < -t * jnp.sqrt((runs**2).mean())
 
 
 def verdict(left: Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:
