@@ -6,6 +6,9 @@ from jaxfl import LocalTraining
 
 NO_STEP = "no full-batch step"
 BY_ROUND = "another rate in every round"
+BY_ARRAY = "a rate for every array"
+FROZEN = "arrays that are not trained"
+SIGNS = "signs"
 
 
 def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
@@ -25,6 +28,10 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "Adam": "`decode_adam` for one full-batch step a round, else `gls_unrolled`",
         "learning rate": unknown_rate if one_step else "`gls` with this rate",
         BY_ROUND: by_round,
+        BY_ARRAY: "the same attack on messages whose updates are divided by these rates; an array "
+        "that is not trained says nothing",
+        FROZEN: "the same attack on a `Model` in which these arrays are constants",
+        SIGNS: "none: all but the signs of the changes is lost",
         "clipped": by_round
         if one_step
         else "the recipe with this clipping, simulated: `gls_unrolled`, `cos_matching`",

@@ -17,7 +17,7 @@ import numpy as np
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
 from attacks.attributes.candidate_decoding.explanation import judge, left_along
 from attacks.attributes.knowledge import Knowledge, check_knowledge
-from attacks.diagnosis.advice import BY_ROUND, NO_STEP, advice
+from attacks.diagnosis.advice import BY_ARRAY, BY_ROUND, NO_STEP, advice
 from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
 from attacks.diagnosis.numbers import Finding, numbers_say
 from attacks.diagnosis.simulated import by_simulation, is_simulated
@@ -42,6 +42,8 @@ SIMILAR, NOWHERE = 0.4, 0.02
 that was tried, if it is noise."""
 LARGE = 0.6
 """Share of what is left that names a cause beside the unknown one."""
+MOST_ARRAYS = 32
+"""Arrays of a model whose own rates are asked for, at most."""
 NEWTON = 4
 """Steps to the size of a cause."""
 ALIKE_NOISE = 2
@@ -194,11 +196,20 @@ def _causes(trial: _RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
         if explaining:
             return explaining
     # After several steps a share tells less: the order of records and the path blur it.
-    large = [(name, share) for name, share in shares.items() if one_step and share > LARGE]
+    large = [(name, s) for name, s in shares.items() if one_step and _adds_much(name, s, shares)]
     evidence = "what is left is of nothing that was tried: other records, model or loss"
     unknown_cause = Finding(UNKNOWN, evidence, 0.5)
     partial = [_named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
+
+
+def _adds_much(name: str, share: float, shares: dict[str, float]) -> bool:
+    """Whether a cause accounts for most of what is left, and, where another rate is part of it, for
+    most of what that leaves."""
+    if name == "learning rate":
+        return share > LARGE
+    rest = 1 - shares["learning rate"]
+    return share > LARGE and share - shares["learning rate"] > LARGE * rest
 
 
 def _by_round(trial: _RecipeTrial) -> Finding | None:
@@ -302,7 +313,7 @@ def _with_plugin(trial: _RecipeTrial, plugin: Otherwise) -> _RecipeTrial:
 
 def _shares(trial: _RecipeTrial) -> tuple[dict[str, float], _Left]:
     """Shares of what is left that causes account for, the simplest first; and what is left."""
-    classes = trial.model.classes or 0
+    classes, arrays = trial.model.classes or 0, len(jax.tree.leaves(trial.messages.model_shapes))
     rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
     recipe = dataclasses.replace(trial.training, learning_rate=rate)
     known = trial.model, trial.messages, trial.knowledge, trial.decoded
@@ -313,8 +324,10 @@ def _shares(trial: _RecipeTrial) -> tuple[dict[str, float], _Left]:
     if classes:
         groups |= {
             "label smoothing": [last - 2, last - 1],
-            "class weights": [*range(1, classes + 1)],
+            "class weights": [*range(arrays + 1, arrays + classes + 1)],
         }
+    if 1 < arrays <= MOST_ARRAYS:
+        groups[BY_ARRAY] = [*range(1, arrays + 1)]
     solved = {
         name: np.linalg.lstsq(left[np.ix_(group, group)], left[group, 0], rcond=1e-10)[0]
         for name, group in groups.items()
@@ -327,6 +340,8 @@ def _shares(trial: _RecipeTrial) -> tuple[dict[str, float], _Left]:
 def _named(trial: _RecipeTrial, cause: str, share: float, left: _Left) -> Finding:
     training = trial.training
     step = float(training.learning_rate) * trial.length
+    if cause == BY_ARRAY:
+        return Finding(cause, f"{_rates(trial, left)}; that is {share:.1%} of what is left", share)
     rate = float(trial.decoded.learning_rate) / trial.length
     decay = left.coefficients["weight decay"][0] / step
     told = {
@@ -337,6 +352,15 @@ def _named(trial: _RecipeTrial, cause: str, share: float, left: _Left) -> Findin
         "class weights": "records count by their class",
     }
     return Finding(cause, f"{told[cause]}; that is {share:.1%} of what is left", share)
+
+
+def _rates(trial: _RecipeTrial, left: _Left) -> str:
+    """The rate of every array of the model, in words."""
+    paths = [path for path, _ in jax.tree.leaves_with_path(trial.messages.model_shapes)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    rates = float(trial.training.learning_rate) + left.coefficients[BY_ARRAY] / trial.length
+    told = [f"{name} {rate:.3g}" for name, rate in zip(names, rates, strict=True)]
+    return f"arrays have rates of their own: {', '.join(told)}"
 
 
 def _otherwise(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:

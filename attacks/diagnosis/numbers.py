@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attacks.diagnosis.advice import FROZEN, SIGNS
 from jaxfl import Messages
 
 NEARLY_ALL = 0.99
@@ -21,6 +22,8 @@ largest, of updates of which a part was sent: whole updates have hardly any that
 of all sizes."""
 SAME_LENGTH = 1e-4
 """Relative difference of clipped updates' lengths at most: float32 sums of their squares."""
+SAME_SIZE = 1e-2
+"""Relative difference of changes of one size at most: what rounding leaves of small ones."""
 ENOUGH = 64
 """Numbers of an array that is looked at, at least: of fewer, chance decides."""
 ROUNDED = 12
@@ -54,9 +57,16 @@ def numbers_say(messages: Messages) -> list[Finding]:
     updates = [np.asarray(u, np.float64) for u in jax.tree.leaves(messages.pseudo_gradient)]
     models = [np.asarray(a) for a in jax.tree.leaves((messages.received, messages.returned))]
     flat = np.concatenate([u.reshape(len(u), -1) for u in updates], 1)
-    looks = [_unchanged(flat), _half(models), _sparse(updates, flat), _grid(updates, models)]
-    signs = _signs(updates)
-    looks += [signs, None if signs else _clipped(flat)]
+    looks = [
+        _unchanged(flat),
+        _frozen(messages),
+        _half(models),
+        _sparse(updates, flat),
+        _grid(updates, models),
+    ]
+    of_signs = looks[-1] is not None and looks[-1].cause == SIGNS
+    alike = _signs(updates)
+    looks += [None if of_signs else alike, None if alike else _clipped(flat)]
     return [finding for finding in looks if finding is not None]
 
 
@@ -66,6 +76,18 @@ def _unchanged(flat: np.ndarray) -> Finding | None:
         return None
     evidence = f"in {still} of {len(flat)} rounds the model came back as it was sent"
     return Finding("no training", evidence, 1.0)
+
+
+def _frozen(messages: Messages) -> Finding | None:
+    """Arrays of the model that never change, where others do."""
+    moved = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): bool(np.asarray(leaf).any())
+        for path, leaf in jax.tree.leaves_with_path(messages.pseudo_gradient)
+    }
+    still = [name for name, moves in moved.items() if not moves]
+    if not still or len(still) == len(moved):
+        return None
+    return Finding(FROZEN, f"{', '.join(still)} never changed", 1.0)
 
 
 def _half(models: Sequence[np.ndarray]) -> Finding | None:
@@ -114,8 +136,17 @@ def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Findin
         levels.append(places.max())
     if not levels:
         return None
+    if max(levels) <= 2 and _are_signs(updates):
+        evidence = "changes of an array are of one size: signs (signSGD, Lion), or one bit was sent"
+        return Finding(SIGNS, evidence, 1.0)
     bits = float(np.log2(max(levels) + 1))
     return Finding("quantised", f"every array holds multiples of one step, {bits:.1f} bits", 1.0)
+
+
+def _are_signs(updates: Sequence[np.ndarray]) -> bool:
+    """Whether the numbers of an array that move do so by one size, up or down."""
+    sizes = [np.abs(one[one != 0]) for update in updates for one in update.reshape(len(update), -1)]
+    return all(np.ptp(each) < SAME_SIZE * each.max() for each in sizes if each.size)
 
 
 def _clipped(flat: np.ndarray) -> Finding | None:

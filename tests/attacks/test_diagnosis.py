@@ -82,6 +82,50 @@ def test_numbers_are_told_as_they_are():
 
 
 @pytest.mark.slow
+def by_layer(first, second):
+    """SGD whose rate is another in each layer, as optimisers with groups of parameters have it."""
+
+    def optimizer(rate):
+        layers = {"Dense_0": optax.sgd(first * rate), "Dense_1": optax.sgd(second * rate)}
+        return optax.multi_transform(
+            layers, lambda tree: jax.tree.map_with_path(lambda path, _: path[0].key, tree)
+        )
+
+    return optimizer
+
+
+def of_optimizer(optimizer, rate=RATE):
+    """Model, messages and knowledge of a client that is told plain SGD."""
+    x, y = records(3)
+    model = mlp(FEATURES, (32,), 2)
+    training = LocalTraining(rate, optimizer=optimizer)
+    run = simulate(
+        model, model.init(KEY), stack_clients([(x, y)]), KEY, Federated(8, training=training)
+    )
+    hidden = jnp.asarray(x).at[:, 4].set(jnp.nan)
+    return model, run.messages(0), Knowledge(hidden, y, (binary_column(4),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "cause", "evidence"),
+    [
+        (by_layer(1, 0.3), RATE, "a rate for every array", "Dense_1/kernel 0.0"),
+        (by_layer(0, 1), RATE, "arrays that are not trained", "Dense_0/kernel never changed"),
+        (by_layer(1, 0), RATE, "arrays that are not trained", "Dense_1/kernel never changed"),
+        (optax.sign_sgd, 0.01, "signs", "of one size"),
+        pytest.param(
+            *(optax.adagrad, 0.01, "learning rate", "of what is left"), marks=pytest.mark.very_slow
+        ),
+    ],
+)
+def test_other_optimisers_are_named(optimizer, rate, cause, evidence):
+    model, messages, known = of_optimizer(optimizer, rate)
+    first = diagnose(model, messages, known, LocalTraining(RATE)).findings[0]
+    assert first.cause == cause
+    assert evidence in first.evidence
+
+
 def test_steps_are_not_told_where_the_rate_is_not():
     model, messages, known, _ = client("batches", LocalTraining(RATE), 0)
     answer = diagnose(model, messages, known)

@@ -108,8 +108,9 @@ def left_along(
 ) -> np.ndarray:
     """What directions account for, of what no values of the unknowns explain: inner products of
     what is left of the messages and of the directions `[1 + directions] * 2`. Directions are the
-    gradient of every class's records and that towards all classes alike, of a classifier; then the
-    gradient, and the model. Arguments as for `judge`; not under `jit`."""
+    gradient of each array of the model alone, in the order of its leaves; the gradient of every
+    class's records and that towards all classes alike, of a classifier; then the gradient, and the
+    model. Arguments as for `judge`; not under `jit`."""
     training = _narrow(training, knowledge)
     chosen = answer.values, answer.scores, answer.labels
     with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
@@ -128,11 +129,27 @@ def _left_along(
     each = alternatives(model, knowledge, answer)
     guess = Guess(model, records_of(each), training)
     model = model_of_gradients(model, training, guess.data.y)
-    directions = _class_directions(guess)
+    directions = _array_directions(guess, messages.model_shapes) + _class_directions(guess)
     with jax.default_matmul_precision("highest"):
         left = _left(model, messages, guess, each, least_sure(each), key, False, directions)
     kept = np.r_[0, -2 - len(directions) : 0]
     return left.after[np.ix_(kept, kept)]
+
+
+def _array_directions(guess: Guess, shapes: Any) -> Directions:
+    data = guess.data
+
+    def of_array(place: int) -> Callable[[Any], Any]:
+        def gradient(params: Any) -> Any:
+            x = data.x.astype(jax.tree.leaves(params)[0].dtype)
+            whole = jax.grad(lambda p: mean_loss(guess.model, p, x, data.y))(params)
+            leaves, structure = jax.tree.flatten(whole)
+            kept = [g if at == place else jnp.zeros_like(g) for at, g in enumerate(leaves)]
+            return jax.tree.unflatten(structure, kept)
+
+        return gradient
+
+    return tuple(of_array(place) for place in range(len(jax.tree.leaves(shapes))))
 
 
 def _class_directions(guess: Guess) -> Directions:
