@@ -26,7 +26,7 @@ from benchmarks.audits.options import Arguments
 from benchmarks.audits.recorded_sums import read_participation, told_by_sums
 from benchmarks.harness.command_line import UsageError, exit_code, run_command
 from benchmarks.harness.devices import prepare_devices
-from benchmarks.harness.jobs import group
+from benchmarks.harness.jobs import Suite, group
 from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
@@ -34,7 +34,7 @@ from benchmarks.scenarios.sums import rarer_value
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.sweep import seeds_of
 from jaxfl import mlp
-from jaxfl.datasets import Dataset, read_inputs
+from jaxfl.datasets import Dataset, Inputs, read_inputs
 from jaxfl.recordings import read_rounds
 
 PROG = "python -m benchmarks.audit"
@@ -97,33 +97,42 @@ def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
         rows, failed = store.rows(keys), store.failed(keys)
     finally:
         store.close()
+    told = _told(arguments, asked, federation, suite, rows, [f"Failed: {s}" for s in failed])
+    return _done(console, told, folder, bool(failed))
+
+
+def _told(
+    arguments: Arguments,
+    asked: plan.Asked,
+    federation: plan.Federation,
+    suite: Suite,
+    rows: findings.Rows,
+    failed: list[str],
+) -> page.Page:
+    """The page of a simulated audit."""
     made = [_found(asked, column, rows) for column in asked.sensitive]
-    wholes = plan.wholes_of(suite, rows)
-    answer = findings.sentences(made, wholes, findings.of_clients(federation.rounds))
-    each = "1 client" if len(seeds) == 1 else f"{len(seeds)} clients, each in a run of its own"
-    data = classified(asked.source(asked.sensitive[0]), None)
-    told = page.Page(
+    wholes, count = plan.wholes_of(suite, rows), len(seeds_of(arguments.seeds))
+    each = "1 client" if count == 1 else f"{count} clients, each in a run of its own"
+    data, victim = classified(asked.source(asked.sensitive[0]), None), plan.victim_of(suite)
+    return page.Page(
         f"What updates give away: {Path(arguments.csv).name}",
-        answer,
+        findings.sentences(made, wholes, findings.of_clients(federation.rounds)),
         _asked(arguments)
-        | {"clients": _clients(asked, jobs[0].cell.settings)}
-        | {"attacked": each}
-        | {"columns": _read_as(data)},
+        | {"clients": _clients(asked, victim), "attacked": each, "columns": _read_as(data)},
         _seen(federation.rounds, bool(wholes)),
         made,
-        "records" if len(seeds) == 1 else "clients",
+        "records" if count == 1 else "clients",
         any(math.isfinite(level.guesses["null"]) for f in made for level in f.levels),
         [
             *filter(None, [data.note]),
             *notes.of_rows(rows, made, wholes),
-            *plan.not_asked(suite, questions),
+            *plan.not_asked(suite, options.questions(arguments.questions)),
             *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
-            *(f"Failed: {status}" for status in failed),
+            *failed,
         ],
         "results.csv",
         _command(arguments),
     )
-    return _done(console, told, folder, bool(failed))
 
 
 def _read_as(data: Dataset) -> str:
@@ -154,17 +163,7 @@ def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[str]:
 
 def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     """Attack a recorded run."""
-    column = None if arguments.clients in ("", options.DEFAULT_CLIENTS) else arguments.clients
-    drop, training = options.names("drop", arguments.drop), options.training(arguments)
-    table = read_inputs(
-        arguments.csv,
-        arguments.target,
-        column,
-        drop=drop,
-        separator=arguments.separator,
-        text_encoding=arguments.text_encoding,
-        decimal=arguments.decimal,
-    )
+    table, training = _inputs(arguments), options.training(arguments)
     model = mlp(len(table.names), options.widths(arguments.hidden), int(table.y.max()) + 1)
     run = read_rounds(
         str(arguments.messages),
@@ -186,13 +185,24 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         answers.append(recorded.read(model, clients, columns, training))
         asked = model, run, table, columns, training
         remarks += [*answers[-1].notes, told_by_sums(*asked, participation)]
-    made = [answer.finding for answer in answers]
     write_whole(folder / "results.csv", _lines([row for each in answers for row in each.rows]))
+    made = [answer.finding for answer in answers]
+    told = _told_of_recording(arguments, clients, made, remarks, alone=not run.clients)
+    return _done(console, told, folder, failed=False)
+
+
+def _told_of_recording(
+    arguments: Arguments,
+    clients: Sequence[recorded.Client],
+    made: Sequence[findings.Finding],
+    remarks: Sequence[str],
+    alone: bool,
+) -> page.Page:
+    """The page of a recorded run, of global models alone or not."""
     rounds = max(len(client.messages) for client in clients)
     names = ", ".join(client.name for client in clients)
-    alone = not run.clients
     source = findings.of_global_models(rounds) if alone else findings.of_clients(rounds)
-    told_page = page.Page(
+    return page.Page(
         f"What updates give away: {arguments.messages}",
         findings.sentences(made, (), source),
         _asked(arguments) | {"clients": names},
@@ -204,7 +214,20 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         "results.csv",
         _command(arguments),
     )
-    return _done(console, told_page, folder, failed=False)
+
+
+def _inputs(arguments: Arguments) -> Inputs:
+    """The table of a recorded run's records."""
+    column = None if arguments.clients in ("", options.DEFAULT_CLIENTS) else arguments.clients
+    return read_inputs(
+        arguments.csv,
+        arguments.target,
+        column,
+        drop=options.names("drop", arguments.drop),
+        separator=arguments.separator,
+        text_encoding=arguments.text_encoding,
+        decimal=arguments.decimal,
+    )
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> str:

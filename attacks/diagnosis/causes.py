@@ -5,27 +5,25 @@ messages (`attacks.fit`). It looks at the numbers themselves, and tries what mos
 """
 
 import dataclasses
-import functools
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
-from attacks.attributes.candidate_decoding.explanation import judge, left_along
+from attacks.attributes.candidate_decoding.closed_form import ClosedForm, closed_form
 from attacks.attributes.knowledge import Knowledge, check_knowledge
-from attacks.diagnosis.advice import BY_ARRAY, BY_ROUND, NO_STEP, advice
+from attacks.diagnosis.advice import BY_ROUND, NO_STEP, advice
 from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
 from attacks.diagnosis.numbers import Finding, numbers_say
+from attacks.diagnosis.shares import adds_much, named, shares_of
 from attacks.diagnosis.simulated import by_simulation, is_simulated
 from attacks.diagnosis.steps import Otherwise, means, moved, recipes, shown
 from attacks.diagnosis.structure import Structure, activations, layouts
+from attacks.diagnosis.trials import RecipeTrial, decoded
 from attacks.fit import Fit, FitWarning, Status
-from attacks.fixed_draws import fixed_key
-from attacks.path import LocalPath, at_place, local_path
+from attacks.path import at_place
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import checked
 from jaxfl.models import check_parameters
@@ -40,10 +38,6 @@ as much: values that were read wrongly blur what is left."""
 SIMILAR, NOWHERE = 0.4, 0.02
 """Share of what is left that points along the gradient after several steps; and along any direction
 that was tried, if it is noise."""
-LARGE = 0.6
-"""Share of what is left that names a cause beside the unknown one."""
-MOST_ARRAYS = 32
-"""Arrays of a model whose own rates are asked for, at most."""
 NEWTON = 4
 """Steps to the size of a cause."""
 ALIKE_NOISE = 2
@@ -91,8 +85,8 @@ def diagnose(
     if training is not None and is_simulated(training, len(knowledge.x)):
         return by_simulation(model, messages, knowledge, training, findings)
     if training is None:
-        training = LocalTraining(float(_decoded(model, messages, knowledge).learning_rate))
-    trial = _RecipeTrial(model, messages, knowledge, training)
+        training = LocalTraining(float(decoded(model, messages, knowledge).learning_rate))
+    trial = RecipeTrial(model, messages, knowledge, training)
     fit = trial.fit()
     # The sizes of changes are a hint; what explains the messages exactly is none.
     hints = [finding for finding in findings if finding.cause == "Adam"]
@@ -114,67 +108,18 @@ def diagnose(
     return Diagnosis(tuple(findings), fit, advice(findings[0].cause, training, knowledge))
 
 
-@dataclasses.dataclass(frozen=True)
-class _RecipeTrial:
-    """Tries recipes on one client's messages."""
-
-    model: Model
-    messages: Messages
-    knowledge: Knowledge
-    training: LocalTraining
-
-    @functools.cached_property
-    def path(self) -> LocalPath:
-        """Path of the recipe that is tried."""
-        return local_path(self.training, len(self.knowledge.x))
-
-    @property
-    def length(self) -> float:
-        """Length of the recipe's path, in steps of plain SGD along one gradient."""
-        return float(self.path.total)
-
-    @functools.cached_property
-    def decoded(self) -> Decoding:
-        """Decoding as if of as many steps as are tried, whatever their rate."""
-        seen = at_place(self.messages, self.path.centre)
-        return _decoded(self.model, seen, self.knowledge)
-
-    def fit(self) -> Fit:
-        """Fit of the recipe that is tried."""
-        known = self.model, self.messages, self.knowledge, self.decoded
-        return judge(*known, self.training, fixed_key())
-
-
-def _decoded(model: Model, messages: Messages, knowledge: Knowledge) -> Decoding:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)
-        return closed_form(model, messages, knowledge)
-
-
-class _Left(NamedTuple):
-    """What the told recipe leaves.
-
-    Attributes:
-      length: of what is left, relative to the updates'.
-      coefficients: by cause, of its directions.
-    """
-
-    length: float
-    coefficients: dict[str, np.ndarray]
-
-
-def _causes(trial: _RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
+def _causes(trial: RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
     """What accounts for what is left, the likeliest first. Other structures of the model
     are tried where the numbers themselves say nothing (`surprised`): that takes a minute, as other
     recipes do."""
-    shares, left = _shares(trial)
+    shares, left = shares_of(trial)
     one_step = trial.training.steps(len(trial.knowledge.x)) == 1
     if one_step:
         misfit, rate = float(fit.misfit), shares["learning rate"]
         for name, share in shares.items():
             better = name != "learning rate" and 1 - share < (1 - rate) / FAR_BETTER
             if misfit * (1 - share) < COMPLETE or (share > NEARLY and better):
-                return [_named(trial, name, share, left)]
+                return [named(trial, name, share, left)]
         by_round = _by_round(trial)
         if by_round is not None:
             return [by_round]
@@ -196,23 +141,14 @@ def _causes(trial: _RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
         if explaining:
             return explaining
     # After several steps a share tells less: the order of records and the path blur it.
-    large = [(name, s) for name, s in shares.items() if one_step and _adds_much(name, s, shares)]
+    large = [(name, s) for name, s in shares.items() if one_step and adds_much(name, s, shares)]
     evidence = "what is left is of nothing that was tried: other records, model or loss"
     unknown_cause = Finding(UNKNOWN, evidence, 0.5)
-    partial = [_named(trial, name, share, left) for name, share in large]
+    partial = [named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
 
 
-def _adds_much(name: str, share: float, shares: dict[str, float]) -> bool:
-    """Whether a cause accounts for most of what is left, and, where another rate is part of it, for
-    most of what that leaves."""
-    if name == "learning rate":
-        return share > LARGE
-    rest = 1 - shares["learning rate"]
-    return share > LARGE and share - shares["learning rate"] > LARGE * rest
-
-
-def _by_round(trial: _RecipeTrial) -> Finding | None:
+def _by_round(trial: RecipeTrial) -> Finding | None:
     """One full-batch step, whose rate is another in every round."""
     settings = ClosedForm(by_round=True)
     with warnings.catch_warnings():
@@ -254,7 +190,7 @@ class _Candidate(NamedTuple):
     """
 
     finding: Finding
-    trial: _RecipeTrial
+    trial: RecipeTrial
 
 
 def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
@@ -279,14 +215,14 @@ def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
     return [fitting[cause][0] for cause in order] or best
 
 
-def _recipes(trial: _RecipeTrial, steps: float, path: str) -> Iterator[_Candidate]:
+def _recipes(trial: RecipeTrial, steps: float, path: str) -> Iterator[_Candidate]:
     """Recipes of several steps."""
     for cause, name, recipe in recipes(trial.training, len(trial.knowledge.x), steps):
         evidence = f"{path}; {name} would explain them" if path else f"{name} explains the messages"
         yield _Candidate(Finding(cause, evidence, 1.0), dataclasses.replace(trial, training=recipe))
 
 
-def _variants(trial: _RecipeTrial) -> Iterator[_Candidate]:
+def _variants(trial: RecipeTrial) -> Iterator[_Candidate]:
     """The recipe as told, with weight decay or another loss, as much of it as what is left says: by
     Newton's method, since the client's path changes with it."""
     classes, training = trial.model.classes, trial.training
@@ -297,7 +233,7 @@ def _variants(trial: _RecipeTrial) -> Iterator[_Candidate]:
         plugin = Otherwise(0.0, 0.0, (1.0,) * classes)
         for _ in range(NEWTON):
             varied = _with_plugin(trial, plugin)
-            more = _shares(varied)[1].coefficients[cause] / step
+            more = shares_of(varied)[1].coefficients[cause] / step
             if not np.isfinite(more).all():
                 break
             plugin = moved(plugin, cause, more.tolist())
@@ -306,64 +242,12 @@ def _variants(trial: _RecipeTrial) -> Iterator[_Candidate]:
             yield _Candidate(Finding(cause, evidence, 1.0), _with_plugin(trial, plugin))
 
 
-def _with_plugin(trial: _RecipeTrial, plugin: Otherwise) -> _RecipeTrial:
+def _with_plugin(trial: RecipeTrial, plugin: Otherwise) -> RecipeTrial:
     training = dataclasses.replace(trial.training, plugins=(*trial.training.plugins, plugin))
     return dataclasses.replace(trial, training=training)
 
 
-def _shares(trial: _RecipeTrial) -> tuple[dict[str, float], _Left]:
-    """Shares of what is left that causes account for, the simplest first; and what is left."""
-    classes, arrays = trial.model.classes or 0, len(jax.tree.leaves(trial.messages.model_shapes))
-    rate = jnp.asarray(trial.training.learning_rate, jnp.float32)
-    recipe = dataclasses.replace(trial.training, learning_rate=rate)
-    known = trial.model, trial.messages, trial.knowledge, trial.decoded
-    left = left_along(*known, recipe, fixed_key())
-    last = len(left) - 1
-    groups = {"learning rate": [last - 1], "weight decay": [last]}
-    groups["rate and weight decay"] = [last - 1, last]
-    if classes:
-        groups |= {
-            "label smoothing": [last - 2, last - 1],
-            "class weights": [*range(arrays + 1, arrays + classes + 1)],
-        }
-    if 1 < arrays <= MOST_ARRAYS:
-        groups[BY_ARRAY] = [*range(1, arrays + 1)]
-    solved = {
-        name: np.linalg.lstsq(left[np.ix_(group, group)], left[group, 0], rcond=1e-10)[0]
-        for name, group in groups.items()
-    }
-    total = max(left[0, 0], np.finfo(float).tiny)
-    shares = {name: float(solved[name] @ left[group, 0] / total) for name, group in groups.items()}
-    return shares, _Left(float(np.sqrt(total / len(trial.messages))), solved)
-
-
-def _named(trial: _RecipeTrial, cause: str, share: float, left: _Left) -> Finding:
-    training = trial.training
-    step = float(training.learning_rate) * trial.length
-    if cause == BY_ARRAY:
-        return Finding(cause, f"{_rates(trial, left)}; that is {share:.1%} of what is left", share)
-    rate = float(trial.decoded.learning_rate) / trial.length
-    decay = left.coefficients["weight decay"][0] / step
-    told = {
-        "learning rate": f"the rate is {rate:.4g}, not {float(training.learning_rate):.4g}",
-        "weight decay": f"the model is subtracted, {decay:.3g} of it a step",
-        "rate and weight decay": "another rate, and the model is subtracted",
-        "label smoothing": "part of each loss is towards all classes alike",
-        "class weights": "records count by their class",
-    }
-    return Finding(cause, f"{told[cause]}; that is {share:.1%} of what is left", share)
-
-
-def _rates(trial: _RecipeTrial, left: _Left) -> str:
-    """The rate of every array of the model, in words."""
-    paths = [path for path, _ in jax.tree.leaves_with_path(trial.messages.model_shapes)]
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-    rates = float(trial.training.learning_rate) + left.coefficients[BY_ARRAY] / trial.length
-    told = [f"{name} {rate:.3g}" for name, rate in zip(names, rates, strict=True)]
-    return f"arrays have rates of their own: {', '.join(told)}"
-
-
-def _otherwise(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:
+def _otherwise(trial: RecipeTrial, steps: float) -> Iterator[_Candidate]:
     """What may differ from several steps as told, in the order of its noise."""
     every = list(_recipes(trial, steps, ""))
     yield from _of_another_rate(trial, steps)
@@ -373,7 +257,7 @@ def _otherwise(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:
     yield from (each for each in every if each.trial.training.batch_size is not None)
 
 
-def _of_another_rate(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:
+def _of_another_rate(trial: RecipeTrial, steps: float) -> Iterator[_Candidate]:
     """Several full-batch steps as told at another rate, by Newton's method: the path, and how far
     it leads, change with it."""
     if trial.training.batch_size is not None:
@@ -382,7 +266,7 @@ def _of_another_rate(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:
     for _ in range(NEWTON):
         faster = dataclasses.replace(trial.training, learning_rate=rate)
         varied = dataclasses.replace(trial, training=faster)
-        rate += float(_shares(varied)[1].coefficients["learning rate"][0]) / trial.length
+        rate += float(shares_of(varied)[1].coefficients["learning rate"][0]) / trial.length
         if not 0 < rate < np.inf:
             return
     faster = dataclasses.replace(trial.training, learning_rate=rate)
@@ -390,17 +274,17 @@ def _of_another_rate(trial: _RecipeTrial, steps: float) -> Iterator[_Candidate]:
     yield _Candidate(told, dataclasses.replace(trial, training=faster))
 
 
-def _structures(trial: _RecipeTrial) -> Iterator[_Candidate]:
+def _structures(trial: RecipeTrial) -> Iterator[_Candidate]:
     yield from _leaving_less(trial, layouts(trial.model, trial.messages))
     yield from _leaving_less(trial, activations(trial.model, trial.messages))
 
 
-def _leaving_less(trial: _RecipeTrial, structures: Iterable[Structure]) -> Iterator[_Candidate]:
+def _leaving_less(trial: RecipeTrial, structures: Iterable[Structure]) -> Iterator[_Candidate]:
     """Structures that leave less of three rounds than the one that was told."""
 
     def residual(model: Model, messages: Messages) -> float:
         seen = messages.select(np.asarray(messages.rounds)[:3].tolist())
-        return float(_decoded(model, at_place(seen, trial.path.centre), trial.knowledge).residual)
+        return float(decoded(model, at_place(seen, trial.path.centre), trial.knowledge).residual)
 
     plain = residual(trial.model, trial.messages)
     for cause, name, model, messages in structures:

@@ -176,6 +176,12 @@ def _victim(place: int, federation: Federation, epsilon: float) -> VictimSetting
     )
 
 
+def victim_of(suite: Suite) -> VictimSettings:
+    """The federation of which a sensitive column is asked."""
+    settings: VictimSettings = suite.table(QUESTIONS[0]).places("small", None)[0].settings
+    return settings
+
+
 def _whole(victim: VictimSettings) -> WholeRecordsSettings:
     """One update on few of a client's records, under the protection of its whole training."""
     training = LocalTraining(plugins=victim.recipe.plugins)

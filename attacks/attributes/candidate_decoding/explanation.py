@@ -84,7 +84,7 @@ def judge(
       free_scale: whether updates may have any length (static): then the learning rate is not
         judged.
     """
-    training = _narrow(training, knowledge)
+    training = as_wide(training, knowledge)
     chosen = answer.values, answer.scores, answer.labels
     with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
         return cast(
@@ -92,85 +92,10 @@ def judge(
         )
 
 
-def _narrow(training: LocalTraining, knowledge: Knowledge) -> LocalTraining:
+def as_wide(training: LocalTraining, knowledge: Knowledge) -> LocalTraining:
     """A recipe whose numbers are as wide as the records: clients compute in no more."""
     dtype = knowledge.x.dtype
     return jax.tree.map(lambda a: jnp.asarray(a, dtype) if isinstance(a, float) else a, training)
-
-
-def left_along(
-    model: Model,
-    messages: Messages,
-    knowledge: Knowledge,
-    answer: Reconstruction,
-    training: LocalTraining,
-    key: Array,
-) -> np.ndarray:
-    """What directions account for, of what no values of the unknowns explain: inner products of
-    what is left of the messages and of the directions `[1 + directions] * 2`. Directions are the
-    gradient of each array of the model alone, in the order of its leaves; the gradient of every
-    class's records and that towards all classes alike, of a classifier; then the gradient, and the
-    model. Arguments as for `judge`; not under `jit`."""
-    training = _narrow(training, knowledge)
-    chosen = answer.values, answer.scores, answer.labels
-    with arithmetic(np.dtype(np.float64), messages, knowledge, chosen, key, training):
-        return np.asarray(_left_along(model, messages, knowledge, chosen, training, key))
-
-
-@functools.partial(jax.jit, static_argnames="model")
-def _left_along(
-    model: Model,
-    messages: Messages,
-    knowledge: Knowledge,
-    answer: Any,
-    training: LocalTraining,
-    key: Array,
-) -> Array:
-    each = alternatives(model, knowledge, answer)
-    guess = Guess(model, records_of(each), training)
-    model = model_of_gradients(model, training, guess.data.y)
-    directions = _array_directions(guess, messages.model_shapes) + _class_directions(guess)
-    with jax.default_matmul_precision("highest"):
-        left = _left(model, messages, guess, each, least_sure(each), key, False, directions)
-    kept = np.r_[0, -2 - len(directions) : 0]
-    return left.after[np.ix_(kept, kept)]
-
-
-def _array_directions(guess: Guess, shapes: Any) -> Directions:
-    data = guess.data
-
-    def of_array(place: int) -> Callable[[Any], Any]:
-        def gradient(params: Any) -> Any:
-            x = data.x.astype(jax.tree.leaves(params)[0].dtype)
-            whole = jax.grad(lambda p: mean_loss(guess.model, p, x, data.y))(params)
-            leaves, structure = jax.tree.flatten(whole)
-            kept = [g if at == place else jnp.zeros_like(g) for at, g in enumerate(leaves)]
-            return jax.tree.unflatten(structure, kept)
-
-        return gradient
-
-    return tuple(of_array(place) for place in range(len(jax.tree.leaves(shapes))))
-
-
-def _class_directions(guess: Guess) -> Directions:
-    model, (x, y) = guess.model, (guess.data.x, guess.data.y)
-    classes = model.classes or 0
-
-    def of_loss(loss: Callable[[Array], Array]) -> Callable[[Any], Any]:
-        def total(params: Any) -> Array:
-            dtype = jax.tree.leaves(params)[0].dtype
-            return loss(model.apply(params, x.astype(dtype))).mean()
-
-        return jax.grad(total)
-
-    def of_class(label: int) -> Callable[[Any], Any]:
-        return of_loss(lambda outputs: model.loss(outputs, y) * (y == label))
-
-    def towards_all(outputs: Array) -> Array:
-        return model.loss(outputs, jnp.full((len(y), classes), 1 / classes, outputs.dtype))
-
-    every = tuple(of_class(label) for label in range(classes))
-    return (*every, of_loss(towards_all)) if classes else ()
 
 
 @functools.partial(jax.jit, static_argnames=("model", "free_scale"))
@@ -200,7 +125,7 @@ def _judge(
 
     def seen_with(guess: Guess, number: int) -> tuple[Fit, Array]:
         pass_key = jax.random.fold_in(key, number)
-        left = _left(model, messages, guess, each, unsure, pass_key, free_scale)
+        left = left_of(model, messages, guess, each, unsure, pass_key, free_scale)
         fit = verdict(left, noise, (energies(updates) > 0).sum(), free_scale)
         misfit = jnp.where(_is_backwards(left), jnp.inf, fit.misfit)
         return dataclasses.replace(fit, misfit=misfit), left.step
@@ -263,7 +188,7 @@ class Left(NamedTuple):
     along: Array | None = None
 
 
-def _left(  # noqa: PLR0913 - what a client is compared with, and how
+def left_of(  # noqa: PLR0913 - what a client is compared with, and how
     model: Model,
     messages: Messages,
     guess: Guess,
@@ -273,6 +198,7 @@ def _left(  # noqa: PLR0913 - what a client is compared with, and how
     free_scale: bool,
     more: Directions = (),
 ) -> Left:
+    """What is left of the messages, and of runs on the guess, summed over rounds."""
     x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
     unknowns = x.shape[0] * (x.shape[1] - 1)
     runs = runs_that_tell(guess.model, guess.training, messages.received, guess.data.x)
