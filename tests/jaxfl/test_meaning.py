@@ -98,7 +98,7 @@ def test_half_precision_and_separators_survive_a_file(tmp_path):
 @pytest.mark.parametrize("rounds", [[0.5, 1], [1, 1], [-1, 0], [np.nan, 1], ["a", "b"]])
 def test_round_numbers_are_distinct_integers(rounds):
     arrays = {"w": np.ones((2, 3))}
-    with pytest.raises(ValueError, match="distinct integers of at least 0"):
+    with pytest.raises(ValueError, match="distinct integers from 0"):
         Messages.from_arrays(arrays, arrays, rounds=rounds)
     with pytest.raises(ValueError, match="names a round twice"):
         Messages.from_arrays(arrays, arrays).select([0, 0])
