@@ -12,7 +12,7 @@ import io
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +113,19 @@ def _told(
     made = [_found(asked, column, rows) for column in asked.sensitive]
     wholes, count = plan.wholes_of(suite, rows), len(seeds_of(arguments.seeds))
     each = "1 client" if count == 1 else f"{count} clients, each in a run of its own"
-    data, victim = classified(asked.source(asked.sensitive[0]), None), plan.victim_of(suite)
+    tables = {column: classified(asked.source(column), None) for column in asked.sensitive}
+    victim = plan.victim_of(suite)
     return page.Page(
         f"What updates give away: {Path(arguments.csv).name}",
         findings.sentences(made, wholes, findings.of_clients(federation.rounds)),
         _asked(arguments)
-        | {"clients": _clients(asked, victim), "attacked": each, "columns": _read_as(data)},
+        | {"clients": _clients(asked, victim), "attacked": each, "columns": _read_as(tables)},
         _seen(federation.rounds, bool(wholes)),
         made,
         "records" if count == 1 else "clients",
         any(math.isfinite(level.guesses["null"]) for f in made for level in f.levels),
         [
-            *filter(None, [data.note]),
+            *(data.note for data in tables.values() if data.note),
             *notes.of_rows(rows, made, wholes),
             *plan.not_asked(suite, options.questions(arguments.questions)),
             *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
@@ -135,10 +136,12 @@ def _told(
     )
 
 
-def _read_as(data: Dataset) -> str:
-    """How a table's columns were read."""
-    numbers = [column.name for column in data.columns if not column.categories]
-    texts = [f"{c.name} ({len(c.categories)})" for c in data.columns if c.categories]
+def _read_as(tables: Mapping[str, Dataset]) -> str:
+    """How a table's columns were read, each sensitive one as where it is asked for."""
+    usual = next(iter(tables.values()))
+    columns = [tables.get(column.name, usual).column(column.name) for column in usual.columns]
+    numbers = [column.name for column in columns if not column.categories]
+    texts = [f"{c.name} ({len(c.categories)})" for c in columns if c.categories]
     kinds = {"numbers": numbers, "categories, so many": texts}
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int, Num
 
 from jaxfl import _check
 from jaxfl._view_programs import difference, of_rounds, shuffled
-from jaxfl.domains import MOST_INDEX, Count, Index, Key, check, checked
+from jaxfl.domains import MOST_INDEX, Count, Index, Key, check
 from jaxfl.evaluation import Evaluation
 from jaxfl.files import read_tree, write_tree
 
@@ -54,10 +54,12 @@ class Messages:
     def __len__(self) -> int:
         return len(self.rounds)
 
-    @checked
     def select(self, rounds: Sequence[int]) -> "Messages":
         """The messages of these (0-based) rounds. Raises `ValueError` if one of them is
-        not held."""
+        not held, or there is no list of them."""
+        if np.ndim(rounds) != 1:
+            raise ValueError(f"rounds={rounds!r} must be a sequence of round numbers")
+        rounds = np.asarray(rounds).tolist()
         held = np.asarray(self.rounds).tolist()
         missing = [t for t in rounds if t not in held]
         if missing:
@@ -115,10 +117,11 @@ class Messages:
         Raises:
           ValueError: as `from_arrays`.
         """
-        models, sent = (
-            jax.tree.map(lambda a: np.asarray(a, np.float64), _as_floats(name, tree))
-            for name, tree in (("received", received), ("gradients", gradients))
-        )
+        with jax.enable_x64(True):
+            models, sent = (
+                jax.tree.map(lambda a: np.asarray(a, np.float64), _as_floats(name, tree))
+                for name, tree in (("received", received), ("gradients", gradients))
+            )
         _check.alike("gradients", models, sent)
         with jax.enable_x64(True):
             returned = jax.tree.map(np.subtract, models, sent)

@@ -225,15 +225,28 @@ def leaked(findings: Sequence[Finding], source: Source) -> str:
             for f in learnt
         )
         return f"Yes: {source.reader} names rightly {told}."
-    best = max(findings, key=lambda f: f.levels[0].estimate.mean)
-    level = best.levels[0]
-    scored = f"{of_hundred(level.estimate.mean)} right; {_guessed(level)}"
-    if level.doubt == "failed":
-        return f"It cannot be told: {DOUBTS[level.doubt]}. See the notes below."
-    if level.doubt:
-        return f"It cannot be told: {DOUBTS[level.doubt]} ({scored}). See the notes below."
-    names = listed(repr(f.column) for f in findings)
-    return f"Not shown: {source.reader} names {names} no better than by guessing ({scored})."
+    sure = [f for f in findings if not f.levels[0].doubt]
+    if sure:
+        best = max(sure, key=lambda f: f.levels[0].estimate.mean)
+        names, scored = listed(repr(f.column) for f in sure), _scored(best.levels[0])
+        shown = f"Not shown: {source.reader} names {names} no better than by guessing{scored}."
+        return " ".join([shown, *_untold([f for f in findings if f not in sure])])
+    return " ".join(_untold(findings, alone=len(findings) == 1))
+
+
+def _untold(findings: Sequence[Finding], alone: bool = False) -> list[str]:
+    """Of which columns nothing can be said, and why."""
+    told = []
+    for f in findings:
+        level = f.levels[0]
+        scored = "" if level.doubt == "failed" else _scored(level)
+        of = "" if alone else f" of {f.column!r}"
+        told.append(f"It cannot be told{of}: {DOUBTS[level.doubt]}{scored}. See the notes below.")
+    return told
+
+
+def _scored(level: Level) -> str:
+    return f" ({of_hundred(level.estimate.mean)} right; {_guessed(level)})"
 
 
 def _guessed(level: Level) -> str:

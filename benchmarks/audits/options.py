@@ -94,11 +94,12 @@ class _Loader(yaml.SafeLoader):
     """YAML in which no name stands twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = Counter(self.construct_object(key) for key, _ in node.value)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        names = Counter(self.construct_object(key, deep=True) for key, _ in node.value)
         repeated = [name for name, count in names.items() if count > 1]
         if repeated:
             raise yaml.YAMLError(f"{repeated[0]!r} stands there more than once")
-        return super().construct_mapping(node, deep)
+        return made
 
 
 def configured(words: list[str]) -> Arguments:

@@ -73,7 +73,7 @@ def _drawn(finding: Finding) -> str:
     named = f"attacker right about {finding.column}"
     axes.errorbar(places, [m for m, _, _ in read], ends, fmt="o", capsize=4, label=named)
     guesses, models = [level.guess for level in levels], [level.model for level in levels]
-    axes.plot(places, [100 * g for g in guesses], "k--", label="best guess without updates")
+    axes.plot(places, [100 * g for g in guesses], "k--", label="best guess, or the control")
     axes.plot(places, [100 * m for m in models], "gs", label="model right about new people")
     names = [protection(level.epsilon) for level in levels]
     axes.set(ylim=(0, 103), ylabel="of 100 people", xlabel="protection, none to strong")

@@ -21,7 +21,7 @@ from benchmarks.harness.intervals import wilson_interval
 from benchmarks.scenarios.sums import parting_share
 from jaxfl import Aggregates, LocalTraining, Model
 from jaxfl.datasets import Inputs
-from jaxfl.datasets.csv import read_cells
+from jaxfl.datasets.cells import read_cells
 from jaxfl.recordings import Recording
 
 THRESHOLD = 0.5

@@ -109,14 +109,16 @@ def peaks(groups: Iterable[Group], resident: float) -> list[float | None]:
 
 def refreshed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The table's lines from rows of a store: means over their jobs."""
-    jobs: dict[tuple[str, ...], dict[str, tuple[float, Memory, str]]] = {}
+    jobs: dict[tuple[str, ...], dict[str, tuple[float, Memory | None, str]]] = {}
     for row in rows:
         if row["value"] is None or "wall_s" not in row["detail"]:
             continue
         place = tuple(row[name] for name in COLUMNS[:4])
         one = str((row["dataset"], row["seed"], row["settings"]))
         detail = row["detail"]
-        spent = detail["wall_s"], Memory(*(detail[n] for n in Memory._fields)), row["device"]
+        known = set(Memory._fields) <= set(detail)
+        memory = Memory(*(detail[name] for name in Memory._fields)) if known else None
+        spent = detail["wall_s"], memory, row["device"]
         jobs.setdefault(place, {})[one] = spent
     return [
         {

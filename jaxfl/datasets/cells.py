@@ -7,7 +7,9 @@ import itertools
 import lzma
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +17,13 @@ import numpy as np
 
 from jaxfl.datasets.compressed import only_member, unpacked
 
-Decimal = Literal[".", ","]
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+DecimalMark = Literal[".", ","]
+MISSING = frozenset({"", "?", "na", "n/a", "nan", "+nan", "-nan", "null", "none"})
+DAMAGED = (
+    *(ValueError, OSError, EOFError, RuntimeError),
+    *(lzma.LZMAError, zipfile.BadZipFile, zlib.error),
+)
+"""What unpacking a damaged file may raise."""
 SEPARATORS = ",;\t|"
 LOOKED_AT = 20
 """Rows from which a file's separator is guessed."""
@@ -51,6 +58,14 @@ def number_of(text: str, decimal: str = ".") -> float | None:
     return float(plain)
 
 
+def exact_number_of(text: str, decimal: str = ".") -> Decimal | None:
+    """As `number_of`, with all digits."""
+    if number_of(text, decimal) is None:
+        return None
+    plain = text.replace(".", "").replace(",", ".") if decimal == "," else text
+    return Decimal(plain)
+
+
 def are_numbers(texts: Sequence[str], decimal: str = ".") -> bool:
     """Whether all cells but missing ones hold numbers."""
     try:
@@ -81,7 +96,7 @@ def read_cells(
     text = _text(path, encoding)
     told = re.match(r'"?sep=(.)"?\r?\n', text)  # a line by which spreadsheets name it
     if told is not None:
-        text, separator = text[told.end() :], separator or told[1]
+        text, separator = "\n" + text[told.end() :], separator or told[1]
     guessed = _separator(text) if separator is None else None
     separator = guessed or separator
     if separator is None or len(separator) != 1:
@@ -139,7 +154,7 @@ def _text(path: Path, encoding: str) -> str:
         raise FileNotFoundError(f"path={str(path)!r} is no file")
     try:
         content = only_member(unpacked(path.read_bytes()))
-    except (ValueError, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile, RuntimeError) as e:
+    except DAMAGED as e:
         raise ValueError(f"path={str(path)!r} cannot be unpacked ({e})") from None
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     used = "utf-16" if marked else "utf-8-sig" if encoding == "utf-8" else encoding

@@ -16,7 +16,8 @@ OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\xfd7zXZ\x00": lzma.open,
 }
 """What opens a file, by the bytes it begins with."""
-ZIP = b"PK\x03\x04"
+ZIP, OF_MACS = b"PK\x03\x04", "__MACOSX/"
+"""What a zip archive begins with; and a folder of what macOS keeps of files beside them."""
 
 
 def unpacked(data: bytes, most: int | None = None) -> bytes:
@@ -44,7 +45,7 @@ def only_member(data: bytes) -> bytes:
     if not data.startswith(ZIP):
         return data
     with zipfile.ZipFile(io.BytesIO(data)) as opened:
-        names = [name for name in opened.namelist() if not name.endswith("/")]
+        names = [n for n in opened.namelist() if not n.endswith("/") and not n.startswith(OF_MACS)]
         if len(names) != 1:
             raise ValueError(f"the archive holds {len(names)} files, not one")
         return bounded(opened.open(names[0]), largest_of(data))

@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 
 from jaxfl.datasets.cells import (
-    Decimal,
+    DecimalMark,
     are_numbers,
+    exact_number_of,
     is_missing,
     number_of,
     read_cells,
@@ -43,7 +44,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     bins: Count = 4,
     text_encoding: str = "utf-8",
     separator: str | None = None,
-    decimal: Decimal = ".",
+    decimal: DecimalMark = ".",
     standardize: bool = True,
 ) -> Table:
     """Read a CSV file with a header, compressed (gzip, bzip2, xz, or a zip of one file) or not.
@@ -236,6 +237,7 @@ def _codes(
             _check_inferred(name, texts, known, limit, decimal)
     else:
         known = tuple(options)
+        texts = _spelled_as(known, texts, decimal)
         if not set(texts) & set(known):
             raise ValueError(
                 f"categories[{name!r}]={list(known)}: no row has any of them; there are "
@@ -249,15 +251,10 @@ def _check_inferred(
     name: str, texts: Sequence[str], known: Sequence[str], limit: int, decimal: str
 ) -> None:
     """Raise `ValueError` on texts that were meant as numbers, or are too many."""
+    _check_meant(name, texts, decimal)
     there = [text for text in texts if not is_missing(text)]
     numbers = [text for text in there if LIKE_NUMBERS.fullmatch(text)]
-    odd = [text for text in numbers if not are_numbers([text], decimal)]
     mend = "leave the column out, clean the file or declare the column categorical"
-    if odd and len(numbers) >= MOSTLY * len(there):
-        raise ValueError(
-            f"column {name!r} holds texts such as {odd[0]!r} that look like numbers and are none "
-            f"with decimal={decimal!r}; name the other mark, {mend}"
-        )
     others = sorted({text for text in there if not LIKE_NUMBERS.fullmatch(text)})
     if len(known) <= limit:
         return
@@ -270,6 +267,19 @@ def _check_inferred(
     )
 
 
+def _check_meant(name: str, texts: Sequence[str], decimal: str) -> None:
+    """Raise `ValueError` on texts that were meant as numbers."""
+    there = [text for text in texts if not is_missing(text)]
+    numbers = [text for text in there if LIKE_NUMBERS.fullmatch(text)]
+    odd = [text for text in numbers if not are_numbers([text], decimal)]
+    if odd and len(numbers) >= MOSTLY * len(there):
+        raise ValueError(
+            f"column {name!r} holds texts such as {odd[0]!r} that look like numbers and are none "
+            f"with decimal={decimal!r}; name the other mark, leave the column out, clean the file "
+            "or declare the column categorical"
+        )
+
+
 def _one_spelling(texts: Sequence[str], decimal: str) -> list[str]:
     """Texts in which a number, or a truth value, is spelled in one way: the most frequent one, and
     the shorter of two. A zero before another digit says that numbers are codes."""
@@ -277,7 +287,7 @@ def _one_spelling(texts: Sequence[str], decimal: str) -> list[str]:
     if {text.lower() for text in there} <= BOOLEANS:
         values: dict[str, object] = {text: text.lower() for text in there}
     elif are_numbers(texts, decimal) and not any(re.match(r"[-+]?0[0-9]", t) for t in there):
-        values = {text: number_of(text, decimal) for text in there}
+        values = {text: exact_number_of(text, decimal) for text in there}
     else:
         return list(texts)
     frequent = sorted(Counter(texts).items(), key=lambda pair: (-pair[1], len(pair[0]), pair[0]))
@@ -288,6 +298,20 @@ def _one_spelling(texts: Sequence[str], decimal: str) -> list[str]:
     return [spelled[values[text]] if text in values else text for text in texts]
 
 
+def _spelled_as(options: Sequence[str], texts: Sequence[str], decimal: str) -> list[str]:
+    """Texts in which a number is spelled as the option that it is, where options are numbers."""
+    if not are_numbers(options, decimal):
+        return list(texts)
+    spelled = {exact_number_of(option, decimal): option for option in options}
+
+    def of(text: str) -> str:
+        if text in options or not are_numbers([text], decimal):
+            return text
+        return spelled.get(exact_number_of(text, decimal), text)
+
+    return [of(text) for text in texts]
+
+
 def _target(
     name: str, texts: Sequence[str], task: str | None, limit: int, decimal: str
 ) -> tuple[np.ndarray, int | None]:
@@ -295,6 +319,7 @@ def _target(
     if task == "regression" or (task is None and numeric and len(set(texts)) > limit):
         y = _numbers(name, texts, decimal)
         return (y - y.mean()) / (y.std() or 1), None
+    _check_meant(name, texts, decimal)
     texts = _one_spelling(texts, decimal)
 
     def order(text: str) -> tuple[int, float, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.datasets.cells import Decimal, read_cells, read_numbers
+from jaxfl.datasets.cells import DecimalMark, read_cells, read_numbers
 from jaxfl.domains import checked
 
 
@@ -70,7 +70,7 @@ def read_inputs(
     drop: Sequence[str] = (),
     separator: str | None = None,
     text_encoding: str = "utf-8",
-    decimal: Decimal = ".",
+    decimal: DecimalMark = ".",
 ) -> Inputs:
     """Read a table of numbers whose columns, in their order, are a model's inputs.
 
@@ -102,7 +102,7 @@ def read_inputs(
         return [row[header.index(name)] for row in rows]
 
     x = np.stack([_whole(name, cells(name), decimal) for name in left], 1).astype(np.float32)
-    labels = _whole(target, cells(target), decimal)
+    labels = _whole(target, cells(target), decimal, is_target=True)
     if (labels < 0).any() or (labels != np.rint(labels)).any():
         odd = labels[(labels < 0) | (labels != np.rint(labels))][0]
         raise ValueError(f"target={target!r} holds the label {odd:g}; labels are 0, 1, 2, ...")
@@ -110,14 +110,15 @@ def read_inputs(
     return Inputs(tuple(left), x, labels.astype(np.int32), clients)
 
 
-def _whole(name: str, texts: list[str], decimal: str) -> Any:
+def _whole(name: str, texts: list[str], decimal: str, is_target: bool = False) -> Any:
     """Numbers, none of which is missing."""
     try:
         values = read_numbers(name, texts, decimal)
     except ValueError as error:
+        said = str(error).partition("; ")[0]
+        mend = f"drop={name!r}, or client={name!r} if it says whose a record is"
         raise ValueError(
-            f"{error}. The model was given numbers alone: drop={name!r}, or client={name!r} if it "
-            "says whose a record is"
+            f"{said}; the model was given numbers alone{'' if is_target else f': {mend}'}"
         ) from None
     missing = np.isnan(values)
     if missing.any():

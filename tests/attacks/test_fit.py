@@ -16,6 +16,7 @@ from attacks import (
     MisfitWarning,
     Status,
     UncheckedWarning,
+    UnknownColumn,
     Virtual,
     binary_column,
     closed_form,
@@ -111,6 +112,23 @@ def test_updates_of_the_other_sign_are_a_misfit_whatever_their_length():
         with pytest.warns(MisfitWarning):
             answer = cos_matching(model, turned, known, KEY, settings=settings)
         assert answer.status == Status.MISFIT
+
+
+def test_a_wrong_answer_that_points_the_other_way_is_no_misfit():
+    """Near the optimum a column of 0 and 5 turns the whole update round; the recipe is right."""
+    told, key = LocalTraining(RATE), jax.random.key(0)
+    x, y = records(0)
+    x[:, 4] *= 5
+    model = mlp(FEATURES, (32,), 2)
+    run = simulate(
+        model, model.init(key), stack_clients([(x, y)]), key, Federated(1500, training=told)
+    )
+    column = UnknownColumn(jnp.asarray([4]), jnp.asarray([[0.0], [5.0]]))
+    known = Knowledge(jnp.asarray(x).at[:, 4].set(jnp.nan), y, (column,))
+    seen = run.messages(0).select(range(1495, 1500))
+    answer = cos_matching(model, seen, known, key, settings=CosMatching(steps=50))
+    assert (np.asarray(answer.values[0]) == (x[:, 4] > 0)).mean() < 0.9
+    assert answer.status == Status.OK
 
 
 @pytest.mark.parametrize("seed", range(4))

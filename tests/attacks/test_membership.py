@@ -87,14 +87,35 @@ def test_decoding_finds_members_and_attribute_from_the_first_rounds(rate):
     assert decoding.learning_rate == pytest.approx(0.1, rel=1e-3)
 
 
+@pytest.mark.parametrize("rate", [0.1, None])
 @pytest.mark.parametrize("told", [N // 2, N + N // 2])
-def test_another_number_of_members_is_a_misfit(told):
+def test_another_number_of_members_is_a_misfit(told, rate):
     """It divides all weights: half of the members are half there, and explain the messages."""
     knowledge, _, messages = make_world()
     with pytest.warns(MisfitWarning):
-        found, decoding = decode_membership(MODEL, messages, knowledge, told)
+        found, decoding = decode_membership(
+            MODEL, messages, knowledge, told, settings=ClosedForm(rate)
+        )
     assert np.allclose(found.scores, N / told * TRUTH * (told / N) ** 2, atol=1e-2)
     assert decoding.fit.misfit > 100
+
+
+def test_a_right_number_of_members_is_no_misfit_where_the_rate_is_blurred():
+    """Three records that the model has fitted hardly say how much they weigh, and the rate that is
+    not told is of all weights' sum."""
+    rng, key = np.random.default_rng(0), jax.random.key(0)
+    x = (rng.random((2 * N, D)) < 0.4).astype(np.float32)
+    y = rng.integers(0, 3, 2 * N)
+    easy = np.r_[0:3, N : N + 3]
+    x[:, 0], y[easy] = 0, 0
+    x[easy, 0] = 6
+    federated = Federated(200, LocalTraining(0.3))
+    run = simulate(MODEL, MODEL.init(key), stack_clients([(x[:N], y[:N])]), key, federated)
+    messages = run.messages(0).select(range(195, 200))
+    known = Knowledge(jnp.asarray(x), jnp.asarray(y), (COLUMN,))
+    membership, decoding = decode_membership(MODEL, messages, known, N)
+    assert (membership.members == TRUTH).all()
+    assert decoding.fit.misfit < 0.1
 
 
 def test_without_strangers_absence_changes_nothing():

@@ -305,7 +305,7 @@ def test_a_column_of_one_value_has_nothing_to_be_told(
     "held",
     [
         *("[1, 2]", "rounds: many", "wealth: 3", "a: [", "3", "", "1: x\nfoo: y"),
-        *("csv: a\ncsv: b", "target: null"),
+        *("csv: a\ncsv: b", "target: null", "[1, 2]: x", "? {a: b}\n: c"),
     ],
 )
 def test_a_bad_configuration_is_refused(

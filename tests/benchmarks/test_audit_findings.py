@@ -77,6 +77,18 @@ def test_what_can_be_guessed_without_updates_is_no_control() -> None:
     assert "(without updates, 70 of 100 can be guessed)" in told
 
 
+def test_a_column_in_doubt_gets_no_clean_bill_beside_another() -> None:
+    sure = findings.finding_of("race", ("a", "b"), 0.6, [row(0.6) for _ in range(3)])
+    failed = findings.finding_of("sex", (), 0.6, [row(0.9) | {"value": None}])
+    misfit = findings.finding_of("sex", (), 0.6, [row(0.7, status="misfit") for _ in range(3)])
+    for unsure, why in ((failed, "not finite"), (misfit, "not of clients that train as")):
+        for both in ([sure, unsure], [unsure, sure]):
+            told = findings.leaked(both, findings.of_clients(5))
+            assert "names 'race' no better than by guessing" in told
+            assert "It cannot be told of 'sex'" in told
+            assert why in told
+
+
 def test_a_protection_whose_answer_is_in_doubt_is_said_to_be() -> None:
     rows = [row(v) for v in (0.98, 0.97, 0.99)]
     rows += [row(v, 1, status="unchecked") for v in (0.5, 0.51, 0.49)]

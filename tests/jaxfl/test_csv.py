@@ -148,9 +148,12 @@ def test_compressed_tables(tmp_path, ending):
         path.write_bytes({"gz": gzip, "bz2": bz2, "xz": lzma}[ending].compress(content))
     plain = load(tmp_path / "plain.csv", target="income")
     assert (load(str(path), target="income").x == plain.x).all()
-    path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=r"people.*cannot be unpacked"):
-        load(path, target="income")
+    whole = path.read_bytes()
+    altered = bytes(b ^ 0x55 if 40 <= place < 60 else b for place, b in enumerate(whole))
+    for damaged in (whole[:40], altered):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"people.*cannot be unpacked"):
+            load(path, target="income")
 
 
 def test_an_archive_of_several_files_is_refused(tmp_path):
@@ -219,6 +222,23 @@ def test_one_value_in_several_spellings(tmp_path, cells, categories):
     )
     table = read_csv(tmp_path / "target.csv", "y", separator=";")
     assert table.classes == len(categories or cells)
+
+
+def test_numbers_of_many_digits_are_not_one_another(tmp_path):
+    cells = ("9007199254740993", "9007199254740992", "9007199254740992.0")
+    codes, names = column_of(tmp_path, cells, kinds={"a": "categorical"})
+    assert names == ("9007199254740992", "9007199254740993")
+    assert codes == [1, 0, 0]
+    codes, names = column_of(tmp_path, ("0.0", "1", "2"), categories={"a": ["0", "1"]})
+    assert (codes, names) == ([0, 1, 2], ("0", "1", "(missing)"))
+
+
+def test_a_target_of_decimal_commas_is_refused(tmp_path):
+    path = tmp_path / "target.csv"
+    path.write_text("a;y\n" + "".join(f"{i};{i},5\n" for i in range(9)))
+    with pytest.raises(ValueError, match="column 'y' holds texts such as '0,5' that look like"):
+        read_csv(path, "y")
+    assert read_csv(path, "y", decimal=",", max_categories=5).classes is None
 
 
 def test_rows_without_a_target_or_a_client_are_counted(tmp_path):

@@ -104,6 +104,28 @@ def test_round_numbers_are_distinct_integers(rounds):
         Messages.from_arrays(arrays, arrays).select([0, 0])
 
 
+def test_gradients_in_64_bits_keep_them():
+    rng = np.random.default_rng(0)
+    received, sent = ({"w": rng.normal(size=(2, 9))} for _ in range(2))
+    messages = Messages.from_gradients(received, sent)
+    with jax.enable_x64(True):
+        gap = np.asarray(messages.received["w"]) - np.asarray(messages.returned["w"]) - sent["w"]
+    assert np.abs(gap).max() < 1e-15
+    with pytest.raises(ValueError, match=r"gradients\['w'\] holds no numbers"):
+        Messages.from_gradients(received, {"w": np.full((2, 9), "q")})
+
+
+def test_rounds_are_selected_by_any_sequence_of_numbers():
+    model = jnp.zeros((4, 3))
+    messages = Messages.from_arrays({"w": model}, {"w": model + 1})
+    for rounds in (range(2), [0, 1], np.arange(2), jnp.arange(2)):
+        assert messages.select(rounds).rounds.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="rounds=3 must be a sequence of round numbers"):
+        messages.select(3)
+    with pytest.raises(ValueError, match=r"from 0 to 2\^31 - 1"):
+        Messages.from_arrays({"w": model}, {"w": model}, [2**40, 1, 2, 3])
+
+
 @pytest.mark.parametrize("ids", [[2**40, 1], np.array([2**63 + 5, 7], np.uint64), ["a", "b"]])
 def test_ids_that_do_not_fit_are_named(ids):
     with pytest.raises(ValueError, match="ids"):

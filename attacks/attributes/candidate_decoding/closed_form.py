@@ -60,6 +60,7 @@ from attacks.attributes.candidate_decoding.linear_problem import (
 from attacks.attributes.candidate_decoding.normal_equations import (
     covariance,
     normal_equations,
+    off_whole,
     precisions,
     solve,
     squared_residual,
@@ -225,8 +226,9 @@ def _closed_form(
         lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
         averaged = len(x) if members is None else members
         allowed = _allowed(messages, rates * len(x) / averaged * lengths, eps, settings.noise)
-        wholes = weights if members is not None else None
-        fit = _fit(seen, solution, rounded, rates, averaged, allowed, wholes)
+        counted = members if settings.learning_rate is None else None
+        more = 0.0 if members is None else off_whole(weights, solution.covariance, counted)
+        fit = _fit(seen, solution, rounded, rates, averaged, allowed, more)
         if listed is not None:  # values that are on no list may explain what these do not
             enough = (fit.misfit <= 1) & (fit.explained >= fit.allowed)
             fit = dataclasses.replace(fit, misfit=jnp.where(enough, fit.misfit, jnp.nan))
@@ -319,7 +321,7 @@ def _fit(
     rates: Array,
     averaged: int,
     allowed: Array,
-    wholes: Array | None,
+    more: float | Array,
 ) -> Fit:
     """How well the answer explains the messages. The truth is among what least squares may choose:
     so they leave at most what the truth leaves, `allowed`, and what the ridge adds.
@@ -331,8 +333,7 @@ def _fit(
       rates: the client's, one or of every round.
       averaged: over how many records it takes a mean.
       allowed: see `_allowed` `[rounds]`.
-      wholes: real-valued weights that are 0 or 1 in truth `[unknowns]`, if that is to be judged:
-        where it is told how many records are the client's, another number divides all weights.
+      more: by how much admissible weights leave more than the solution at least.
     """
     updates = messages.pseudo_gradient
     moved = energies(updates) > 0
@@ -344,20 +345,13 @@ def _fit(
     most = noise + unit * solution.pull + _inexact(solution) * unit
     # Conjugate gradients may have stopped early: what their rounded answer explains is explained.
     left = jnp.minimum(solution.left(solution.unknowns), rounded)
-    if wholes is not None and solution.covariance is not None:
-        left = jnp.minimum(left + _off_whole(wholes, solution.covariance()), rounded)
+    left = jnp.minimum(left + more, rounded)
     # No client has a rate below 0: the nearest that one has explains nothing.
     left = jnp.where(forwards, left, solution.square)
     misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
     fitted = rates.size if rates.ndim else 0  # rates of rounds, to the same equations
     told = equations(updates) > len(solution.unknowns) + fitted
     return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
-
-
-def _off_whole(weights: Array, covariance: Array) -> Array:
-    """By how much the squared residual grows at least if one weight is to be 0 or 1."""
-    off = jnp.minimum(jnp.abs(weights), jnp.abs(weights - 1))
-    return (off**2 / jnp.diag(covariance)[: len(weights)]).max()
 
 
 def _inexact(solution: _Solution) -> Array:

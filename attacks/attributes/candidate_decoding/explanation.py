@@ -178,7 +178,7 @@ class Left(NamedTuple):
       step: least squares' weights of what is left of the messages `[unknowns]`.
       pull: by how much the ridge may have raised what is left.
       along: inner products of messages, runs and directions with the runs' mean, where updates may
-        have any length.
+        have any length; the first with that of the values that point most along the messages.
     """
 
     before: Array
@@ -214,11 +214,17 @@ def left_of(  # noqa: PLR0913 - what a client is compared with, and how
     rounds = messages.received, updates, relative_weights(updates)
     keys = jax.random.split(key, len(messages))
     rows = runs + 3 + len(more)
-    shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), (), (rows,)
+    shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), (), (rows,), (unknowns,)
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
-    (gram, along, inner, scale, common), _ = jax.lax.scan(add, zero, (*rounds, keys))
+    (gram, along, inner, scale, common, each_along), _ = jax.lax.scan(add, zero, (*rounds, keys))
     left = without_span(span_of(gram, scale), along, inner)
-    return left._replace(along=common) if free_scale else left
+    if not free_scale:
+        return left
+    gains = jnp.concatenate([jnp.zeros((len(x), 1)), each_along.reshape(len(x), -1)], 1)
+    chosen = jnp.take_along_axis(gains, each.chosen[unsure][:, None], 1)[:, 0]
+    path = local_path(guess.training, len(guess.data.mask)).total
+    unit = guess.training.learning_rate * path / len(guess.data.mask)
+    return left._replace(along=common.at[0].add(unit * (gains.max(1) - chosen).sum()))
 
 
 def span_of(gram: Array, scale: Array) -> tuple[Any, Array]:
@@ -281,8 +287,9 @@ def _products(
     model: Model, guess: Guess, vectors: _Vectors, x: Array, y: Array, free_scale: bool
 ) -> tuple[Array, ...]:
     """Inner products of a round: of the candidates' differences with each other and with the
-    vectors, of the vectors, the mean square of the candidates' gradients, and inner products of
-    message, runs and directions with the runs' mean."""
+    vectors, of the vectors, the mean square of the candidates' gradients, inner products of
+    message, runs and directions with the runs' mean, and those of the candidates' differences with
+    the message."""
     records, count = x.shape[:2]
     rows, unravel = vectors.rows, ravel_pytree(vectors.centre)[1]
     gradients = factored_gradients(
@@ -302,8 +309,9 @@ def _products(
         return difference(factor * gradients.along(unravel(vector)))
 
     gram = difference(difference(gram).T)
-    along = jnp.zeros(len(rows), x.dtype)
+    along, gains = jnp.zeros(len(rows), x.dtype), jnp.zeros(len(gram), x.dtype)
     if free_scale:
+        gains = project(vectors.update)
         length = jnp.linalg.norm(vectors.mean)
         unit = vectors.mean / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
         rows = rows.at[0].set(vectors.update)
@@ -311,7 +319,7 @@ def _products(
         rows -= jnp.outer(rows @ unit, unit)
         common = project(unit)
         gram -= jnp.outer(common, common)
-    return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale, along
+    return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale, along, gains
 
 
 def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
@@ -320,7 +328,8 @@ def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
 
 
 def _is_backwards(left: Left) -> Array:
-    """Whether messages of any length go against the runs, by more than noise may turn them."""
+    """Whether messages of any length go against the runs, whatever the unknown values, by more than
+    noise may turn them."""
     if left.along is None:
         return jnp.zeros((), bool)
     runs = left.along[1 : len(left.before) - 2]

@@ -206,6 +206,26 @@ def precisions(covariance: Array, records: int, each: int) -> Array:
     return solve_small(own, jnp.broadcast_to(jnp.eye(each, dtype=own.dtype), own.shape))
 
 
+def off_whole(
+    weights: Array, spread: Callable[[], Array] | None, members: int | None
+) -> Array | float:
+    """By how much the squared residual grows at least if one weight is to be 0 or 1: where it is
+    told how many records are the client's, another number divides all weights. Where no rate is
+    told beside so many members, a weight is nothing or the members' share of all. `spread` gives
+    the weights' covariance; None proves nothing."""
+    if spread is None:
+        return 0.0
+    covariance = spread()[: len(weights), : len(weights)]
+    variances = jnp.diag(covariance)
+    absent = weights**2 / variances
+    if members is None:
+        return jnp.minimum(absent, (weights - 1) ** 2 / variances).max()
+    sums = covariance.sum(1)
+    apart = weights - weights.sum() / members
+    both = variances - 2 * sums / members + sums.sum() / members**2
+    return jnp.minimum(absent, apart**2 / both).max()
+
+
 def solve_small(matrices: Array, right: Array) -> Array:
     """Solutions `[n, k, m]` of many small positive systems `[n, k, k]`, by Gauss and Jordan: see
     `attacks.lapack` for what LAPACK does in batches."""
