@@ -116,7 +116,9 @@ def _judge_sources(
             told = plain & (equations(own) > len(x))
             # A client that trains returns another model than it received.
             moved = (energy > 0).any()
-            misfit = jnp.where(told, jnp.maximum(fit.misfit, excess), jnp.nan)
+            # Shares of records that are not among these are laid upon those that are.
+            worst = jnp.maximum(fit.misfit, excess) if len(x) >= sum(sizes) else fit.misfit
+            misfit = jnp.where(told, worst, jnp.nan)
             misfit = jnp.where(moved, misfit, jnp.inf)
             return Fit(fit.explained, fit.allowed, misfit)
 

@@ -58,7 +58,6 @@ from attacks.attributes.candidate_decoding.linear_problem import (
     solve_iteratively,
 )
 from attacks.attributes.candidate_decoding.normal_equations import (
-    covariance,
     normal_equations,
     off_whole,
     precisions,
@@ -292,12 +291,13 @@ def _least_squares(
     by_round = settings.by_round and rate is None
     if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
         system = normal_equations(model, messages, *candidates, rate, members, by_round)
-        unknowns, condition = solve(system, start, settings.ridge)
-        moved = jnp.maximum(jnp.abs(unknowns - start), 1)
+        solved = solve(system, start, settings.ridge)
+        moved = jnp.maximum(jnp.abs(solved.unknowns - start), 1)
         pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
         left = functools.partial(squared_residual, system)
-        spread = functools.partial(covariance, system, settings.ridge, (unknowns, condition))
-        return _Solution(unknowns, condition, left, system.square, pull, spread)
+        return _Solution(
+            solved.unknowns, solved.condition, left, system.square, pull, solved.covariance
+        )
     problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
     pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)

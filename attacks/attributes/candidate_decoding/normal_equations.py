@@ -3,7 +3,7 @@ their direct solution."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -165,17 +165,35 @@ def _jacobian_products(
     )
 
 
-def solve(system: NormalEquations, start: Array, ridge: float | Array) -> tuple[Array, Array]:
-    """The ridge solution around `start`, and an estimate of the condition number by power
-    iterations."""
+class Solved(NamedTuple):
+    """A ridge solution.
+
+    Attributes:
+      unknowns: the solution.
+      condition: an estimate of the condition number by power iterations.
+      covariance: of all unknowns, up to the noise's variance, when it is asked for: by the same
+        factor, after all else (`attacks.lapack`).
+    """
+
+    unknowns: Array
+    condition: Array
+    covariance: Callable[[], Array]
+
+
+def solve(system: NormalEquations, start: Array, ridge: float | Array) -> Solved:
+    """The ridge solution around `start`."""
     scale, scaled, (factor, lower) = _factorised(system, ridge)
     right = scale * (system.right - system.gram @ start)
     step = scale * jax.scipy.linalg.cho_solve((factor, lower), right)
     largest = largest_eigenvalue(lambda v: scaled @ v, scale)
     later = after(factor, step), lower
-    return start + step, largest * largest_eigenvalue(
-        lambda v: jax.scipy.linalg.cho_solve(later, v), scale
-    )
+    smallest = largest_eigenvalue(lambda v: jax.scipy.linalg.cho_solve(later, v), scale)
+
+    def spread() -> Array:
+        last = after(factor, step, smallest), lower
+        return _inverse(last, scale)
+
+    return Solved(start + step, largest * smallest, spread)
 
 
 def _factorised(system: NormalEquations, ridge: float | Array) -> tuple[Array, Array, Any]:
@@ -188,13 +206,14 @@ def _factorised(system: NormalEquations, ridge: float | Array) -> tuple[Array, A
     return scale, scaled, jax.scipy.linalg.cho_factor(scaled, lower=True)
 
 
-def covariance(
-    system: NormalEquations, ridge: float | Array, earlier: tuple[Array, ...] = ()
-) -> Array:
-    """Covariance of all unknowns, up to the noise's variance, computed after all numbers of
-    `earlier` (`attacks.lapack`)."""
+def covariance(system: NormalEquations, ridge: float | Array) -> Array:
+    """Covariance of all unknowns, up to the noise's variance."""
     scale, _, factor = _factorised(system, ridge)
-    eye = after(jnp.eye(len(scale), dtype=scale.dtype), *earlier)
+    return _inverse(factor, scale)
+
+
+def _inverse(factor: tuple[Array, bool], scale: Array) -> Array:
+    eye = jnp.eye(len(scale), dtype=scale.dtype)
     return jax.scipy.linalg.cho_solve(factor, eye) * scale[:, None] * scale
 
 
