@@ -224,7 +224,8 @@ def leaked(findings: Sequence[Finding], source: Source) -> str:
             f" ({_guessed(f.levels[0])})"
             for f in learnt
         )
-        return f"Yes: {source.reader} names rightly {told}."
+        untold = [f for f in findings if f not in learnt and f.levels[0].doubt]
+        return " ".join([f"Yes: {source.reader} names rightly {told}.", *_untold(untold)])
     sure = [f for f in findings if not f.levels[0].doubt]
     if sure:
         best = max(sure, key=lambda f: f.levels[0].estimate.mean)

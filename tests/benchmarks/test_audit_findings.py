@@ -87,6 +87,10 @@ def test_a_column_in_doubt_gets_no_clean_bill_beside_another() -> None:
             assert "names 'race' no better than by guessing" in told
             assert "It cannot be told of 'sex'" in told
             assert why in told
+        read = findings.finding_of("age", (), 0.6, [row(0.99) for _ in range(3)])
+        told = findings.leaked([unsure, read], findings.of_clients(5))
+        assert told.startswith("Yes: ")
+        assert "It cannot be told of 'sex'" in told
 
 
 def test_a_protection_whose_answer_is_in_doubt_is_said_to_be() -> None:
