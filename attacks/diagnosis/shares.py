@@ -90,7 +90,7 @@ def _rates(trial: RecipeTrial, left: Left) -> str:
 def adds_much(name: str, share: float, shares: dict[str, float]) -> bool:
     """Whether a cause accounts for most of what is left, and, where another rate is part of it, for
     most of what that leaves."""
-    if name == "learning rate":
+    if name in ("learning rate", "weight decay"):
         return share > LARGE
     rest = 1 - shares["learning rate"]
     return share > LARGE and share - shares["learning rate"] > LARGE * rest

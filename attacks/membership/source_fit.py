@@ -157,9 +157,8 @@ def _least_admissible(
 def _limits(training: LocalTraining, weights: Array, sizes: tuple[int, ...]) -> tuple[Array, Array]:
     """By how much the weight of each record may change from the guess `[clients, records]`, in
     steps of its gradient."""
-    chosen = jnp.zeros_like(weights.T)
-    for c, places in enumerate(jnp.argsort(-weights, axis=0).T):
-        chosen = chosen.at[c, places[: sizes[c]]].set(1)
+    ranks = jnp.argsort(jnp.argsort(-weights, axis=0), axis=0)
+    chosen = (ranks < jnp.asarray(sizes)).T.astype(weights.dtype)
     each = [training.learning_rate * local_path(training, size).total / size for size in sizes]
     unit = jnp.stack([jnp.asarray(one, weights.dtype) for one in each])[:, None]
     return -unit * chosen, unit * (1 - chosen)

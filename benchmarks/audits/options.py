@@ -16,6 +16,8 @@ from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
 ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
 ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
 DEFAULT_CLIENTS = "10"
+READING = ("text_encoding", "decimal", "separator")
+"""Options of `jaxfl.datasets.read_csv`, by the same names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,17 +236,12 @@ def federation(arguments: Arguments) -> plan.Federation:
 
 def table(arguments: Arguments) -> plan.Asked:
     """The table that is asked about."""
-    reading: dict[str, str | None] = {
-        "text_encoding": arguments.text_encoding,
-        "decimal": arguments.decimal,
-    }
-    reading |= {"separator": arguments.separator}
-    usual = {"text_encoding": "utf-8", "decimal": ".", "separator": None}
+    reading = {name: getattr(arguments, name) for name in READING}
     return plan.Asked(
         arguments.csv,
         arguments.target,
         names("sensitive", arguments.sensitive),
         names("drop", arguments.drop),
         "" if arguments.clients.isdecimal() else arguments.clients,
-        tuple((name, str(value)) for name, value in reading.items() if value != usual[name]),
+        tuple((name, v) for name, v in reading.items() if v != getattr(Arguments, name)),
     )

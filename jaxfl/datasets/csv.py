@@ -319,7 +319,8 @@ def _target(
     if task == "regression" or (task is None and numeric and len(set(texts)) > limit):
         y = _numbers(name, texts, decimal)
         return (y - y.mean()) / (y.std() or 1), None
-    _check_meant(name, texts, decimal)
+    if task is None:
+        _check_meant(name, texts, decimal)
     texts = _one_spelling(texts, decimal)
 
     def order(text: str) -> tuple[int, float, str]:

@@ -239,6 +239,7 @@ def test_a_target_of_decimal_commas_is_refused(tmp_path):
     with pytest.raises(ValueError, match="column 'y' holds texts such as '0,5' that look like"):
         read_csv(path, "y")
     assert read_csv(path, "y", decimal=",", max_categories=5).classes is None
+    assert read_csv(path, "y", task="classification").classes == 9
 
 
 def test_rows_without_a_target_or_a_client_are_counted(tmp_path):
