@@ -35,6 +35,7 @@ from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.sweep import seeds_of
 from jaxfl import mlp
 from jaxfl.datasets import Dataset, Inputs, read_inputs
+from jaxfl.datasets.csv import NOTES
 from jaxfl.recordings import read_rounds
 
 PROG = "python -m benchmarks.audit"
@@ -125,7 +126,7 @@ def _told(
         "records" if count == 1 else "clients",
         any(math.isfinite(level.guesses["null"]) for f in made for level in f.levels),
         [
-            *(data.note for data in tables.values() if data.note),
+            *dict.fromkeys(n for data in tables.values() for n in data.note.split(NOTES) if n),
             *notes.of_rows(rows, made, wholes),
             *plan.not_asked(suite, options.questions(arguments.questions)),
             *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
@@ -149,8 +150,12 @@ def _read_as(tables: Mapping[str, Dataset]) -> str:
 def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Finding:
     """What the rows of an audit say of a column."""
     name = asked.source(column)
-    data, own = classified(name, None), [row for row in rows if row["dataset"] == name]
-    read = [row for row in own if row["table"] == plan.QUESTIONS[0] and row["metric"] == "accuracy"]
+    data, of_dataset = classified(name, None), [row for row in rows if row["dataset"] == name]
+    read = [
+        row
+        for row in of_dataset
+        if row["table"] == plan.QUESTIONS[0] and row["metric"] == "accuracy"
+    ]
     usual = float(np.bincount(data.y).max() / len(data))
     return findings.finding_of(column, data.column(column).categories, usual, read)
 
@@ -159,9 +164,9 @@ def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[str]:
     """What the rows of an audit say of a column through sums."""
     name = asked.source(column)
     data, table = classified(name, None), plan.QUESTIONS[4]
-    own = [row for row in rows if (row["dataset"], row["table"]) == (name, table)]
+    of_table = [row for row in rows if (row["dataset"], row["table"]) == (name, table)]
     value = data.column(column).categories[rarer_value(data, column)]
-    return notes.summed(column, value, [r for r in own if r["metric"] == "accuracy"])
+    return notes.summed(column, value, [r for r in of_table if r["metric"] == "accuracy"])
 
 
 def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:

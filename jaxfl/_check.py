@@ -26,9 +26,9 @@ def _lies_elsewhere(leaf: Any) -> bool:
 
 def alike(what: str, expected: Any, given: Any) -> None:
     """Raise `ValueError` unless two pytrees have the same structure and shapes; at trace time."""
-    wanted, found = (jax.tree.map(np.shape, tree) for tree in (expected, given))
-    if wanted != found:
-        raise ValueError(f"{what} gave shapes {found}; they must be {wanted}")
+    wanted, shapes = (jax.tree.map(np.shape, tree) for tree in (expected, given))
+    if wanted != shapes:
+        raise ValueError(f"{what} gave shapes {shapes}; they must be {wanted}")
 
 
 def index(length: int, what: str, **named: Any) -> None:

@@ -6,7 +6,7 @@ Threat model: as in `attacks.local_models.optimum`; public columns, targets and 
 
 import dataclasses
 import warnings
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Num
@@ -155,7 +155,7 @@ def infer_by_logistic(
       ValueError: as `infer_binary_attribute`.
     """
     z, sums, _ = _attribute_equations(x, y, attribute, moments)
-    found = minimize(
+    minimum = minimize(
         lambda w: (np.logaddexp(0, z @ w).mean() - w @ sums, z.T @ expit(z @ w) / len(z) - sums),
         np.zeros(z.shape[1]),
         jac=True,
@@ -165,10 +165,10 @@ def infer_by_logistic(
         method="trust-exact",
         options={"maxiter": MOST_STEPS},
     )
-    if not found.success:
+    if not minimum.success:
         missing = f"no likeliest weights within {MOST_STEPS} steps"
         _warn(f"infer_by_logistic: moments have {missing}; they are not of these records")
-    scores = z @ found.x
+    scores = z @ minimum.x
     return InferredAttribute(
         (scores > 0).astype(float), scores, float(np.clip(sums[-1], 0, 1)), np.nan, np.nan
     )
@@ -209,14 +209,14 @@ def infer_in_box(
 
     options = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 50}
     start = np.full(len(z), prior)
-    found = minimize(
+    minimum = minimize(
         misfit, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * len(z), options=options
     )
     # The true attribute is in the box, and leaves its distance from the prior and rounding.
     truth = len(z) * (pull**2 * prior * (1 - prior) + rounding @ rounding)
-    if moments.exact and found.fun > CONVERGED * truth:
+    if moments.exact and minimum.fun > CONVERGED * truth:
         _warn("infer_in_box: no values have these moments; they are not of these records")
-    scores = found.x
+    scores = minimum.x
     return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
 
 
@@ -228,11 +228,24 @@ def _check_moments(moments: Moments) -> None:
     _check.finite(**{"moments.second": moments.second, "moments.cross": moments.cross})
 
 
+class _AttributeEquations(NamedTuple):
+    """What an attribute's values must fulfil.
+
+    Attributes:
+      known: of every record, standardised `[records, columns]`; the last column is 1.
+      sums: mean of `known` where the attribute is 1, times rho `[columns]`.
+      rounding: by how much the sums may be off `[columns]`.
+    """
+
+    known: np.ndarray
+    sums: np.ndarray
+    rounding: np.ndarray
+
+
 def _attribute_equations(
     x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is known of every record, standardised, `[records, columns]`; its mean where the
-    attribute is 1, times rho; and by how much these may be off."""
+) -> _AttributeEquations:
+    """Those of records `[records, features]` and of the moments of them all."""
     _check_moments(moments)
     x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
     columns = np.concatenate([x, y[:, None]], 1)
@@ -241,8 +254,8 @@ def _attribute_equations(
     mean, deviation = columns.mean(0), columns.std(0)
     varies = deviation > 0
     z = (columns[:, varies] - mean[varies]) / deviation[varies]
-    found = np.append((sums - prior * mean)[varies] / deviation[varies], prior)
+    sums_z = np.append((sums - prior * mean)[varies] / deviation[varies], prior)
     eps = np.finfo(np.float64).eps * len(columns)
     off = moments.rounding + eps * np.abs(columns).max(0)
     rounding = np.append((off * (1 + np.abs(mean)))[varies] / deviation[varies], moments.rounding)
-    return np.c_[z, np.ones(len(x))], found, rounding
+    return _AttributeEquations(np.c_[z, np.ones(len(x))], sums_z, rounding)

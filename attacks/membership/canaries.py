@@ -189,8 +189,8 @@ def _sent_beside(
     """What was sent beside what a recipe makes of the records `[rounds, parameters]`."""
 
     def of_round(received: Any, returned: Any, key: Array) -> Array:
-        own = local_update(model, received, data, key, quiet)
-        return ravel_pytree(jax.tree.map(jnp.subtract, own, returned))[0]
+        made = local_update(model, received, data, key, quiet)
+        return ravel_pytree(jax.tree.map(jnp.subtract, made, returned))[0]
 
     return jax.vmap(of_round)(messages.received, messages.returned, keys)
 

@@ -172,6 +172,23 @@ def _guessed(weights: Array, sizes: tuple[int, ...], records: tuple[Array, Array
     return ClientData(records[0][places], records[1][places], mask, jnp.arange(len(sizes)))
 
 
+class _Products(NamedTuple):
+    """Inner products, summed over rounds. A client's vectors are what is left of its message and of
+    each run, and the model, which weight decay follows.
+
+    Attributes:
+      gram: of the records' gradients `[records, records]`.
+      along: of these with each client's vectors `[clients, records, vectors]`.
+      inner: of the vectors `[clients, vectors, vectors]`.
+      scale: the gradients' mean square.
+    """
+
+    gram: Array
+    along: Array
+    inner: Array
+    scale: Array
+
+
 def _products(
     model: Model,
     training: LocalTraining,
@@ -179,11 +196,8 @@ def _products(
     clients: ClientData,
     records: tuple[Array, Array],
     key: Array,
-) -> tuple[Array, Array, Array, Array]:
-    """Inner products, summed over rounds: of the records' gradients `[records, records]`; of these
-    with each client's vectors `[clients, records, vectors]`; of the vectors `[clients, vectors,
-    vectors]`; and the gradients' mean square. Vectors are what is left of the message and of each
-    run, and the model, which weight decay follows."""
+) -> _Products:
+    """Those of all rounds."""
     runs = runs_that_tell(model, training, seen.received, clients.x[0])
     x, y = cast(records, jnp.result_type(float))
 
@@ -203,13 +217,12 @@ def _products(
         products = jax.vmap(lambda row: gradients.along(unravel(row)), out_axes=1)
         along = jax.lax.map(products, vectors)
         inner = vectors @ vectors.swapaxes(1, 2)
-        these = gram, along, inner, jnp.trace(gram) / len(gram)
+        these = _Products(gram, along, inner, jnp.trace(gram) / len(gram))
         return jax.tree.map(lambda t, p: t + weight * p, total, these), None
 
     relative = relative_weights(seen.updates)
     rounds = *seen, relative, jax.random.split(key, len(relative))
     n, count, rows = len(x), len(clients.mask), runs + 3
     shapes = (n, n), (count, n, rows), (count, rows, rows), ()
-    zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
-    gram, along, inner, scale = jax.lax.scan(add, zero, rounds)[0]
-    return gram, along, inner, scale
+    zero = _Products(*[jnp.zeros(shape, x.dtype) for shape in shapes])
+    return jax.lax.scan(add, zero, rounds)[0]

@@ -276,8 +276,8 @@ class _Beside:
         products = (centred / unit) @ (centred / unit).T
         freedom = jnp.trace(products) ** 2 / (products**2).sum()
         spread = self.factor * jnp.trace(products) / (len(centred) - 1)
-        own, draws = (pair - pair.mean(1, keepdims=True)) / unit, pair.shape[1]
-        spread += (own**2).sum() / 2 / max(draws - 1, 1) * (1 + 1 / draws)
+        residuals, draws = (pair - pair.mean(1, keepdims=True)) / unit, pair.shape[1]
+        spread += (residuals**2).sum() / 2 / max(draws - 1, 1) * (1 + 1 / draws)
         left = ((total - self.mean - pair.mean(1)) / unit) ** 2
         cube = jnp.cbrt(left.sum(-1).min() / spread)
         error = 2 / (9 * freedom)
@@ -288,9 +288,9 @@ def _compared(beside: _Beside, pair: Array, total: Array) -> tuple[Array, Array]
     """Log-likelihood ratio and `mu` of one round, along one direction: both data sets' updates `[2,
     draws]` and the sum `[]`."""
     draws = pair.shape[1]
-    own = pair.var(1, ddof=1).mean() * (1 + 1 / draws) if draws > 1 else 0.0
+    variance = pair.var(1, ddof=1).mean() * (1 + 1 / draws) if draws > 1 else 0.0
     first, second = pair.mean(1)
     gap = second - first
-    noise = jnp.where(gap == 0, 1.0, beside.variance + own)
+    noise = jnp.where(gap == 0, 1.0, beside.variance + variance)
     log_ratio = gap * (total - beside.mean - (first + second) / 2) / noise
     return log_ratio, jnp.maximum(gap, 0) / jnp.sqrt(noise)

@@ -84,10 +84,10 @@ def _sums(observations: Observations, p: Array) -> _Sums:
     calibration = common * (
         same / observations.calibrated_on + jnp.where(same, 1, rho) / observations.pool
     )
-    own = jnp.diag(jnp.where(members > 0, (1 - rho) * total, 1))
+    each_sum = jnp.diag(jnp.where(members > 0, (1 - rho) * total, 1))
     walk = common * jnp.minimum(t[:, None], t)
     return _Sums(
-        (mean1 - mean0)[:, None] * a, b - members * mean0, own + together + calibration, walk
+        (mean1 - mean0)[:, None] * a, b - members * mean0, each_sum + together + calibration, walk
     )
 
 
@@ -230,11 +230,11 @@ def _gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs)
     def one(t: Array, key: Array) -> Array:
         _, (matrix, vector) = _box(observations, t, 200)
         start_key, key = jax.random.split(key)
-        own = jnp.diag(matrix)
+        diagonal = jnp.diag(matrix)
 
         def visit(p: Array, arguments: tuple[Array, Array]) -> tuple[Array, Array]:
             k, draw = arguments
-            log_odds = prior + vector[k] - p @ matrix[k] + own[k] * p[:, k] - own[k] / 2
+            log_odds = prior + vector[k] - p @ matrix[k] + diagonal[k] * p[:, k] - diagonal[k] / 2
             return p.at[:, k].set(
                 (draw < jax.nn.sigmoid(log_odds)).astype(p.dtype)
             ), jax.nn.sigmoid(log_odds).mean()

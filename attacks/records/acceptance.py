@@ -230,11 +230,11 @@ def rivalled(
     if len(rows):
         others = places[rows].copy()
         others[np.arange(len(rows)), attributes] = values[rows, attributes]
-        found = examined(model, schema, evidence, schema.records(others, numbers[rows]))
-        passes, _ = passing(found, total_in(evidence))
+        tried = examined(model, schema, evidence, schema.records(others, numbers[rows]))
+        passes, _ = passing(tried, total_in(evidence))
         for k in np.flatnonzero(passes.any(1)):
             opened[rows[k]].update(schema.listed[attributes[k]].columns)
-            also[rows[k]].append(np.asarray(found.x)[k])
+            also[rows[k]].append(np.asarray(tried.x)[k])
     names = tuple(tuple(sorted(columns)) for columns in opened)
     return names, tuple(np.reshape(each, (-1, schema.features)) for each in also)
 

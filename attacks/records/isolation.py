@@ -113,7 +113,7 @@ def edges(
     left, values, right = left[:, :rank], values[:rank], right[:rank]
     # A combination is 1 in sum, which bounds the cone.
     cone = {"A_ub": -left, "b_ub": np.full(len(left), 1e-7), "A_eq": left.sum(0)[None], "b_eq": 1.0}
-    found = []
+    directions = []
     for _ in range(programmes):
         objective = rng.normal(size=rank) * values ** rng.choice(SCALES)
         end = linprog(objective, **cone, bounds=(None, None), method="highs").x
@@ -123,8 +123,8 @@ def edges(
         idle = errors <= ZERO * errors.max()
         enough = rank - 1 + SPARE if not one_step else max(rank - 1 + SPARE, IDLE * len(errors))
         if idle.sum() >= enough and (not one_step or _equal(errors[~idle])):
-            found.append((end / values) @ right)
-    return np.reshape(found, (-1, gradient.shape[1]))
+            directions.append((end / values) @ right)
+    return np.reshape(directions, (-1, gradient.shape[1]))
 
 
 def _equal(errors: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ Threat model: as in `attacks.records.reconstruction`; the number of records is k
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ def match_records(
     looks = tuple(jnp.asarray(a.looks, jnp.float32) for a in schema.listed)
     ends = [[a.feature(a.low), a.feature(a.high)] for a in schema.measured]
     span = jnp.asarray(np.reshape(ends, (-1, 2)), jnp.float32)
-    distance, places, numbers, y = _match(
+    match = _match(
         model,
         messages,
         (groups, tuple(schema.positions), count, schema.features),
@@ -104,10 +104,26 @@ def match_records(
         key,
         settings,
     )
-    x = schema.records(np.asarray(places), np.asarray(numbers, np.float64))
-    if not np.isfinite(distance):
+    x = schema.records(np.asarray(match.places), np.asarray(match.numbers, np.float64))
+    if not np.isfinite(match.distance):
         return MatchedRecords(np.full_like(x, np.nan), np.full(count, -1))
-    return MatchedRecords(x, np.asarray(y))
+    return MatchedRecords(x, np.asarray(match.labels))
+
+
+class _Match(NamedTuple):
+    """The nearest match of all starts.
+
+    Attributes:
+      distance: of its gradient from the messages'.
+      places: which value each listed attribute has `[records, listed]`.
+      numbers: as the model reads them `[records, measured]`.
+      labels: `[records]`.
+    """
+
+    distance: Array
+    places: Array
+    numbers: Array
+    labels: Array
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -119,7 +135,7 @@ def _match(
     virtual: Virtual,
     key: Array,
     settings: RecordMatching,
-) -> tuple[Array, Array, Array, Array]:
+) -> _Match:
     groups, positions, count, features = shape
     looks, span = values
     classes = model.classes or 0
@@ -161,4 +177,4 @@ def _match(
     weights, numbers, labels = jax.tree.map(lambda a: a[jnp.nanargmin(distances)], ends)
     places = jnp.stack([weight.argmax(1) for weight in weights], 1)
     numbers = jnp.clip(numbers, span[:, 0], span[:, 1])
-    return jnp.nanmin(distances), places, numbers, labels.argmax(1)
+    return _Match(jnp.nanmin(distances), places, numbers, labels.argmax(1))

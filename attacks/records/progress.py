@@ -193,54 +193,54 @@ def _estimated_together(
     """
     inputs, (whole, *_) = _inputs_of(task, taken), task.gradients
     left, blur = whole, 0.0
-    for row, own in enumerate(inputs):
+    for row, inputs_of_row in enumerate(inputs):
         basis = np.linalg.qr(np.delete(inputs, row, 0).T)[0]
         spans = [span_of(g - (g @ basis) @ basis.T, rest + 1) for g in whole]
         layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)
         alone = dataclasses.replace(evidence, layer=layer)
         with jax.enable_x64(True):
             errors, unsure = summed_errors(task.model, alone, jnp.asarray(taken.x[row : row + 1]))
-        left = left - np.einsum("to,i->toi", np.asarray(errors)[0], own)
-        blur += float(np.square(np.asarray(unsure)).max() * np.square(own).sum())
+        left = left - np.einsum("to,i->toi", np.asarray(errors)[0], inputs_of_row)
+        blur += float(np.square(np.asarray(unsure)).max() * np.square(inputs_of_row).sum())
     return [left], blur
 
 
-def _inputs_of(task: Task, found: Passed) -> np.ndarray:
-    """Records as the first layer's inputs `[found, inputs]`."""
+def _inputs_of(task: Task, passed: Passed) -> np.ndarray:
+    """Records as the first layer's inputs `[passed, inputs]`."""
     name = task.model.layers.names[0] if task.model.layers else ""
     with jax.enable_x64(True):
-        return np.asarray(extended(task.model, name, task.params, jnp.asarray(found.x)))
+        return np.asarray(extended(task.model, name, task.params, jnp.asarray(passed.x)))
 
 
 def without(
-    task: Task, gradients: list[np.ndarray], found: Passed, total: int, evidence: Evidence
+    task: Task, gradients: list[np.ndarray], passed: Passed, total: int, evidence: Evidence
 ) -> list[np.ndarray]:
     """Gradients without the parts of records that are found."""
     if task.returned is None:
-        return _parts(task, found, total).without(gradients, found.x)
-    inputs = _inputs_of(task, found)
-    errors = _summed(task, evidence, found)[0] * (found.copies / total)[:, None, None]
+        return _parts(task, passed, total).without(gradients, passed.x)
+    inputs = _inputs_of(task, passed)
+    errors = _summed(task, evidence, passed)[0] * (passed.copies / total)[:, None, None]
     return [gradients[0] - np.einsum("nto,ni->toi", errors, inputs, optimize=True)]
 
 
-def _parts(task: Task, found: Passed, total: int) -> Parts:
+def _parts(task: Task, passed: Passed, total: int) -> Parts:
     """Those of records of a client that takes one step a round."""
     positions = [*task.schema.positions, *(position for _, position, _ in task.schema.counted)]
-    return Parts(task.model, task.params, found.y, found.copies / total, tuple(positions))
+    return Parts(task.model, task.params, passed.y, passed.copies / total, tuple(positions))
 
 
-def _summed(task: Task, evidence: Evidence, found: Passed) -> tuple[np.ndarray, np.ndarray]:
+def _summed(task: Task, evidence: Evidence, passed: Passed) -> tuple[np.ndarray, np.ndarray]:
     """`summed_errors` in pieces of one shape."""
     with jax.enable_x64(True):
-        return pieces(lambda x: summed_errors(task.model, evidence, x), found.x)
+        return pieces(lambda x: summed_errors(task.model, evidence, x), passed.x)
 
 
-def blur_of(task: Task, evidence: Evidence, found: Passed) -> float:
+def blur_of(task: Task, evidence: Evidence, passed: Passed) -> float:
     """Energy by which the errors of records that are found may be off."""
     if task.returned is None:
         return 0.0
-    unsure = _summed(task, evidence, found)[1]
-    return float((np.square(unsure).max(1) * (np.square(found.x).sum(1) + 1)).sum())
+    unsure = _summed(task, evidence, passed)[1]
+    return float((np.square(unsure).max(1) * (np.square(passed.x).sum(1) + 1)).sum())
 
 
 def noise_energy(evidence: Evidence, gradients: list[np.ndarray]) -> float:

@@ -148,20 +148,20 @@ def _untold(gradients: list[np.ndarray], gap: float) -> str:
 
 
 def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Records:
-    found = reading.taken.and_these(reading.opened) if max(reading.ranks) else reading.taken
+    passed = reading.taken.and_these(reading.opened) if max(reading.ranks) else reading.taken
     left = energy(reading.left) / whole if whole else 1.0
-    reason = untold or _shortfall(reading, found, left)
+    reason = untold or _shortfall(reading, passed, left)
     if reading.is_contradicted:
-        found = found.uncertified()
+        passed = passed.uncertified()
     status = Status.FAILED if untold else Status.MISFIT if reason else Status.OK
     return Records(
-        found.x,
-        found.y,
-        schema.table(found.x),
-        found.copies,
-        found.certified,
-        found.open,
-        _half_width(schema, found, _underestimated(reading)),
+        passed.x,
+        passed.y,
+        schema.table(passed.x),
+        passed.copies,
+        passed.certified,
+        passed.open,
+        _half_width(schema, passed, _underestimated(reading)),
         reading.count,
         left,
         reading.noise / whole if whole else 0.0,
@@ -178,14 +178,14 @@ def _underestimated(reading: Reading) -> float:
     return max(1.0, float(np.sqrt(energy(reading.left) / reading.noise)))
 
 
-def _half_width(schema: Schema, found: Passed, factor: float) -> np.ndarray:
+def _half_width(schema: Schema, passed: Passed, factor: float) -> np.ndarray:
     units = np.asarray([attribute.deviation for attribute in schema.measured])
     whole = np.asarray([attribute.whole for attribute in schema.measured], bool)
-    widths = factor * MARGIN * found.deviation * units
+    widths = factor * MARGIN * passed.deviation * units
     return np.where(whole & (widths < 0.5), 0.0, widths + 0.5 * whole)
 
 
-def _shortfall(reading: Reading, found: Passed, left: float) -> str:
+def _shortfall(reading: Reading, passed: Passed, left: float) -> str:
     """What is wrong with an answer; nothing if it is whole."""
     taken, count, total = reading.taken, reading.count, reading.total
     if reading.is_contradicted:
@@ -197,7 +197,7 @@ def _shortfall(reading: Reading, found: Passed, left: float) -> str:
     certified = int(taken.certified.sum())
     if certified < count:
         return (
-            f"{certified} of {count} records were found and certified, {len(found) - certified} "
+            f"{certified} of {count} records were found and certified, {len(passed) - certified} "
             f"more with open columns; they leave {left:.2g} of the messages' energy"
         )
     if total > 1 and taken.copies.sum() != total:

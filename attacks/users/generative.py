@@ -137,9 +137,22 @@ def game_optimizer(settings: Adversarial) -> optax.GradientTransformation:
     return optax.adam(settings.learning_rate, b1=MOMENTUM)
 
 
-def discriminator(networks: Networks) -> tuple[Any, Any, Any]:
-    """The shared model and the two heads beside its own."""
-    return networks.shared, networks.real, networks.identity
+class Discriminator(NamedTuple):
+    """The discriminator's parameters.
+
+    Attributes:
+      shared: the shared model's.
+      real, identity: those of the two heads beside its own.
+    """
+
+    shared: Any
+    real: Any
+    identity: Any
+
+
+def discriminator(networks: Networks) -> Discriminator:
+    """That among the networks of a game."""
+    return Discriminator(networks.shared, networks.real, networks.identity)
 
 
 def trunk_of(model: Model) -> Trunk:

@@ -189,12 +189,12 @@ def training(arguments: Arguments) -> LocalTraining:
     """What a client does in a round."""
     batch = arguments.batch_size or None
     try:
-        own = sgd(arguments.momentum, arguments.weight_decay)
+        optimizer = sgd(arguments.momentum, arguments.weight_decay)
     except ValueError as error:
         raise UsageError(f"--momentum {arguments.momentum:g}: {error}") from None
-    if arguments.optimizer == "adam" and own is not optax.sgd:
+    if arguments.optimizer == "adam" and optimizer is not optax.sgd:
         raise UsageError("--momentum and --weight-decay are SGD's; --optimizer adam has neither")
-    optimizer = optax.adam if arguments.optimizer == "adam" else own
+    optimizer = optax.adam if arguments.optimizer == "adam" else optimizer
     return LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
 
 

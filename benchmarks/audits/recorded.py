@@ -136,8 +136,10 @@ def _row(
     null = null if null is None or int(null.status) != Status.FAILED else None
     status, notes = STATES[Status(int(answer.status))], []
     if status == "ok" and not _as_told(method, training, len(x)):
-        found = "Adam" if method == "decode_adam" else "SGD"
-        notes.append(f"{client.name} takes one step of {found} on all of its records, not as told.")
+        optimizer = "Adam" if method == "decode_adam" else "SGD"
+        notes.append(
+            f"{client.name} takes one step of {optimizer} on all of its records, not as told."
+        )
     if status == "ok" and isinstance(answer, Decoding) and answer.learning_rate.ndim:
         notes.append(
             f"{client.name} takes one step of another size in every round: its updates are "

@@ -63,12 +63,12 @@ def _grouped(
 ) -> np.ndarray:
     """Rows of clients `[participants, records]`, the victim first; of two at least."""
     assert data.group is not None
-    own = [rows[data.group[rows] == group] for group in np.unique(data.group)]
-    able = [mine[:records] for mine in own if len(mine) >= records]
+    by_group = [rows[data.group[rows] == group] for group in np.unique(data.group)]
+    able = [mine[:records] for mine in by_group if len(mine) >= records]
     count = max(participants, 2)
     if len(able) < count:
         raise ValueError(
-            f"records={records} x participants={count}: {len(able)} of {len(own)} clients of "
+            f"records={records} x participants={count}: {len(able)} of {len(by_group)} clients of "
             f"{data.name} have so many training records"
         )
     return np.stack([able[(seed + place) % len(able)] for place in range(count)])

@@ -188,9 +188,13 @@ def _sent(
     received: list[Any] = []
     sent: list[Any] = []
     for t in range(settings.rounds):
-        own = jax.random.fold_in(key, t)
+        round_key = jax.random.fold_in(key, t)
         # Not split for one client, whose draws are those of its published rows.
-        keys = own[None] if settings.clients == 1 else jax.random.split(own, settings.clients)
+        keys = (
+            round_key[None]
+            if settings.clients == 1
+            else jax.random.split(round_key, settings.clients)
+        )
         pairs = zip(parts, keys, strict=True)
         gradients = [sent_gradient(model, params, part, each, settings) for part, each in pairs]
         gradient = jax.tree.map(lambda *g: sum(g) / len(g), *gradients)

@@ -137,10 +137,10 @@ def exponents(points: Sequence[Point]) -> tuple[float, float]:
 
 def curves(points: Sequence[Point]) -> dict[tuple[str, str], list[Point]]:
     """Points by axis and what is timed."""
-    found: dict[tuple[str, str], list[Point]] = {}
+    by_curve: dict[tuple[str, str], list[Point]] = {}
     for point in points:
-        found.setdefault((point.axis, point.what), []).append(point)
-    return found
+        by_curve.setdefault((point.axis, point.what), []).append(point)
+    return by_curve
 
 
 def table_of(points: Sequence[Point]) -> Table:

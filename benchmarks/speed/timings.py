@@ -113,9 +113,9 @@ def measure(
         tell(job)
         began, experiment = len(calls), job.cell.experiment
         failed = _run(job, members if experiment.batched else 1, calls, repeats)
-        found = [_timing(job, call, size, limits) for call in calls[began:] if _is_new(call, calls)]
-        found += [_failed(job, size, limits, failed)] if failed else []
-        for timing in (t for t in found if t.work != 0):
+        timed = [_timing(job, call, size, limits) for call in calls[began:] if _is_new(call, calls)]
+        timed += [_failed(job, size, limits, failed)] if failed else []
+        for timing in (t for t in timed if t.work != 0):
             place = experiment.name, timing.program
             slowest[place] = _slower(slowest.get(place), timing)
         ran = [call.program.name for call in calls[began:]] + ([job.method] if failed else [])

@@ -22,6 +22,10 @@ from jaxfl.datasets.dataset import Table
 from jaxfl.domains import Count, checked
 
 UNKNOWN = "(missing)"
+MOST = 0.9
+"""Share of the records in one bin of several from which on a table says so."""
+NOTES = "; "
+"""What stands between the facts of a table's note."""
 Kind = Literal["numeric", "categorical"]
 BOOLEANS = frozenset({"true", "false"})
 LIKE_NUMBERS = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}([.,][0-9]{3})+)([.,][0-9]+)?\s*%?")
@@ -94,7 +98,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     _check_columns(path, header, asked)
     _check_sense(target, client, drop, kinds, categories, bins)
     features = _features(path, header, {target, client, *drop}, sensitive)
-    rows, note = _whole_rows(path, header, rows, target, client)
+    rows, notes = _whole_rows(path, header, rows, target, client)
 
     def texts_of(name: str) -> list[str]:
         return [row[header.index(name)] for row in rows]
@@ -109,8 +113,11 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
             column = _codes(name, texts, categories.get(name), limit, decimal)
         elif name == sensitive:
             column = _binned(_numbers(name, texts, decimal), bins)
+            notes += _note_of_bins(name, *column)
         else:
             column = _numbers(name, texts, decimal), ()
+        if name == sensitive:
+            notes += _note_of_missing(name, texts, column[1])
         values.append(column[0])
         options.append(column[1])
     return Table(
@@ -121,7 +128,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         tuple(options),
         classes,
         group=None if client is None else np.unique(texts_of(client), return_inverse=True)[1],
-        note=note,
+        note=NOTES.join(notes),
         standardize=standardize,
         sensitive=sensitive,
     )
@@ -183,7 +190,7 @@ def _whole_rows(
     rows: list[list[str]],
     target: str,
     client: str | None,
-) -> tuple[list[list[str]], str]:
+) -> tuple[list[list[str]], list[str]]:
     """Rows that have a target, and a client where one is asked for; and what is to be said of the
     others."""
     notes = []
@@ -198,7 +205,7 @@ def _whole_rows(
             without = f"{len(rows) - len(left)} of {len(rows)} rows have no {name!r} ({said})"
             notes.append(f"{without} and are left out")
         rows = left
-    return rows, "; ".join(notes)
+    return rows, notes
 
 
 def _kind(texts: Sequence[str], decimal: str) -> Kind:
@@ -220,6 +227,27 @@ def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]
     return np.digitize(values, edges[1:-1]), tuple(
         f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)
     )
+
+
+def _note_of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[str]:
+    """What is to be said of bins that nearly all records share."""
+    counts = np.bincount(places, minlength=len(bins))
+    if counts.max() < MOST * len(places):
+        return []
+    fullest = bins[int(counts.argmax())]
+    return [
+        f"of {len(bins)} bins of equal width of {name!r} one, {fullest}, holds {counts.max()} of "
+        f"{len(places)} records: single values far out stretch the bins"
+    ]
+
+
+def _note_of_missing(name: str, texts: Sequence[str], options: Sequence[str]) -> list[str]:
+    """What is to be said of rows without a value of the column that an attack is to infer."""
+    count = sum(map(is_missing, texts))
+    if not count:
+        return []
+    counts_as = f"the value {UNKNOWN!r}" if UNKNOWN in options else "the mean of the others"
+    return [f"{count} of {len(texts)} rows have no {name!r}, which counts as {counts_as}"]
 
 
 def _codes(

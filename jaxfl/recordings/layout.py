@@ -174,11 +174,11 @@ class _Layer:
     names: dict[str, str]
     shapes: dict[str, Shape]
 
-    def fits(self, own: "_Layer") -> bool:
+    def fits(self, layer: "_Layer") -> bool:
         """Whether it may be that layer of the model."""
-        alike = self.shapes.keys() == own.shapes.keys()
+        alike = self.shapes.keys() == layer.shapes.keys()
         return alike and all(
-            own.shapes[role] in (shape, _turned(shape)) for role, shape in self.shapes.items()
+            layer.shapes[role] in (shape, _turned(shape)) for role, shape in self.shapes.items()
         )
 
 
@@ -208,8 +208,7 @@ def _named_as(kept: dict[str, Shape], wanted: dict[str, Shape]) -> Named:
             f"arrays holds {len(kept)} without names, the model has {len(wanted)} parameters: "
             "give names, those of running statistics too"
         )
-    own = _split_all(wanted).values()
-    pairs = zip(kept.items(), own, strict=True)
+    pairs = zip(kept.items(), _split_all(wanted).values(), strict=True)
     return {name: (layer, role, shape) for (name, shape), (layer, role, _) in pairs}
 
 
@@ -221,19 +220,19 @@ def _layers(named: Named) -> list[_Layer]:
     return list(layers.values())
 
 
-def _pairs(given: list[_Layer], own: list[_Layer], told: Mapping[str, str]) -> dict[str, str]:
+def _pairs(given: list[_Layer], wanted: list[_Layer], told: Mapping[str, str]) -> dict[str, str]:
     """The path of the parameter that each array is."""
-    for names, side in ((told, given), (told.values(), own)):
+    for names, side in ((told, given), (told.values(), wanted)):
         odd = set(names) - {layer.name for layer in side}
         if odd:
             raise ValueError(f"layers names {min(odd)!r}; there are {_names(side)}")
-    if len(given) != len(own):
+    if len(given) != len(wanted):
         raise ValueError(
-            f"arrays are of {len(given)} layers ({_names(given)}); the model has {len(own)} "
-            f"({_names(own)})"
+            f"arrays are of {len(given)} layers ({_names(given)}); the model has {len(wanted)} "
+            f"({_names(wanted)})"
         )
-    by_name = {layer.name: layer for layer in own}
-    left = [layer for layer in own if layer.name not in told.values()]
+    by_name = {layer.name: layer for layer in wanted}
+    left = [layer for layer in wanted if layer.name not in told.values()]
     open_layers = [layer for layer in given if layer.name not in told]
     matched = [(layer, by_name[told[layer.name]]) for layer in given if layer.name in told]
     matched += _matched(open_layers, left)
@@ -253,35 +252,35 @@ def _told(layer: _Layer) -> str:
     return f"{layer.name} {' '.join(f'{role} {shape}' for role, shape in layer.shapes.items())}"
 
 
-def _matched(given: list[_Layer], own: list[_Layer]) -> list[tuple[_Layer, _Layer]]:
+def _matched(given: list[_Layer], wanted: list[_Layer]) -> list[tuple[_Layer, _Layer]]:
     """Layers in order, if they fit; else those that alone fit each other."""
-    if all(layer.fits(other) for layer, other in zip(given, own, strict=True)):
-        _check_order(given, own)
-        return list(zip(given, own, strict=True))
+    if all(layer.fits(other) for layer, other in zip(given, wanted, strict=True)):
+        _check_order(given, wanted)
+        return list(zip(given, wanted, strict=True))
     pairs = []
     for layer in given:
-        fitting = [other for other in own if layer.fits(other)]
+        fitting = [other for other in wanted if layer.fits(other)]
         if len(fitting) != 1:
             several = f"may be each of {_names(fitting)}" if fitting else "is none of the model's"
             raise ValueError(
-                f"layer {_told(layer)} {several}, which has {'; '.join(map(_told, own))}: say "
+                f"layer {_told(layer)} {several}, which has {'; '.join(map(_told, wanted))}: say "
                 "which by layers={...}"
             )
         pairs.append((layer, fitting[0]))
     return pairs
 
 
-def _check_order(given: list[_Layer], own: list[_Layer]) -> None:
+def _check_order(given: list[_Layer], wanted: list[_Layer]) -> None:
     """Raise `ValueError` if layers of equal shapes stand in the order of their names, which may not
     be that of the model (safetensors sorts them), unless numbers alone tell the names apart."""
     for layer, other in itertools.combinations(given, 2):
-        swapped = layer.fits(own[given.index(other)]) and other.fits(own[given.index(layer)])
+        swapped = layer.fits(wanted[given.index(other)]) and other.fits(wanted[given.index(layer)])
         sorted_names = natural(layer.name) < natural(other.name)
         numbered = re.sub(r"\d+", "", layer.name) == re.sub(r"\d+", "", other.name)
         if swapped and sorted_names and not numbered:
             raise ValueError(
                 f"layers {layer.name!r} and {other.name!r} have equal shapes, and it is open which "
-                f"comes first: say by layers={{...}} which is {own[given.index(layer)].name!r}"
+                f"comes first: say by layers={{...}} which is {wanted[given.index(layer)].name!r}"
             )
 
 

@@ -14,6 +14,8 @@ from jaxfl.models import Model
 from jaxfl.parallel import Devices, on_every, on_first, share_out
 from jaxfl.servers import Server, ServerState
 from jaxfl.simulation.rounds import (
+    Outcome,
+    Roll,
     Steps,
     Task,
     draw_places,
@@ -61,8 +63,8 @@ def simulate_blocks(  # noqa: PLR0913 - those of `simulate`, and the static one 
     answers[-1] = _fetched(blocks[-1], answers[-1], federated)
     took_part = np.zeros((federated.rounds, len(clients.id)), bool)
     np.put_along_axis(took_part, places, True, axis=1)
-    who, state = (ids, np.asarray(kept), took_part), on_first(state, federated.devices)
-    return transcript_of(federated, server, state, _joined(answers, federated), who)
+    roll, state = Roll(ids, np.asarray(kept), took_part), on_first(state, federated.devices)
+    return transcript_of(federated, server, state, _joined(answers, federated), roll)
 
 
 _draw = jax.jit(draw_places, static_argnums=3)
@@ -94,23 +96,23 @@ def _run_block(
     state: ServerState,
     steps: Steps,
     settings: tuple[Any, ...],
-) -> tuple[ServerState, Any]:
+) -> tuple[ServerState, Outcome]:
     server, key, federated, test, kept = settings
     task = Task(model, server, key, federated, test, kept)
-    state, *seen = scan_rounds(task, lambda cohort: cohort, state, steps, size)
-    return on_every((state, seen), federated.devices)
+    answer = scan_rounds(task, lambda cohort: cohort, state, steps, size)
+    return on_every(answer, federated.devices)
 
 
-def _fetched(block: range, seen: Any, federated: Federated) -> Any:
-    """A block's messages and evaluations on the host, without the store's empty places."""
-    messages, tested = jax.tree.map(np.asarray, seen)
-    return jax.tree.map(lambda a: a[: _kept(block, federated)], messages), tested
+def _fetched(block: range, outcome: Outcome, federated: Federated) -> Outcome:
+    """A block's outcome on the host, without the store's empty places."""
+    messages, evaluation = jax.tree.map(np.asarray, outcome)
+    return Outcome(jax.tree.map(lambda a: a[: _kept(block, federated)], messages), evaluation)
 
 
-def _joined(answers: list[Any], federated: Federated) -> Any:
-    """Those of all blocks, messages in the order in which their rounds were asked for."""
-    messages, tested = jax.tree.map(lambda *parts: np.concatenate(parts), *answers)
+def _joined(outcomes: list[Outcome], federated: Federated) -> Outcome:
+    """That of all blocks, messages in the order in which their rounds were asked for."""
+    messages, evaluation = jax.tree.map(lambda *parts: np.concatenate(parts), *outcomes)
     kept = federated.kept_rounds
     came = [t for block in _blocks(federated) for t in kept if t in block]
     order = np.asarray([came.index(t) for t in kept])
-    return jax.tree.map(lambda a: a[order], messages), tested
+    return Outcome(jax.tree.map(lambda a: a[order], messages), evaluation)

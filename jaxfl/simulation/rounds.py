@@ -2,7 +2,7 @@
 inside it, any server around it."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -60,6 +60,46 @@ class Steps(NamedTuple):
     slot: Array | np.ndarray | None
 
 
+class RoundMessages(NamedTuple):
+    """What is kept of a round's messages, or of several rounds' `[rounds, ...]`.
+
+    Attributes:
+      received: parameters that the kept clients received; `[kept, ...]` if they are personal.
+      returned: those that they returned `[kept, ...]`.
+      sums: of the participants' pseudo-gradients, or None where they are not kept.
+    """
+
+    received: Any
+    returned: Any
+    sums: Any
+
+
+class Outcome(NamedTuple):
+    """What a round leaves beside the server's state, or several rounds `[rounds, ...]`.
+
+    Attributes:
+      messages: what is kept of them.
+      evaluation: of the model after the round, or None where nothing is evaluated.
+    """
+
+    messages: RoundMessages
+    evaluation: Any
+
+
+class Roll(NamedTuple):
+    """Who there is.
+
+    Attributes:
+      ids: of all clients `[clients]`.
+      kept: ids of those whose messages are kept `[kept]`.
+      participation: who took part `[rounds, clients]`.
+    """
+
+    ids: Any
+    kept: Any
+    participation: Any
+
+
 @functools.partial(jax.jit, static_argnames=("model", "kind"))
 def simulate_rounds(  # noqa: PLR0913 - those of `simulate`, and the static one that jit needs
     model: Model,
@@ -83,9 +123,9 @@ def simulate_rounds(  # noqa: PLR0913 - those of `simulate`, and the static one 
     slots = None if federated.keeps_every_round else jnp.asarray(slots_of(everything, federated))
     task = Task(model, server, key, federated, test, kept)
     steps, size = Steps(numbers, places, slots), len(federated.kept_rounds)
-    state, *seen = scan_rounds(task, bring, server.init(params), steps, size)
-    who = clients.id, kept, present(places, federated.rounds, count)
-    return on_every(transcript_of(federated, server, state, seen, who), federated.devices)
+    state, outcomes = scan_rounds(task, bring, server.init(params), steps, size)
+    roll = Roll(clients.id, kept, present(places, federated.rounds, count))
+    return on_every(transcript_of(federated, server, state, outcomes, roll), federated.devices)
 
 
 def kept_ids(ids: Any, federated: Federated) -> Any:
@@ -106,22 +146,20 @@ def transcript_of(
     federated: Federated,
     server: Server,
     state: ServerState,
-    seen: Sequence[Any],
-    who: tuple[Any, Any, Any],
+    outcomes: Outcome,
+    roll: Roll,
 ) -> Transcript:
-    """A transcript of what was `seen`, kept messages and evaluations; `who` are all ids, the kept
-    ones, and who took part `[rounds, clients]`."""
-    (received, returned, sums), evaluation = seen
-    ids, kept, participation = who
+    """A transcript of all rounds' outcomes, and of the state after the last."""
+    messages = outcomes.messages
     return Transcript(
         params=state.params,
-        received=received,
-        returned=returned,
-        clients=kept,
-        ids=ids,
-        participation=participation,
-        sums=sums,
-        evaluation=evaluation,
+        received=messages.received,
+        returned=messages.returned,
+        clients=roll.kept,
+        ids=roll.ids,
+        participation=roll.participation,
+        sums=messages.sums,
+        evaluation=outcomes.evaluation,
         rounds=federated.kept_rounds,
         personal=server.personal,
         cohort=federated.clients_per_round,
@@ -170,51 +208,47 @@ def _keys_of_round(key: Array, t: Array) -> tuple[Array, Array]:
 
 def scan_rounds(
     task: Task, bring: Callable[[Any], Cohort], state: ServerState, steps: Steps, size: int
-) -> tuple[ServerState, Any, Any]:
+) -> tuple[ServerState, Outcome]:
     """The server's state after some rounds, messages of those kept (`size` of them), evaluations of
     each."""
 
     @jax.checkpoint
-    def round_(state: ServerState, t: Array, cohort: Any) -> tuple[ServerState, Any, Any]:
+    def round_(state: ServerState, t: Array, cohort: Any) -> tuple[ServerState, Outcome]:
         return _round(task, state, t, bring(cohort))
 
     if steps.slot is None:
 
-        def keep_all(state: ServerState, step: Steps) -> tuple[ServerState, Any]:
-            state, message, tested = round_(state, step.number, step.cohort)
-            return state, (message, tested)
+        def keep_all(state: ServerState, step: Steps) -> tuple[ServerState, Outcome]:
+            return round_(state, step.number, step.cohort)
 
-        state, (messages, tested) = jax.lax.scan(keep_all, state, steps)
-        return state, messages, tested
+        return jax.lax.scan(keep_all, state, steps)
 
     first = jax.tree.map(lambda a: a[0], steps)
-    shapes = jax.eval_shape(round_, state, first.number, first.cohort)[1]
+    shapes = jax.eval_shape(round_, state, first.number, first.cohort)[1].messages
     store = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
 
     def keep_some(carry: tuple[ServerState, Any], step: Steps) -> tuple[Any, Any]:
         state, store = carry
-        state, message, tested = round_(state, step.number, step.cohort)
-        return (
-            state,
-            jax.tree.map(lambda s, m: s.at[step.slot].set(m, mode="drop"), store, message),
-        ), tested
+        state, outcome = round_(state, step.number, step.cohort)
+        store = jax.tree.map(
+            lambda s, m: s.at[step.slot].set(m, mode="drop"), store, outcome.messages
+        )
+        return (state, store), outcome.evaluation
 
-    (state, store), tested = jax.lax.scan(keep_some, (state, store), steps)
-    return state, store, tested
+    (state, store), evaluation = jax.lax.scan(keep_some, (state, store), steps)
+    return state, Outcome(store, evaluation)
 
 
-def _round(
-    task: Task, state: ServerState, t: Array, cohort: Cohort
-) -> tuple[ServerState, Any, Any]:
+def _round(task: Task, state: ServerState, t: Array, cohort: Cohort) -> tuple[ServerState, Outcome]:
     """The state after one round, what is kept of it, and how well the model then does."""
     server, clients = task.server, cohort[0]
     received, returned = _train(task, state, cohort, _keys_of_round(task.key, t)[0])
     sums = _sums(received, returned, server.personal) if task.federated.keep.sums else None
-    message = (*_messages(server, state, returned, clients.id, task.kept), sums)
+    messages = RoundMessages(*_messages(server, state, returned, clients.id, task.kept), sums)
     after = server.receive(state, returned, clients.sizes, clients.id)
     _check.alike(f"{type(server).__name__}.receive", state, after)
     tested = None if task.test is None else evaluate(task.model, after.params, task.test)
-    return after, message, tested
+    return after, Outcome(messages, tested)
 
 
 def _train(task: Task, state: ServerState, cohort: Cohort, key: Array) -> tuple[Any, Any]:
@@ -223,10 +257,10 @@ def _train(task: Task, state: ServerState, cohort: Cohort, key: Array) -> tuple[
     federated, server = task.federated, task.server
 
     def client(arguments: Cohort) -> Any:
-        data, own = arguments
+        data, plugins = arguments
         received = server.send(state, data.id)
         _check.alike(f"{type(server).__name__}.send", state.params, received)
-        pairs = zip(own, federated.plugins, strict=True)
+        pairs = zip(plugins, federated.plugins, strict=True)
         chosen = tuple(everyone if mine is None else mine for mine, everyone in pairs)
         update_key = jax.random.fold_in(key, data.id)
         send_key = jax.random.fold_in(jax.random.fold_in(key, SENDING), data.id)

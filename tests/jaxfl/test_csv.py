@@ -254,6 +254,31 @@ def test_rows_without_a_target_or_a_client_are_counted(tmp_path):
     )
 
 
+def test_a_sensitive_number_with_one_far_out_is_said_to_be(tmp_path):
+    path = tmp_path / "ages.csv"
+    path.write_text("age,y\n" + "".join(f"{20 + i},{i % 2}\n" for i in range(40)) + "9999,0\n")
+    table = read_csv(path, "y", sensitive="age")
+    assert table.note == (
+        "of 4 bins of equal width of 'age' one, 20 to 2514.75, holds 40 of 41 records: single "
+        "values far out stretch the bins"
+    )
+    assert not read_csv(path, "y").note
+    path.write_text("age,y\n" + "".join(f"{20 + i},{i % 2}\n" for i in range(40)))
+    assert not read_csv(path, "y", sensitive="age").note
+
+
+@pytest.mark.parametrize(
+    ("cells", "counts_as"),
+    [(("a", "b", ""), "the value '(missing)'"), (("1", "2", "3", "?"), "the mean of the others")],
+)
+def test_rows_without_a_sensitive_value_are_counted(tmp_path, cells, counts_as):
+    path = tmp_path / "cells.csv"
+    path.write_text("s,b,y\n" + "".join(f"{c},{k},{k % 2}\n" for k in range(9) for c in cells))
+    table = read_csv(path, "y", sensitive="s")
+    assert table.note == (f"9 of {9 * len(cells)} rows have no 's', which counts as {counts_as}")
+    assert not read_csv(path, "y", sensitive="b").note
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -69,11 +69,11 @@ def split(a: Array, records: int) -> tuple[Array, Array, Array]:
 
 def input_products(base: Array, difference: Array, repeat: int) -> tuple[Array, Array, Array]:
     """`a0.b0`, `a0.Db` and `Da.Db` over unknowns `[unknowns, unknowns]`."""
-    own, across = base @ base.T, base @ difference.T
+    bases, across = base @ base.T, base @ difference.T
     if repeat > 1:
-        own, across = (jnp.repeat(a, repeat, axis=0) for a in (own, across))
-        own = jnp.repeat(own, repeat, axis=1)
-    return own, across, difference @ difference.T
+        bases, across = (jnp.repeat(a, repeat, axis=0) for a in (bases, across))
+        bases = jnp.repeat(bases, repeat, axis=1)
+    return bases, across, difference @ difference.T
 
 
 def first_inputs(model: Model, x: Array, y: Array, params: Any) -> Any:
@@ -159,10 +159,10 @@ def factored_gradients(
     biased = {name: "bias" in layers.parameters(params, name) for name in names}
 
     def matrices(tree: Any) -> list[Array]:
-        found = [layers.parameters(tree, name) for name in names]
+        leaves = [layers.parameters(tree, name) for name in names]
         return [
             jnp.concatenate([at["kernel"], at["bias"][None]]) if "bias" in at else at["kernel"]
-            for at in found
+            for at in leaves
         ]
 
     one = jnp.ones((len(x), 1), x.dtype)
@@ -262,8 +262,10 @@ def mean_gradients(
     def project(target: Any) -> Array:
         at = layers.parameters(target, first)
         parts = jax.tree.leaves([layers.parameters(target, name) for name in later])
-        own = ((inputs @ at["kernel"] + at.get("bias", 0)) * errors).sum(1)
-        return own + sum(row @ part.reshape(-1) for row, part in zip(rows, parts, strict=True))
+        first_layer = ((inputs @ at["kernel"] + at.get("bias", 0)) * errors).sum(1)
+        return first_layer + sum(
+            row @ part.reshape(-1) for row, part in zip(rows, parts, strict=True)
+        )
 
     return gram, project
 

@@ -148,8 +148,8 @@ class _Search:
 
     def each(self, gradient: Array, values: Array) -> Array:
         """Distances after the change of every record to every value `[records, K]`."""
-        own = self.columns[:, jnp.arange(len(values)), values][:, :, None]
-        return self.distance(gradient[:, None, None] + self.columns - own)
+        present = self.columns[:, jnp.arange(len(values)), values][:, :, None]
+        return self.distance(gradient[:, None, None] + self.columns - present)
 
     def pair(self, gradient: Array, values: Array, alone: Array) -> tuple[Array, Array]:
         """The best two changes at once, of which one is among the best alone."""

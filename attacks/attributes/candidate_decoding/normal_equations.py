@@ -221,8 +221,10 @@ def precisions(covariance: Array, records: int, each: int) -> Array:
     """Inverses `[records, each, each]` of the covariances of each record's unknowns, which come
     first."""
     blocks = covariance[: records * each, : records * each].reshape(records, each, records, each)
-    own = jnp.moveaxis(jnp.diagonal(blocks, 0, 0, 2), -1, 0)
-    return solve_small(own, jnp.broadcast_to(jnp.eye(each, dtype=own.dtype), own.shape))
+    of_records = jnp.moveaxis(jnp.diagonal(blocks, 0, 0, 2), -1, 0)
+    return solve_small(
+        of_records, jnp.broadcast_to(jnp.eye(each, dtype=of_records.dtype), of_records.shape)
+    )
 
 
 def off_whole(

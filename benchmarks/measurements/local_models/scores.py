@@ -67,10 +67,10 @@ def _each_with_all(images: Array, records: Array) -> Array:
 def fit(federation: Federation, params: list[Any]) -> Iterator[tuple[str, Score]]:
     """How the models fit the clients' records (Driouich 2023, Table 9)."""
     model, losses, scores = federation.model, [], []
-    for c, own in enumerate(params):
+    for c, of_client in enumerate(params):
         data = federation.client(c)
-        losses.append(float(model.loss(model.apply(own, data.x), data.y).mean()))
-        scores.append(fit_of(model, own, data))
+        losses.append(float(model.loss(model.apply(of_client, data.x), data.y).mean()))
+        scores.append(fit_of(model, of_client, data))
     yield "train_loss", Score(mean(losses))
     yield "mape" if model.classes is None else "train_accuracy", Score(mean(scores))
 
@@ -129,18 +129,18 @@ def source_scores(
       holders: the clients that they were drawn from.
       federation: whose clients they are.
     """
-    held = np.stack([np.isin(rows, own) for own in federation.parts[: len(federation.messages)]])
+    held = np.stack([np.isin(rows, part) for part in federation.parts[: len(federation.messages)]])
 
     def best(right: Callable[[np.ndarray], np.ndarray]) -> float:
         return max(
-            (_balanced(right(found), holders) for found in answers if (found >= 0).all()),
+            (_balanced(right(answer), holders) for answer in answers if (answer >= 0).all()),
             default=math.nan,
         )
 
-    named = best(lambda found: held[found, np.arange(len(rows))])
+    named = best(lambda answer: held[answer, np.arange(len(rows))])
     yield "source_accuracy", Score(named, chance=_balanced(held.mean(0), holders))
     if held.sum(0).max() > 1:
-        strict = best(lambda found: found == holders)
+        strict = best(lambda answer: answer == holders)
         yield "strict_source_accuracy", Score(strict, chance=1 / len(held))
 
 
