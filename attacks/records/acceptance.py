@@ -12,13 +12,10 @@ import numpy as np
 from attacks.records.averaged import off_idle
 from attacks.records.evidence import Evidence, Findings, examine
 from attacks.records.search import FIRST_WEIGHT, Moves, Sight, State, buckets, rivals
-from attacks.records.spans import Span
+from attacks.records.spans import MARGIN, Span
 from jaxfl import Model
 from jaxfl.schema import Listed, Schema
 
-MARGIN = 20.0
-"""How far from a span, in units of what the noise leaves of a right record, one may be: right ones
-are within 4 or so, others 1e4 and more away where messages have float32's noise."""
 SHARE = 0.05
 """Relative error of a record's weight that is more than any certificate allows."""
 EXACT = 1e-6
@@ -28,6 +25,8 @@ MOST_COPIES = 4
 ROUNDED = 1e-12
 """Part of the largest feature that float64 leaves of a difference of two records outside a span
 that holds the difference."""
+FEATURES = 4 * float(np.finfo(np.float32).eps)
+"""Part of a number that a client's float32 leaves open."""
 SEEN = 1e-4
 """Part of a unit vector that the search in float32 takes for nothing: rounding leaves less."""
 CHUNK = 32
@@ -181,21 +180,52 @@ def total_of(findings: Findings, count: int) -> int:
 
 def rounded(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """Whole numbers where the messages leave no other."""
-    x, unsure = x.copy(), unsure_by(schema, deviation)
+    x, kept = x.copy(), unsure_by(schema, deviation) > 0
+    kept |= between_whole(schema, x, deviation)
     for j, attribute in enumerate(schema.measured):
         if attribute.whole:
             value = attribute.value(x[:, attribute.position])
-            value = np.where(unsure[:, j], value, np.rint(value))
+            value = np.where(kept[:, j], value, np.rint(value))
             x[:, attribute.position] = attribute.feature(value)
     return x
+
+
+def between_whole(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Numbers `[records, measured]` that the schema calls whole and the messages do not: the
+    nearest whole one is farther than the noise and the client's float32 let a right one be."""
+    between = np.zeros(deviation.shape, bool)
+    for j, attribute in enumerate(schema.measured):
+        if attribute.whole:
+            value = attribute.value(x[:, attribute.position])
+            near = MARGIN * deviation[:, j] * attribute.deviation
+            near += FEATURES * (np.abs(value) + abs(attribute.mean))
+            between[:, j] = np.abs(value - np.rint(value)) > near
+    return between
+
+
+def untold_numbers(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> list[set[str]]:
+    """Measured columns of each record `[records]` that the messages leave open: any number of their
+    range passes, or none that the schema allows."""
+    widths = half_widths(schema, deviation)
+    ranges = np.asarray([attribute.high - attribute.low for attribute in schema.measured])
+    untold = (widths >= ranges / 2) | between_whole(schema, x, deviation)
+    names = [attribute.column for attribute in schema.measured]
+    return [{name for name, open_ in zip(names, row, strict=True) if open_} for row in untold]
+
+
+def half_widths(schema: Schema, deviation: np.ndarray) -> np.ndarray:
+    """How far measured columns `[records, measured]` may be off, in the table's units; 0 where only
+    one whole number is so near."""
+    units = np.asarray([attribute.deviation for attribute in schema.measured])
+    whole = np.asarray([attribute.whole for attribute in schema.measured], bool)
+    widths = MARGIN * deviation * units
+    return np.where(whole & (widths < 0.5), 0.0, widths + 0.5 * whole)
 
 
 def unsure_by(schema: Schema, deviation: np.ndarray) -> np.ndarray:
     """Deviation of measured columns `[records, measured]`; 0 where only one whole number is
     near."""
-    units = np.asarray([attribute.deviation for attribute in schema.measured])
-    whole = np.asarray([attribute.whole for attribute in schema.measured], bool)
-    return np.where(whole & (MARGIN * deviation * units < 0.5), 0.0, deviation)
+    return np.where(half_widths(schema, deviation) > 0, deviation, 0.0)
 
 
 def rivalled(
@@ -225,7 +255,8 @@ def rivalled(
         costs = np.where(changeable, costs, np.inf)
     limit = np.maximum(MARGIN * findings.expected * (1 + FIRST_WEIGHT), SEEN) ** 2
     rows, attributes = np.nonzero(costs <= limit[:, None])
-    opened = _loose(schema, findings)
+    untold = untold_numbers(schema, np.asarray(findings.x), np.asarray(findings.deviation))
+    opened = [a | b for a, b in zip(_loose(schema, findings), untold, strict=True)]
     also: list[list[np.ndarray]] = [[] for _ in places]
     if len(rows):
         others = places[rows].copy()

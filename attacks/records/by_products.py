@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Num
 
-from attacks.records.acceptance import MARGIN
 from attacks.records.gradients import check_dense, dense_gradients, features_of, looked_at
-from attacks.records.spans import off_rows, rank_of, scales_of, span_of, told_by
+from attacks.records.spans import MARGIN, off_rows, rank_of, scales_of, span_of, told_by
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import checked
 

@@ -16,13 +16,16 @@ from flax import struct
 
 from attacks.lapack import after
 from attacks.records.isolation import Isolated, off_directions
-from attacks.records.spans import Span, off_columns, off_rows, whole_of
+from attacks.records.spans import MARGIN, Span, off_columns, off_rows, whole_of
 from jaxfl import Model
 from jaxfl.models import inputs_and_errors
 
 Array = jax.Array
 STEPS = 8
 """Gauss-Newton steps for numeric columns: within one pattern of active units they are linear."""
+ROUNDED, UNBOUNDED = 1e-13, 1e6
+"""Part of the largest of products of slopes that rounding leaves of others; and the deviation of a
+feature that nothing bounds."""
 
 
 @struct.dataclass
@@ -58,7 +61,7 @@ class Findings(NamedTuple):
     Attributes:
       x: the records, numeric columns fitted `[records, features]`.
       deviation: standard deviation of the fitted columns by the messages' noise, others as they are
-        `[records, measured]`, in units of features.
+        `[records, measured]`, in units of features; up to `UNBOUNDED` where nothing tells them.
       looseness: of listed numbers, as if all numbers were fitted `[records, counted]`.
       off_inputs: how far inputs are from their spans, the worst of layers and rounds `[records]`;
         about 1 for a right record.
@@ -151,10 +154,10 @@ def _examined(
     if measured:
         x, _ = jax.lax.scan(step, x, length=STEPS)
     if measured or counted:
-        slopes = slopes_of(x, both)
-        inverse = _inverse(slopes[:, : len(measured)])
-        deviation = jnp.sqrt(jnp.diag(inverse))
-        loose = jnp.sqrt(jnp.diag(_inverse(after(slopes, inverse)))[len(measured) :])
+        slopes, noise = slopes_of(x, both), _slope_noise(model, evidence, x, both)
+        few = slice(len(measured))
+        deviation = jnp.sqrt(_variances(slopes[:, few], noise[few, few]))
+        loose = jnp.sqrt(_variances(after(slopes, deviation), noise)[len(measured) :])
     offs, expected = _offs(model, evidence, x)
     off_errors, whole, whole_deviation = _by_label(model, evidence, x)
     return Findings(x, deviation, loose, offs, off_errors, whole, whole_deviation, expected)
@@ -165,6 +168,45 @@ def _inverse(slopes: Array) -> Array:
     gram = slopes.T @ slopes
     ridge = 1e-12 * jnp.trace(gram) + jnp.finfo(gram.dtype).tiny
     return jnp.linalg.inv(gram + ridge * jnp.eye(len(gram), dtype=gram.dtype))
+
+
+def _variances(slopes: Array, noise: Array) -> Array:
+    """Variances of numbers by equations of unit noise whose slopes are `[equations, numbers]`.
+    Slopes are noisy too, by products of their own noise `[numbers, numbers]`: what may be that
+    noise, or rounding, bounds nothing."""
+    gram = slopes.T @ slopes
+    rounding = ROUNDED * jnp.trace(gram) * jnp.eye(len(gram), dtype=gram.dtype)
+    values, vectors = jnp.linalg.eigh(gram - MARGIN**2 * noise - rounding)
+    bounded = 1 / jnp.where(values > 0, values, 1)
+    return jnp.square(vectors) @ jnp.where(values > 0, bounded, UNBOUNDED**2)
+
+
+def _slope_noise(model: Model, evidence: Evidence, x: Array, places: Array) -> Array:
+    """Products `[places, places]` of what the noise of spans alone makes of the slopes of `_left`,
+    by what it makes of a vector of the span itself."""
+
+    def moved(span: Span, inputs: Array, slopes: Array) -> Array:
+        """Slopes `[inputs, places]` in units of what the noise leaves of the inputs."""
+        length = jnp.linalg.norm((inputs @ span.rows) * span.inverse)
+        rows = (slopes.T @ span.rows) * span.inverse / (length + jnp.finfo(x.dtype).tiny)
+        return (span.free[0] + 1) * rows @ rows.T  # one dimension is the weight's
+
+    def second(params: Any, span: Span) -> Array:
+        def inputs(numbers: Array) -> Array:
+            return _inputs(model, params, x.at[places].set(numbers))[1]
+
+        return moved(span, inputs(x[places]), jax.jacfwd(inputs)(x[places]))
+
+    first = _inputs(model, _any_round(evidence), x)[0]
+    chosen = jnp.eye(len(first), dtype=x.dtype)[:, places]
+    noise = moved(evidence.first, first, chosen)
+    spread = evidence.isolated.spread @ first
+    lengths = jnp.linalg.norm(spread, axis=-1)[:, None, None] + jnp.finfo(x.dtype).tiny
+    relative = evidence.isolated.spread[:, :, places] / lengths
+    noise += jnp.einsum("dkp,dkq->pq", relative, relative)
+    if evidence.place:
+        noise += jax.vmap(second)(evidence.params, evidence.layer).sum(0)
+    return noise
 
 
 def _inputs(model: Model, params: Any, x: Array) -> list[Array]:

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from attacks.records.acceptance import MARGIN, Passed, pieces
+from attacks.records.acceptance import Passed, pieces
 from attacks.records.averaged import summed_errors
 from attacks.records.evidence import Evidence, extended
 from attacks.records.gradients import looked_at
 from attacks.records.isolation import Isolated
 from attacks.records.refinement import Noisy, Parts, fitted_together
 from attacks.records.spans import (
+    MARGIN,
     blurred,
     energy,
     noise_beyond,

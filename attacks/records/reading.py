@@ -4,12 +4,12 @@ left."""
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from attacks.records.acceptance import (
-    MARGIN,
     Passed,
     different,
     examined,
@@ -44,8 +44,9 @@ from attacks.records.progress import (
     without,
 )
 from attacks.records.search import SIGHT, Moves, Sight, moves_of, occurring, search, sight_of
-from attacks.records.spans import Span, energy, span_of
+from attacks.records.spans import MARGIN, Span, energy, span_of
 from attacks.records.vertices import vertices
+from jaxfl.schema import Schema
 
 Array = jax.Array
 MOST_SETS = 64
@@ -264,6 +265,8 @@ def _apart(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> 
         names = {a.columns for a in task.schema.listed if set(a.columns) & set(columns)}
         if not len(rivals) or len(names) > len(rivals) or task.returned is not None:
             continue
+        if _has_untold_numbers(task.schema, columns):
+            continue
         one = opened.where(np.arange(len(opened)) == row)
         rest = without(task, left, one, total, evidence)
         ranks = ranks_of(task, rest)
@@ -276,11 +279,18 @@ def _apart(task: Task, reading: Reading, evidence: Evidence, opened: Passed) -> 
     return Passed.none(task.schema)
 
 
+def _has_untold_numbers(schema: Schema, columns: Sequence[str]) -> bool:
+    """Whether measured columns are among open ones: no other record would settle them."""
+    return any(attribute.column in columns for attribute in schema.measured)
+
+
 def _settled(task: Task, reading: Reading, evidence: Evidence) -> Passed:
     """The last records, certified by what they leave of the messages: noise, and more with any
     neighbour of theirs. None if they do not."""
     opened = reading.opened
     if len(opened) != max(reading.ranks) or task.returned is not None:
+        return Passed.none(task.schema)
+    if any(_has_untold_numbers(task.schema, columns) for columns in opened.open):
         return Passed.none(task.schema)
     rest = energy(without(task, reading.left, opened, reading.total, evidence))
     if rest > MARGIN**2 * reading.noise:

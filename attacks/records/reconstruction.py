@@ -17,7 +17,7 @@ import numpy as np
 
 from attacks.fit import Status
 from attacks.path import check_linear
-from attacks.records.acceptance import MARGIN, Passed
+from attacks.records.acceptance import Passed, between_whole, half_widths
 from attacks.records.gradients import check_readable, gradients_of_rounds, looked_at
 from attacks.records.progress import Reading, RecordSearch, Task
 from attacks.records.reading import read
@@ -28,6 +28,10 @@ from jaxfl.schema import Schema
 from jaxfl.watching import on_host
 
 Array = jax.Array
+NONE_PASSES = (
+    "; no record of the schema passes: the messages are of another model, recipe or schema "
+    "(activation, training.learning_rate, momentum, batches), or a longer search is needed"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Records:
         another reading of one that is certified.
       open: per record, names of the columns of which another value would pass too.
       precision: half-width of measured columns in the table's units `[found, measured]`: as far as
-        any test lets a right record be, `attacks.records.acceptance.MARGIN` standard deviations;
-        0 where only one whole number is so near.
+        any test lets a right record be, `attacks.records.spans.MARGIN` standard deviations, within
+        the schema's range; 0 where only one whole number is so near.
       count: how many different records the messages hold; 0 if they do not tell.
       left: share of the messages' energy that the records found do not account for.
       allowed: the share that is the messages' own noise.
@@ -150,7 +154,7 @@ def _untold(gradients: list[np.ndarray], gap: float) -> str:
 def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Records:
     passed = reading.taken.and_these(reading.opened) if max(reading.ranks) else reading.taken
     left = energy(reading.left) / whole if whole else 1.0
-    reason = untold or _shortfall(reading, passed, left)
+    reason = untold or _shortfall(schema, reading, passed, left)
     if reading.is_contradicted:
         passed = passed.uncertified()
     status = Status.FAILED if untold else Status.MISFIT if reason else Status.OK
@@ -166,7 +170,7 @@ def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Reco
         left,
         reading.noise / whole if whole else 0.0,
         status,
-        reason or f"all {reading.count} records were found and certified",
+        reason or f"all {reading.count} records were found and certified{_beyond(schema, passed)}",
     )
 
 
@@ -179,13 +183,43 @@ def _underestimated(reading: Reading) -> float:
 
 
 def _half_width(schema: Schema, passed: Passed, factor: float) -> np.ndarray:
-    units = np.asarray([attribute.deviation for attribute in schema.measured])
-    whole = np.asarray([attribute.whole for attribute in schema.measured], bool)
-    widths = factor * MARGIN * passed.deviation * units
-    return np.where(whole & (widths < 0.5), 0.0, widths + 0.5 * whole)
+    """See `Records.precision`; of what is no whole number, how far the nearest one is."""
+    ranges = np.asarray([attribute.high - attribute.low for attribute in schema.measured])
+    widths = np.minimum(half_widths(schema, factor * passed.deviation), ranges)
+    units, means = np.reshape([[a.deviation, a.mean] for a in schema.measured], (-1, 2)).T
+    values = passed.x[:, schema.positions] * units + means
+    between = between_whole(schema, passed.x, passed.deviation)
+    return np.where(between, np.abs(values - np.rint(values)), widths)
 
 
-def _shortfall(reading: Reading, passed: Passed, left: float) -> str:
+def _between(schema: Schema, passed: Passed) -> str:
+    """A column that the schema calls whole and the messages do not; nothing if there is none."""
+    between = between_whole(schema, passed.x, passed.deviation)
+    for j, attribute in enumerate(schema.measured):
+        for row in np.flatnonzero(between[:, j])[:1]:
+            value = attribute.value(passed.x[row, attribute.position])
+            return (
+                f"; {attribute.column!r} is whole by the schema and {value:.7g} by the messages: "
+                "it is no whole number, or its mean and deviation are others"
+            )
+    return ""
+
+
+def _beyond(schema: Schema, passed: Passed) -> str:
+    """A column with certified numbers out of the schema's range; nothing if there is none."""
+    for attribute in schema.measured:
+        values = attribute.value(passed.x[passed.certified, attribute.position])
+        slack = 1e-6 * (attribute.high - attribute.low)
+        outside = (values < attribute.low - slack) | (values > attribute.high + slack)
+        for value in values[outside][:1]:
+            return (
+                f"; {attribute.column!r} is {value:.7g} in one of them, beyond the schema's "
+                f"{attribute.low:g} to {attribute.high:g}"
+            )
+    return ""
+
+
+def _shortfall(schema: Schema, reading: Reading, passed: Passed, left: float) -> str:
     """What is wrong with an answer; nothing if it is whole."""
     taken, count, total = reading.taken, reading.count, reading.total
     if reading.is_contradicted:
@@ -196,13 +230,20 @@ def _shortfall(reading: Reading, passed: Passed, left: float) -> str:
         )
     certified = int(taken.certified.sum())
     if certified < count:
-        return (
+        said = (
             f"{certified} of {count} records were found and certified, {len(passed) - certified} "
             f"more with open columns; they leave {left:.2g} of the messages' energy"
         )
-    if total > 1 and taken.copies.sum() != total:
+        return said + (_between(schema, passed) or ("" if len(passed) else NONE_PASSES))
+    copies = int(taken.copies.sum())
+    if total > 1 and copies != total:
+        why = (
+            "the others leave no trace above the noise"
+            if copies < total
+            else "updates are sums and no means, or weigh records by their class"
+        )
         return (
-            f"a record's weight is that of 1 in {total}, and {taken.copies.sum()} were found: the "
-            "others leave no trace above the noise, or training.learning_rate is not the client's"
+            f"a record's weight is that of 1 in {total}, and {copies} were found: {why}, or "
+            "training.learning_rate is not the client's"
         )
     return ""

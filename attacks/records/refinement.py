@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.records.acceptance import MARGIN, Passed, pieces, rounded, unsure_by
+from attacks.records.acceptance import Passed, pieces, rounded, unsure_by, untold_numbers
 from attacks.records.evidence import parts_of
-from attacks.records.spans import free_beyond
+from attacks.records.spans import MARGIN, free_beyond
 from jaxfl import Model
 from jaxfl.schema import Schema
 
@@ -189,16 +189,21 @@ def fitted_together(
 
 
 def _opened(schema: Schema, taken: Passed, reach: np.ndarray) -> Passed:
-    """No longer certified where a listed number may have another value: by its `reach [records,
-    counted]`."""
+    """No longer certified where a listed number may have another value, by its `reach [records,
+    counted]`, or a measured one is not told."""
     gaps = np.asarray([gap for _, _, gap in schema.counted])
     loose = reach >= gaps / 2
     names = [column for column, _, _ in schema.counted]
+    untold = untold_numbers(schema, taken.x, taken.deviation)
+    opened = [
+        {*numbers, *(n for n, row in zip(names, now, strict=True) if row)}
+        for numbers, now in zip(untold, loose, strict=True)
+    ]
     columns = tuple(
-        tuple(sorted({*before, *(n for n, row in zip(names, now, strict=True) if row)}))
-        for before, now in zip(taken.open, loose, strict=True)
+        tuple(sorted({*before, *now})) for before, now in zip(taken.open, opened, strict=True)
     )
-    return dataclasses.replace(taken, certified=taken.certified & ~loose.any(1), open=columns)
+    sure = np.asarray([not now for now in opened], bool)
+    return dataclasses.replace(taken, certified=taken.certified & sure, open=columns)
 
 
 def _free(unsure: np.ndarray, parts: Parts, *, counted: bool) -> np.ndarray:

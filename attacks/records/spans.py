@@ -15,6 +15,9 @@ import numpy as np
 from flax import struct
 
 Array = jax.Array
+MARGIN = 20.0
+"""How far from a span, in units of what the noise leaves of a right record, one may be: right ones
+are within 4 or so, others 1e4 and more away where messages have float32's noise."""
 LEAST_GAP = 10.0
 """By which the last singular value of the records exceeds the first of the noise: below it, the
 number of records is not told."""
