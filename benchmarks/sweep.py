@@ -19,7 +19,13 @@ from rich.table import Table as RichTable
 
 from benchmarks.harness import report
 from benchmarks.harness.code import code_of
-from benchmarks.harness.command_line import UsageError, exit_code, repeat, run_command
+from benchmarks.harness.command_line import (
+    INTERRUPTED,
+    UsageError,
+    exit_code,
+    repeat,
+    run_command,
+)
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.estimates import estimate, peaks
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
@@ -224,10 +230,13 @@ def _sweep(
         _print_results(console, report.sections(shown, metrics))
         failed = store.failed(keys)
         seconds = time.perf_counter() - start
-        console.print(f"{left} jobs in {seconds:.0f} s; table {path}, report {page}")
+        rest, _ = unfinished(groups, store.finished(), arguments.keep_rows)
+        ran = left - sum(len(g.jobs) for g in rest)
+        ran_of = f"{ran} of {left} jobs" if interrupted else f"{left} jobs"
+        console.print(f"{ran_of} in {seconds:.0f} s; table {path}, report {page}")
         if interrupted:
             console.print("interrupted: finished rows are kept; run the same command to go on")
-            return 130
+            return INTERRUPTED
         for status in failed:
             console.print(f"failed: {status}", markup=False)
         log = store.folder / FAILURES

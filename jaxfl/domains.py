@@ -149,7 +149,19 @@ def _makes_transformations(optimizer: Callable[..., Any]) -> bool:
     except ValueError:  # it says nothing of its arguments
         pass
     made = optimizer(0.1)
-    return hasattr(made, "init") and hasattr(made, "update")
+    return hasattr(made, "init") and hasattr(made, "update") and not _needs_more(made)
+
+
+def _needs_more(transformation: Any) -> bool:
+    """Whether its steps take more than gradients and parameters, as a line search takes losses."""
+    number = jax.ShapeDtypeStruct((), np.float32)
+    try:
+        jax.eval_shape(lambda p: transformation.update(p, transformation.init(p), p), number)
+    except TypeError as error:
+        return "keyword-only argument" in str(error)
+    except Exception:  # of one parameter alone: it is for a tree with names
+        return False
+    return False
 
 
 @runtime_checkable
@@ -202,8 +214,8 @@ Params = Annotated[
 Optimizer = Annotated[
     Callable[..., Any],
     Domain(
-        "a hashable function from a learning rate to a transformation of optax: optax.adam, "
-        "and not optax.adam(0.1)",
+        "a hashable function from a learning rate to a transformation of optax that needs no "
+        "losses: optax.adam, and not optax.adam(0.1) or optax.lbfgs",
         lambda v: callable(v) and _makes_transformations(v),
     ),
 ]

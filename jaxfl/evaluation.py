@@ -35,7 +35,8 @@ def evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
     Args:
       model: the model (static).
       params: its parameters.
-      data: `x [records, ...]`, `y [records]`, `mask [records]`.
+      data: `x [records, ...]`, `y [records]`, `mask [records]`; of labels `[records, classes]` that
+        are shares of classes, the largest is what is to be predicted.
 
     Raises:
       ValueError: on parameters that are not the model's, or records that it does not take.
@@ -53,7 +54,9 @@ def _evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
     if model.classes is None:
         return Evaluation(loss, jnp.full_like(loss, jnp.nan))
     predicted = outputs.argmax(-1) if outputs.shape[-1] > 1 else outputs[..., 0] > 0
+    labels = y.argmax(-1) if y.ndim > predicted.ndim else y
     # The largest of several NaN is the first class, which may well be right.
     return Evaluation(
-        loss, jnp.where(jnp.isfinite(loss), (data.mask & (predicted == y)).sum() / count, jnp.nan)
+        loss,
+        jnp.where(jnp.isfinite(loss), (data.mask & (predicted == labels)).sum() / count, jnp.nan),
     )

@@ -31,25 +31,31 @@ def map_clients(function: Callable[[Any], Any], arguments: Any, strategy: Strate
 
 
 def map_on_devices(
-    function: Callable[[Any], Any],
+    function: Callable[[Any, Any], Any],
+    whole: Any,
     arguments: Any,
     strategy: Strategy | None,
     devices: Devices | None,
 ) -> Any:
-    """As `map_clients`, with equal shares of the first axis for each device; on one where `devices`
-    is None."""
+    """`function(whole, argument)` over the first axis of `arguments` as `map_clients`, with equal
+    shares of it for each device; on one where `devices` is None. Arrays that the function closes
+    over would keep the mesh of all devices, where none can be made like them: `whole` has them."""
+
+    def mapped(whole: Any, share: Any) -> Any:
+        return map_clients(lambda argument: function(whole, argument), share, strategy)
+
     if devices is None:
-        return map_clients(function, arguments, strategy)
+        return mapped(whole, arguments)
     shared = shares(devices)
     # Devices share nothing, so the check for values that differ between them protects nothing.
     program = jax.shard_map(
-        lambda share: map_clients(function, share, strategy),
+        mapped,
         mesh=shared.mesh,
-        in_specs=shared.spec,
+        in_specs=(PartitionSpec(), shared.spec),
         out_specs=shared.spec,
         check_vma=False,
     )
-    return program(arguments)
+    return program(whole, arguments)
 
 
 def shares(devices: Devices, axis: int = 0) -> NamedSharding:

@@ -145,11 +145,8 @@ class Schema:
 
     def places(self, x: Num[np.ndarray, "records features"]) -> Int[np.ndarray, "records listed"]:
         """Which value each record has of every listed attribute: the nearest."""
-        nearest = [
-            np.abs(x[:, None, list(a.positions)] - a.looks[None]).sum(-1).argmin(1)
-            for a in self.listed
-        ]
-        return np.stack(nearest, 1) if nearest else np.zeros((len(x), 0), int)
+        places = [nearest(x[:, list(a.positions)], a.looks) for a in self.listed]
+        return np.stack(places, 1) if places else np.zeros((len(x), 0), int)
 
     def table(self, x: Num[np.ndarray, "records features"]) -> Mapping[str, np.ndarray]:
         """Records as columns of the table, in its own units: what `pandas.DataFrame` takes."""
@@ -163,6 +160,13 @@ class Schema:
             values = measured.value(x[:, measured.position])
             columns[measured.column] = np.rint(values) if measured.whole else values
         return columns
+
+
+def nearest(
+    features: Num[np.ndarray, "records width"], looks: Num[np.ndarray, "values width"]
+) -> Int[np.ndarray, "records"]:
+    """Which value's look is nearest to each record's features, by the sum of differences."""
+    return np.argmin([np.abs(features - look).sum(1) for look in looks], axis=0)
 
 
 def tied(x: np.ndarray, places: np.ndarray, positions: Sequence[int]) -> np.ndarray | None:

@@ -5,7 +5,7 @@ Threat model: as in `attacks.records.reconstruction`; the number of records is k
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,23 +91,128 @@ def match_records(
     settings = settings or RecordMatching()
     check_readable(model, messages, schema)
     messages = cast(messages, jnp.float32)
-    groups = tuple(tuple(a.positions) for a in schema.listed)
-    looks = tuple(jnp.asarray(a.looks, jnp.float32) for a in schema.listed)
     ends = [[a.feature(a.low), a.feature(a.high)] for a in schema.measured]
-    span = jnp.asarray(np.reshape(ends, (-1, 2)), jnp.float32)
-    match = _match(
-        model,
-        messages,
-        (groups, tuple(schema.positions), count, schema.features),
-        (looks, span),
-        Virtual(training=training, records=count),
-        key,
-        settings,
+    relaxation = _Relaxation(
+        tuple(_group(schema, places) for places in _alike(schema)),
+        tuple(schema.positions),
+        jnp.asarray(np.reshape(ends, (-1, 2)), jnp.float32),
+        schema.features,
+        count,
+        model.classes or 0,
     )
+    virtual = Virtual(training=training, records=count)
+    match = _match(model, messages, relaxation, virtual, key, settings)
     x = schema.records(np.asarray(match.places), np.asarray(match.numbers, np.float64))
     if not np.isfinite(match.distance):
         return MatchedRecords(np.full_like(x, np.nan), np.full(count, -1))
     return MatchedRecords(x, np.asarray(match.labels))
+
+
+def _alike(schema: Schema) -> list[list[int]]:
+    """Places of the listed attributes, those with as many values of as many features together."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for place, attribute in enumerate(schema.listed):
+        groups.setdefault(np.shape(attribute.looks), []).append(place)
+    return list(groups.values())
+
+
+@struct.dataclass
+class _Group:
+    """Listed attributes with as many values of as many features.
+
+    Attributes:
+      places: among all listed attributes (static).
+      positions: of their features, one attribute after the other (static).
+      looks: of their values `[attributes, values, features]`.
+    """
+
+    places: tuple[int, ...] = struct.field(pytree_node=False)
+    positions: tuple[int, ...] = struct.field(pytree_node=False)
+    looks: Array
+
+
+def _group(schema: Schema, places: list[int]) -> _Group:
+    attributes = [schema.listed[place] for place in places]
+    positions = tuple(p for attribute in attributes for p in attribute.positions)
+    looks = np.stack([attribute.looks for attribute in attributes])
+    return _Group(tuple(places), positions, jnp.asarray(looks, jnp.float32))
+
+
+class _Free(NamedTuple):
+    """What is fitted.
+
+    Attributes:
+      weights: of each group's values, before softmax `[attributes, records, values]`.
+      numbers: as the model reads them `[records, measured]`.
+      labels: before softmax `[records, classes]`.
+    """
+
+    weights: tuple[Array, ...]
+    numbers: Array
+    labels: Array
+
+
+@struct.dataclass
+class _Relaxation:
+    """Records of a schema as functions of numbers that may be anything.
+
+    Attributes:
+      groups: its listed attributes. All of a group are one operation: Location has 446.
+      positions: of measured columns (static).
+      span: their ranges, as the model reads them `[measured, 2]`.
+      features: of a record (static).
+      count: of records (static).
+      classes: of labels (static).
+    """
+
+    groups: tuple[_Group, ...]
+    positions: tuple[int, ...] = struct.field(pytree_node=False)
+    span: Array
+    features: int = struct.field(pytree_node=False)
+    count: int = struct.field(pytree_node=False)
+    classes: int = struct.field(pytree_node=False)
+
+    @property
+    def listed(self) -> int:
+        """Number of listed attributes."""
+        return sum(len(group.places) for group in self.groups)
+
+    def drawn(self, key: Array) -> _Free:
+        """A start."""
+        keys = jax.random.split(key, self.listed + 2)
+
+        def normal(key: Array, width: int) -> Array:
+            return jax.random.normal(key, (self.count, width), jnp.float32)
+
+        weights = tuple(
+            0.1
+            * jax.vmap(lambda k, g=group: normal(k, g.looks.shape[1]))(
+                keys[np.asarray(group.places)]
+            )
+            for group in self.groups
+        )
+        numbers = normal(keys[-2], len(self.span))
+        return _Free(weights, numbers, 0.1 * normal(keys[-1], self.classes))
+
+    def records(self, free: _Free) -> tuple[Array, Array]:
+        """Expected records `[records, features]` and labels `[records, classes]`."""
+        x = jnp.zeros((self.count, self.features), jnp.float32)
+        for group, weights in zip(self.groups, free.weights, strict=True):
+            expected = jnp.einsum("ack,akw->caw", jax.nn.softmax(weights), group.looks)
+            x = x.at[:, np.asarray(group.positions)].set(expected.reshape(self.count, -1))
+        if self.positions:
+            x = x.at[:, np.asarray(self.positions)].set(self._within(free.numbers))
+        return x, jax.nn.softmax(free.labels)
+
+    def likeliest(self, free: _Free, distance: Array) -> "_Match":
+        """The likeliest values."""
+        places = jnp.zeros((self.count, self.listed), int)
+        for group, weights in zip(self.groups, free.weights, strict=True):
+            places = places.at[:, np.asarray(group.places)].set(weights.argmax(2).T)
+        return _Match(distance, places, self._within(free.numbers), free.labels.argmax(1))
+
+    def _within(self, numbers: Array) -> Array:
+        return jnp.clip(numbers, self.span[:, 0], self.span[:, 1])
 
 
 class _Match(NamedTuple):
@@ -126,47 +231,24 @@ class _Match(NamedTuple):
     labels: Array
 
 
-@functools.partial(jax.jit, static_argnames=("model", "shape"))
+@functools.partial(jax.jit, static_argnames="model")
 def _match(
     model: Model,
     messages: Messages,
-    shape: tuple[Any, ...],
-    values: tuple[Any, Array],
+    relaxation: _Relaxation,
     virtual: Virtual,
     key: Array,
     settings: RecordMatching,
 ) -> _Match:
-    groups, positions, count, features = shape
-    looks, span = values
-    classes = model.classes or 0
-
-    def drawn(key: Array) -> Any:
-        keys = jax.random.split(key, len(looks) + 2)
-        weights = tuple(
-            0.1 * jax.random.normal(k, (count, len(look)), jnp.float32)
-            for k, look in zip(keys, looks, strict=False)
-        )
-        labels = 0.1 * jax.random.normal(keys[-1], (count, classes), jnp.float32)
-        return weights, jax.random.normal(keys[-2], (count, len(span)), jnp.float32), labels
-
-    def relaxed(free: Any) -> tuple[Array, Array]:
-        weights, numbers, labels = free
-        x = jnp.zeros((count, features), jnp.float32)
-        for place, look, weight in zip(groups, looks, weights, strict=True):
-            x = x.at[:, jnp.asarray(place)].set(jax.nn.softmax(weight) @ look)
-        if positions:
-            x = x.at[:, jnp.asarray(positions)].set(jnp.clip(numbers, span[:, 0], span[:, 1]))
-        return x, jax.nn.softmax(labels)
-
-    def objective(free: Any, key: Array) -> Array:
-        x, y = relaxed(free)
+    def objective(free: _Free, key: Array) -> Array:
+        x, y = relaxation.records(free)
         return matching_objective(model, messages, x, y, key, virtual, cosine_distance)
 
-    def once(key: Array) -> tuple[Array, Any]:
+    def once(key: Array) -> tuple[Array, _Free]:
         start_key, key = jax.random.split(key)
         minimum = minimize_adam(
             objective,
-            drawn(start_key),
+            relaxation.drawn(start_key),
             key,
             steps=settings.steps,
             learning_rate=settings.learning_rate,
@@ -174,7 +256,5 @@ def _match(
         return minimum.value, minimum.variables
 
     distances, ends = jax.lax.map(once, jax.random.split(key, settings.restarts))
-    weights, numbers, labels = jax.tree.map(lambda a: a[jnp.nanargmin(distances)], ends)
-    places = jnp.stack([weight.argmax(1) for weight in weights], 1)
-    numbers = jnp.clip(numbers, span[:, 0], span[:, 1])
-    return _Match(jnp.nanmin(distances), places, numbers, labels.argmax(1))
+    best = jax.tree.map(lambda a: a[jnp.nanargmin(distances)], ends)
+    return relaxation.likeliest(best, jnp.nanmin(distances))

@@ -1,5 +1,6 @@
 """What all commands share: how they end, and what they say of bad input."""
 
+import os
 import signal
 import sqlite3
 import sys
@@ -10,6 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from jaxfl.domains import check, hints_of
+
+INTERRUPTED = 130
+"""Exit code of a command that was asked to end."""
 
 
 class UsageError(ValueError):
@@ -33,7 +37,7 @@ def exit_code(work: Callable[[], int], kept: str = "") -> int:
         return say(f"error: {error}{left}", 1)
     except KeyboardInterrupt:
         repeat(0)
-        return say(f"interrupted{left}", 130)
+        return say(f"interrupted{left}", INTERRUPTED)
 
 
 def say(text: str, code: int) -> int:
@@ -84,4 +88,10 @@ def repeat(seconds: float) -> None:
 def run_command(command: Callable[[], int]) -> None:
     """End the process by a command's exit code; it hears requests to end."""
     listen_for_requests_to_end()
-    sys.exit(command())
+    code = command()
+    if code == INTERRUPTED:
+        # Threads may still compile: when Python ends, XLA aborts the process that has such.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

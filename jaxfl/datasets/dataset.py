@@ -10,7 +10,7 @@ from jaxtyping import Int, Num
 
 from jaxfl import _check
 from jaxfl.domains import Count, Index, Shape, check, checked
-from jaxfl.schema import Listed, Measured, Schema, tied
+from jaxfl.schema import Listed, Measured, Schema, nearest, tied
 
 Encoding = Literal["onehot", "scalar", "dummies"]
 
@@ -139,8 +139,7 @@ class Dataset:
                 f"column={name!r} of {self.name} is numeric; only categorical attributes have "
                 "values to infer"
             )
-        distance = np.abs(self.x[:, None, list(column.positions)] - column.values[None]).sum(-1)
-        return distance.argmin(1)
+        return nearest(self.x[:, list(column.positions)], column.values)
 
     def schema(self) -> Schema:
         """What is public of this table: what each attribute can be, by its source. Columns that

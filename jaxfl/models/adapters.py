@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -57,7 +57,7 @@ def _wrapped(
     accepted = inspect.signature(type(module).__call__).parameters
 
     def variables(key: Array) -> dict[str, Any]:
-        return dict(module.init(key, jnp.zeros((1, *record_shape))))
+        return dict(module.init(key, jnp.zeros((1, *record_shape)), **_needed(accepted)))
 
     def init(key: Array) -> Any:
         return variables(key)["params"]
@@ -97,6 +97,16 @@ def _switches(train: bool) -> dict[str, bool]:
     """What modules call the switch between training and evaluation."""
     on = dict.fromkeys(("train", "training", "is_training"), train)
     return on | {"deterministic": not train}
+
+
+def _needed(accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """What a module's `__call__` has no default for, as in evaluation."""
+    known = {"mask": None} | _switches(False)
+    return {
+        name: value
+        for name, value in known.items()
+        if name in accepted and accepted[name].default is inspect.Parameter.empty
+    }
 
 
 def _check_statistics(
@@ -146,9 +156,11 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
             outputs = module.apply({"params": params}, x)
         return jnp.asarray(outputs), inputs
 
-    variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
     accepted = inspect.signature(type(module).__call__).parameters
-    if set(variables) != {"params"} or any(name in accepted for name in _switches(True)):
+    if _needed(accepted) or any(name in accepted for name in _switches(True)):
+        return None
+    variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
+    if set(variables) != {"params"}:
         return None
     order = _order(module, variables["params"], record_shape)
     if len(set(order)) < len(order):

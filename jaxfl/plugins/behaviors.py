@@ -41,7 +41,8 @@ class Behavior(Plugin):
     def among(self, misbehaving: Any) -> "Behavior":
         """This behaviour where `misbehaving`, a boolean or booleans `[clients]`, is True; else
         honesty."""
-        gradient, update = (jnp.where(misbehaving, a, 1.0) for a in (self.gradient, self.update))
+        chosen = jnp.asarray(misbehaving)
+        gradient, update = (jnp.where(chosen, a, 1.0) for a in (self.gradient, self.update))
         return Behavior(gradient, update)
 
     def of(self, misbehaving: Any) -> PerClient:

@@ -2,6 +2,7 @@
 training."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -47,21 +48,32 @@ class Upload(Plugin):
         """An update as it is sent: a pytree of floating-point arrays; the key draws noise and
         rounding."""
         leaves, structure = jax.tree.flatten(update)
-        square = sum((leaf**2).sum() for leaf in leaves)
-        norm = jnp.where(
-            square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0
-        )  # differentiable at 0
+        norm = _length(leaves)
         long = norm > self.clip
         factor = jnp.where(long, jnp.where(long, self.clip, 1) / jnp.where(long, norm, 1), 1)
         deviation = self.noise_multiplier * jnp.where(jnp.isfinite(self.clip), self.clip, norm)
         sent = []
         for leaf, leaf_key in zip(leaves, jax.random.split(key, len(leaves)), strict=True):
             noise_key, rounding_key = jax.random.split(leaf_key)
-            noised = factor * leaf + deviation * jax.random.normal(
-                noise_key, leaf.shape, jnp.float32
-            ).astype(leaf.dtype)
+            noise = deviation * jax.random.normal(noise_key, leaf.shape, jnp.float32)
+            noised = (factor * _wide(leaf) + noise).astype(leaf.dtype)
             sent.append(jnp.where(self.bits > 0, _rounded(noised, rounding_key, self.bits), noised))
         return jax.tree.unflatten(structure, sent)
+
+
+def _wide(array: Array) -> Array:
+    """In float32 at least: squares of narrower numbers overflow, and sums lose what is small."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def _length(leaves: Sequence[Array]) -> Array:
+    """Norm of all leaves together, whatever the size of its numbers; differentiable at 0."""
+    wide = [_wide(leaf) for leaf in leaves]
+    largest = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in wide]).max()
+    # A power of two changes no digit.
+    unit = jnp.exp2(jnp.floor(jnp.log2(jnp.where(largest > 0, jax.lax.stop_gradient(largest), 1))))
+    square = sum(jnp.square(leaf / unit).sum() for leaf in wide)
+    return jnp.where(square > 0, unit * jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
 
 
 def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
@@ -129,6 +141,7 @@ def private_gradient(
             return jax.tree.map(lambda g: jnp.where(present, g, 0), gradient_of_one)
 
         every = jax.vmap(gradient)(x, y, mask, jax.random.split(dropout_key, len(x)))
+        every = jax.tree.map(_wide, every)
         squares = sum((g**2).reshape(len(g), -1).sum(1) for g in jax.tree.leaves(every))
         factor = _clipping(jnp.asarray(squares), privacy.clip)
         total = jax.tree.map(lambda g: jnp.tensordot(factor, g, 1), every)
@@ -157,7 +170,7 @@ def _clipped_by_layers(
     """Sum of the clipped gradients, none of which is formed."""
     layers = model.layers
     assert layers is not None
-    inputs, errors = inputs_and_errors(model, params, x, y)
+    inputs, errors = jax.tree.map(_wide, inputs_and_errors(model, params, x, y))
     dense = {name: layers.parameters(params, name) for name in layers.names}
     squares = [
         ((inputs[n] ** 2).sum(1) + ("bias" in dense[n])) * (errors[n] ** 2).sum(1)

@@ -256,20 +256,22 @@ def _train(task: Task, state: ServerState, cohort: Cohort, key: Array) -> tuple[
     returned."""
     federated, server = task.federated, task.server
 
-    def client(arguments: Cohort) -> Any:
+    def client(whole: Any, arguments: Cohort) -> Any:
+        server, state, key, training, everyones = whole
         data, plugins = arguments
         received = server.send(state, data.id)
         _check.alike(f"{type(server).__name__}.send", state.params, received)
-        pairs = zip(plugins, federated.plugins, strict=True)
+        pairs = zip(plugins, everyones, strict=True)
         chosen = tuple(everyone if mine is None else mine for mine, everyone in pairs)
         update_key = jax.random.fold_in(key, data.id)
         send_key = jax.random.fold_in(jax.random.fold_in(key, SENDING), data.id)
-        returned = client_round(
-            task.model, received, data, update_key, federated.training, chosen, send_key
-        )
+        returned = client_round(task.model, received, data, update_key, training, chosen, send_key)
         return received, returned
 
-    received, returned = map_on_devices(client, cohort, federated.strategy, federated.devices)
+    whole = server, state, key, federated.training, federated.plugins
+    received, returned = map_on_devices(
+        client, whole, cohort, federated.strategy, federated.devices
+    )
     return (received if server.personal else server.send(state, cohort[0].id[0])), returned
 
 

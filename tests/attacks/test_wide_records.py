@@ -3,11 +3,13 @@ optimiser is linear but not plain."""
 
 import functools
 
+import jax
 import numpy as np
 import optax
 import pytest
 
-from attacks import reconstruct_records
+from attacks import match_records, reconstruct_records
+from attacks.records import matching
 from attacks.records.acceptance import total_of
 from attacks.records.evidence import Findings
 from attacks.records.spans import span_of
@@ -44,6 +46,26 @@ SCHEMA = DATA.schema()
 
 def answer_of(model, messages):
     return reconstruct_records(model, messages, SCHEMA, STEP, KEY)
+
+
+def test_matching_takes_one_program_however_many_columns_there_are(monkeypatch):
+    """Operations of a column each were compiled for half an hour where there are hundreds."""
+    sizes, whole = [], matching._match
+
+    def traced(model, *given):
+        sizes.append(len(str(jax.make_jaxpr(functools.partial(whole, model))(*given))))
+        raise InterruptedError
+
+    monkeypatch.setattr(matching, "_match", traced)
+    for columns in (10, COLUMNS):
+        model = mlp(columns, (8,), 4)
+        seen = gradients(model, model.init(KEY), DATA.x[:4, :columns], DATA.y[:4])
+        names = tuple(f"q{j}" for j in range(columns))
+        kinds = (BINARY,) * columns
+        table = Table("some", DATA.x[:, :columns], DATA.y, names, kinds, 4)
+        with pytest.raises(InterruptedError):
+            match_records(model, seen, encode(table).schema(), 4, STEP, KEY)
+    assert sizes[1] < 1.5 * sizes[0]
 
 
 @pytest.mark.parametrize("hidden", [(64,), (48, 48)])

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl import DPSGD, Federated, Mixup, Upload, accounting, simulate
+from jaxfl import DPSGD, Federated, Mixup, Upload, accounting, mean_loss, mlp, simulate
 from jaxfl.plugins.defenses import mixed, private_gradient
 from tests.conftest import assert_same, largest_difference
 
@@ -288,3 +288,33 @@ def test_parameters_have_private_noise_of_their_own():
     drawn = private_gradient(model, params, *data, KEY, DPSGD(1e-3, 1e3))
     shared = correlation(drawn["Dense_0"]["kernel"], drawn["Dense_1"]["kernel"])
     assert shared < 0.2, f"parameters share a key: their noise correlates by {shared:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "clip"),
+    [(jnp.float16, 0.008, 0.002), (jnp.bfloat16, 0.008, 0.002), (jnp.float32, 1e22, 1.0)],
+)
+def test_norms_are_as_wide_as_they_must_be(dtype, length, clip):
+    rng = np.random.default_rng(0)
+    update = rng.normal(size=4000)
+    update = {"w": jnp.asarray(length * update / np.linalg.norm(update), dtype)}
+    sent = Upload(clip=clip).send(update, jax.random.key(0))
+    assert sent["w"].dtype == dtype
+    norm = np.linalg.norm(np.asarray(sent["w"], np.float64))
+    np.testing.assert_allclose(norm, clip, rtol=0.02 if dtype != jnp.float32 else 1e-5)
+    noised = Upload(noise_multiplier=0.1).send(update, jax.random.key(0))
+    noise = np.asarray(noised["w"], np.float64) - np.asarray(update["w"], np.float64)
+    np.testing.assert_allclose(noise.std(), 0.1 * length, rtol=0.05)
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_private_gradients_of_long_records_in_half_precision_are_clipped_and_not_lost(layers):
+    model = mlp(3, (5,), 2)
+    model = model if layers else dataclasses.replace(model, layers=None)
+    params = jax.tree.map(lambda a: a.astype(jnp.float16), model.init(jax.random.key(0)))
+    x, y, mask = jnp.full((1, 3), 400.0, jnp.float16), jnp.zeros(1, int), jnp.ones(1, bool)
+    long = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
+    y = jnp.ones(1, int) if not any(leaf.any() for leaf in jax.tree.leaves(long)) else y
+    private = private_gradient(model, params, x, y, mask, jax.random.key(0), DPSGD(1.0, 0.0))
+    square = sum(np.square(np.asarray(leaf, float)).sum() for leaf in jax.tree.leaves(private))
+    np.testing.assert_allclose(square**0.5, 1, rtol=1e-2)

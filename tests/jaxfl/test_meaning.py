@@ -340,8 +340,8 @@ def test_views_name_their_bad_arguments():
 
 @pytest.mark.parametrize(
     "optimizer",
-    [optax.adam(0.1), lambda rate: rate, lambda: optax.sgd(0.1)],
-    ids=["made", "of_another_kind", "without_rate"],
+    [optax.adam(0.1), lambda rate: rate, lambda: optax.sgd(0.1), optax.lbfgs, optax.polyak_sgd],
+    ids=["made", "of_another_kind", "without_rate", "with_line_search", "with_losses"],
 )
 def test_an_optimizer_is_a_function_from_a_rate(optimizer):
     must = r"optimizer=.* must be a hashable function from a learning rate .* not optax.adam\(0.1\)"

@@ -15,6 +15,7 @@ from jaxfl import (
     LocalTraining,
     Model,
     cross_entropy,
+    evaluate,
     from_flax,
     local_update,
     mean_loss,
@@ -137,3 +138,32 @@ def test_a_module_that_is_one_dense_layer_is_a_model():
     model = from_flax(nn.Dense(2), (4,), cross_entropy, 2)
     params = model.init(jax.random.key(0))
     assert set(model.layers.parameters(params, *model.layers.names)) == {"kernel", "bias"}
+
+
+class Switched(nn.Module):
+    """Whose switches have no defaults."""
+
+    @nn.compact
+    def __call__(self, x, train, mask):
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_a_module_whose_switches_have_no_defaults_is_wrapped():
+    model = from_flax(Switched(), (3,), cross_entropy, 2)
+    params, x = model.init(jax.random.key(0)), jnp.ones((4, 3))
+    np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x))
+    dropped = model.apply(params, x, key=jax.random.key(1))
+    assert not np.array_equal(dropped, model.apply(params, x))
+    assert model.layers is None
+
+
+def test_labels_that_are_shares_of_classes_are_scored_by_the_largest():
+    model, shares = logistic_of_three(), np.eye(3)[[0, 1, 2, 1]] * 0.7 + 0.1
+    params, x = model.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(4, 2))
+    soft = evaluate(model, params, one_client(x, shares.astype(np.float32)))
+    hard = evaluate(model, params, one_client(x, shares.argmax(1)))
+    assert soft.accuracy == hard.accuracy
+
+
+def logistic_of_three():
+    return from_flax(nn.Dense(3), (2,), cross_entropy, 3)

@@ -20,16 +20,19 @@ from jaxfl import (
     Transcript,
     Upload,
     mlp,
+    sgd,
     simulate,
     stack_clients,
 )
 
 TRAINING = LocalTraining(0.1, epochs=2, batch_size=8)
+# An optimiser with a state makes arrays like the models on every device.
+MOMENTUM = dataclasses.replace(TRAINING, optimizer=sgd(0.9))
 DIFFERENT = (PerClient(Behavior(update=np.r_[np.ones(7), -1.0])), Upload(clip=1.0))
 PLAIN = {
     "everyone": Federated(3, TRAINING),
     "at once": Federated(3, TRAINING, strategy="vmap"),
-    "drawn": Federated(3, TRAINING, clients_per_round=4),
+    "drawn": Federated(3, MOMENTUM, clients_per_round=4),
     "unlike": Federated(3, TRAINING, DIFFERENT, keep=Keep((1, 6), rounds=(2, 0), sums=True)),
 }
 BETWEEN = "drawn", "unlike"
