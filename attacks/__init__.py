@@ -118,6 +118,7 @@ from attacks.properties.observations import (
 )
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Prevalence, Property
+from attacks.properties.surprise import surprise
 from attacks.records.by_products import count_records, lies_in_span
 from attacks.records.matching import MatchedRecords, RecordMatching, match_records
 from attacks.records.progress import RecordSearch
@@ -295,6 +296,7 @@ __all__ = [
     "squared_distance",
     "statistics",
     "structured_moments",
+    "surprise",
     "train_detectors",
     "train_siamese",
     "uniform_counts",

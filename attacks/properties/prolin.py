@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
+from attacks.properties.gibbs import ITERATIONS, boxes
 from attacks.properties.observations import (
     Observations,
     check_observed,
@@ -22,6 +23,7 @@ from attacks.properties.observations import (
     ridge,
     until,
 )
+from attacks.properties.surprise import warn_of_surprise
 from jaxfl import _check
 from jaxfl.domains import Count, Key, NotNegative, Positive, checked
 
@@ -100,6 +102,9 @@ def prolin(
       key: where x and p start, uniform in [0, 1].
       settings: see `Prolin`.
 
+    Warns:
+      MisfitWarning: if the sums contradict the answer (`attacks.surprise`).
+
     Raises:
       ValueError: as `ridge`; if a setting is out of range, `observations.cohort` exceeds the
         clients, or more clients than that took part in a round (where participation is traced, p is
@@ -109,7 +114,11 @@ def prolin(
     seen = check_observed(observations, seen)
     check_weights(weights, len(observations.features))
     _check_cohort(observations)
-    return _prolin(observations, seen, jnp.asarray(weights), key, settings)
+    answer = _prolin(observations, seen, jnp.asarray(weights), key, settings)
+    if not _check.is_unseen((observations, seen)):
+        # Its own p need not explain the sums: three losses are balanced.
+        warn_of_surprise("prolin", observations, seen, boxes(observations, seen, ITERATIONS))
+    return answer
 
 
 def _check_cohort(observations: Observations) -> None:

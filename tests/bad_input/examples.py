@@ -282,6 +282,7 @@ def properties():
         attacks.box: seen | {"iterations": 2},
         attacks.gibbs: seen | {"key": KEY, "settings": attacks.Gibbs(1, 1)},
         attacks.prolin: weighted | {"key": KEY, "settings": attacks.Prolin(iterations=2)},
+        attacks.surprise: seen | {"p": np.full((2, clients), 0.2)},
         attacks.identifiability: {
             "participation": np.ones((rounds, clients)),
             "seen": np.asarray([3]),

@@ -1,0 +1,86 @@
+"""Do sums of features contradict who is said to have a property?
+
+Threat model: as in `attacks.properties.detectors`. Decoders take for granted whose sums these are,
+who took part in each, and how features of one client are distributed. If one of these is wrong,
+their answer looks like any other. What it leaves of the sums does not: given the property, it is
+normal, with the covariance of `attacks.properties.law_of_sums`.
+"""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Int, Num
+
+from attacks.fit import FAR, MisfitWarning
+from attacks.properties.law_of_sums import residuals
+from attacks.properties.observations import Observations, check_observed, until
+from jaxfl import _check
+from jaxfl.domains import checked
+
+Array = jax.Array
+
+
+@checked
+def surprise(
+    observations: Observations,
+    seen: Int[Array, "prefixes"],
+    p: Num[Array, "prefixes clients"],
+) -> Num[Array, "prefixes"]:
+    """In how many deviations what p leaves of sums is more (above 0) or less than the detectors'
+    laws say: beyond 4 (`attacks.fit.FAR`) the sums, who took part, the shadows' recipe or the
+    detectors' model are not those that were told. Exchanged names of clients change nothing of it.
+
+    The residuals' squares, divided by their covariance, are a chi-square; its cube root is nearly
+    normal (Wilson and Hilferty 1931). Too much is judged with the variance of what p leaves open, p
+    (1 - p) of each client, and as many degrees of freedom as rounds; too little without it, and one
+    degree less for every client that p is fitted to: not before there are more rounds than clients.
+
+    Args:
+      observations: see there.
+      seen: how many rounds were used `[prefixes]`.
+      p: probability that a client has the property, as `gibbs` or `prolin` gives it.
+
+    Raises:
+      ValueError: as `gibbs`; if p has another shape.
+    """
+    seen = check_observed(observations, seen)
+    _check.shape((len(seen), observations.participation.shape[1]), p=p)
+    return _surprise(observations, seen, jnp.asarray(p))
+
+
+def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Array) -> None:
+    """Warn with a `MisfitWarning` if the sums contradict even the p that explains them best; not
+    where it is traced."""
+    if _check.is_unseen((observations, seen, p)):
+        return
+    far = _surprise(observations, seen, p)
+    worst = float(far[jnp.argmax(jnp.nan_to_num(jnp.abs(far)))]) if len(far) else 0.0
+    side = "farther from" if worst > 0 else "nearer to"
+    if abs(worst) > FAR:
+        warnings.warn(
+            f"{name}: sums lie {abs(worst):.1f} deviations {side} any answer than the detectors' "
+            "laws say: the sums, who took part, the shadows' recipe or the detectors' model are "
+            "not those that were told",
+            MisfitWarning,
+            stacklevel=4,
+        )
+
+
+def _deviations(white: Array, freedom: Array) -> Array:
+    freedom = jnp.maximum(freedom, 1)
+    error = 2 / (9 * freedom)
+    return (jnp.cbrt(jnp.square(white).sum() / freedom) - 1 + error) / jnp.sqrt(error)
+
+
+@jax.jit
+def _surprise(observations: Observations, seen: Array, p: Array) -> Array:
+    def one(t: Array, p: Array) -> Array:
+        known = until(observations, t)
+        open_, sure = residuals(known, p, p * (1 - p)), residuals(known, p, jnp.zeros_like(p))
+        more = _deviations(open_, t)
+        less = jnp.where(t > len(p), _deviations(sure, t - len(p)), 0)
+        return jnp.where(more > 0, more, jnp.minimum(less, 0))
+
+    with jax.default_matmul_precision("highest"):
+        return jax.vmap(one)(seen, jnp.asarray(p, observations.features.dtype))

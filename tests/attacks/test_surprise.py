@@ -1,0 +1,41 @@
+"""Sums that contradict any answer say so, and those of the stated law do not."""
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks import box, gibbs, surprise
+from attacks.fit import FAR, MisfitWarning
+from tests.attacks.test_gibbs import CLIENTS, KEY, ROUNDS, observed
+
+
+def test_sums_of_the_law_surprise_nobody_and_others_do():
+    """Of normal numbers 1 in 16,000 is farther out; wrong recipes are, on one side or the other."""
+    seen = jnp.asarray([20, ROUNDS])
+    for separation, seed in itertools.product((1.5, 3.0, 6.0), range(10)):
+        observations, _ = observed(separation, seed)
+        for p in (box(observations, seen), gibbs(observations, seen, KEY)):
+            assert np.abs(surprise(observations, seen, p)).max() < 2
+    observations, _ = observed(6.0)
+    wrong = {
+        "wide shadows": ("variance", 100 * observations.variance, -1),
+        "narrow shadows": ("variance", observations.variance / 100, 1),
+    }
+    for name, (field, value, side) in wrong.items():
+        told = dataclasses.replace(observations, **{field: value})
+        with pytest.warns(MisfitWarning, match="farther" if side > 0 else "nearer"):
+            p = gibbs(told, seen, KEY)
+        assert side * np.asarray(surprise(told, seen, p))[1] > FAR, name
+
+
+def test_exchanged_names_surprise_nobody():
+    observations, truth = observed(6.0)
+    order = np.random.default_rng(0).permutation(CLIENTS)
+    other = dataclasses.replace(observations, participation=observations.participation[:, order])
+    seen = jnp.asarray([ROUNDS])
+    p = box(other, seen)
+    np.testing.assert_array_equal(np.asarray(p)[0] > 0.5, truth[order])
+    assert abs(float(surprise(other, seen, p)[0])) < FAR
