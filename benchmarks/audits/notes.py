@@ -51,7 +51,7 @@ def summed(column: str, value: str, rows: Rows) -> list[str]:
         return []
     settings = told[0]["settings"]
     clients = int(settings["clients"])
-    by_epsilon = _by_protection(told, "table.epsilon")
+    by_epsilon = _by_protection(told, "tabular.epsilon")
     outcomes = listed(
         f"{round(clients * sum(r['value'] for r in mine))} of {clients * len(mine)} clients "
         f"{_with(epsilon)}"

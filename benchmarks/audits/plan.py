@@ -235,7 +235,7 @@ def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
             training=fitting(victim.training, records),
             auxiliary=public,
             rounds=victim.rounds,
-            table=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
+            tabular=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
             detectors=DETECTORS,
             seen=victim.rounds,
         )

@@ -10,6 +10,9 @@ from typing import Any
 
 from benchmarks.harness.settings import flatten
 
+PLACE = {"suite", "table", "size", "dataset", "method", "seed"}
+"""What says where a row stands: two jobs that differ in one of these only are two."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
@@ -137,6 +140,12 @@ class Experiment:
             twice = {name for name in names if names.count(name) > 1}
             if twice:
                 raise ValueError(f"experiment {self.name}: {kind} {min(twice)!r} is there twice")
+        taken = {field.name for field in dataclasses.fields(self.settings)} & PLACE
+        if taken:
+            raise ValueError(
+                f"experiment {self.name}: a setting is called {min(taken)!r}, which says where a "
+                "row stands"
+            )
         for method in self.methods:
             if method.traits is not None and type(method.traits) is not self.traits:
                 wanted = self.traits.__name__ if self.traits else "None"

@@ -81,7 +81,7 @@ class SumsSettings:
         for -1.
       auxiliary: records that the adversary has; half of them make directions, the others calibrate.
       rounds: communication rounds.
-      table: of clients with records of a table; None for images.
+      tabular: of clients with records of a table; None for images.
     """
 
     panel: str
@@ -95,13 +95,13 @@ class SumsSettings:
     factor: float = -0.5
     auxiliary: int = 6000
     rounds: int = 300
-    table: TableSettings | None = None
+    tabular: TableSettings | None = None
 
     def recipe(self) -> LocalTraining:
         """What honest clients do in a round."""
         training = self.training
-        if self.table is not None:
-            training = private_training(training, self.table.epsilon, self.records, self.rounds)
+        if self.tabular is not None:
+            training = private_training(training, self.tabular.epsilon, self.records, self.rounds)
         if not self.clip:
             return training
         return dataclasses.replace(training, optimizer=clipped_sgd(self.clip))
@@ -139,8 +139,8 @@ class Drawn:
 
 def model_of(data: Dataset, settings: SumsSettings) -> Model:
     """The shared model."""
-    if settings.table is not None:
-        return mlp(data.x.shape[1], settings.table.hidden, data.classes or 0)
+    if settings.tabular is not None:
+        return mlp(data.x.shape[1], settings.tabular.hidden, data.classes or 0)
     return lenet("mnist" if data.x.shape[-1] == 1 else "cifar10")
 
 
@@ -161,8 +161,8 @@ def draw(data: Dataset, settings: SumsSettings, seed: int) -> Drawn:
       ValueError: if the source has too few records, or its clients hold alike many with the
         attribute.
     """
-    if settings.table is not None:
-        return _draw_of_table(data, settings, settings.table, seed)
+    if settings.tabular is not None:
+        return _draw_of_table(data, settings, settings.tabular, seed)
     return _draw_of_images(data, settings, seed)
 
 
@@ -186,7 +186,7 @@ def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, 
     rows = split(data, records, clients, seed)
     if data.group is None:
         positives = np.isin(np.arange(clients), rng.permutation(clients)[: settings.positives])
-        each = carries.mean() * (1 + table.spread * np.asarray([-1.0, 1.0]))
+        each = carries.mean() * (1 + tabular.spread * np.asarray([-1.0, 1.0]))
         shares = np.minimum(each, 1.0)
         drawn = rng.binomial(records, shares[positives.astype(int)])
         parts = _with_counts(rows.training, carries, drawn, records)
@@ -198,7 +198,7 @@ def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, 
         shares = np.asarray([side.mean() if len(side) else 0.0 for side in sides])
     if not (positives.any() and shares[0] < shares[1]):
         raise ValueError(
-            f"table.attribute={attribute}: clients of {data.name} all have a share of "
+            f"tabular.attribute={attribute}: clients of {data.name} all have a share of "
             f"{shares[0]:.3g} of records with its second most frequent value"
         )
     known = public_rows(data, seed)[: settings.auxiliary]

@@ -172,11 +172,11 @@ def _prevalence(size: str, data_dir: str | None) -> list[Place]:
         training=LocalTraining(0.1, batch_size=32),
         auxiliary=1000,
         rounds=rounds,
-        table=TableSettings(ADULT_SEX),
+        tabular=TableSettings(ADULT_SEX),
         detectors=DetectorTraining(),
         seen=rounds,
     )
-    spreads: dict[str, Sequence[Any]] = {"table.spread": (0.125, 0.25, 0.5, 0.9)}
+    spreads: dict[str, Sequence[Any]] = {"tabular.spread": (0.125, 0.25, 0.5, 0.9)}
     return [Place("adult", replace(base, changes)) for changes in product(spreads)]
 
 

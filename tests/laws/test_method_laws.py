@@ -66,6 +66,21 @@ CELLS = [
 ]
 
 
+@pytest.mark.parametrize("size", ["small", "paper"])
+@pytest.mark.parametrize("suite", sorted({suite.name for suite in SUITES.values()}))
+def test_no_two_jobs_of_a_suite_are_one(suite, size):
+    """Rows are kept by the keys of jobs."""
+    tables = SUITES[suite].tables
+    jobs = [j for t in tables for j in SUITES[suite].jobs(t, size, tuple(t.methods), [0], None)]
+    assert len({job.key for job in jobs}) == len(jobs)
+
+
+def test_a_setting_that_says_where_a_row_stands_is_refused():
+    settings = dataclasses.make_dataclass("Settings", [("table", str)], frozen=True)
+    with pytest.raises(ValueError, match="a setting is called 'table'"):
+        dataclasses.replace(attributes.EXPERIMENT, settings=settings)
+
+
 @pytest.mark.parametrize(("suite", "table", "size"), CELLS, ids=lambda value: value)
 def test_cells_are_of_their_experiment_and_refusals_are_kept(suite, table, size):
     cells = SUITES[suite].table(table).cells(suite, size, None)
