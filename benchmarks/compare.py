@@ -31,11 +31,11 @@ def read(path: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
             reader = csv.DictReader(file)
             missing = set(PLACE) - set(reader.fieldnames or ())
             if missing:
-                raise KeyError(min(missing))
+                raise csv.Error(f"it has no column {min(missing)!r}")
             for row in reader:
                 rows[tuple(row[name] for name in PLACE)].append(row)
-    except (KeyError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no results.csv ({error!r})") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no results.csv: {error}") from error
     return rows
 
 

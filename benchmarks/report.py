@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from benchmarks.harness import report
-from benchmarks.harness.command_line import exit_code, run_command
+from benchmarks.harness.command_line import UsageError, exit_code, run_command
 from benchmarks.harness.store import opened
 from benchmarks.suites import SUITES, metrics_of
 from benchmarks.suites.outside import with_outside
@@ -30,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answered(arguments: Arguments) -> int:
+    for name in arguments.suites:
+        if ":" not in name:
+            raise UsageError(f"suite {name!r} is no module:NAME of your own; a folder is --out")
     metrics = metrics_of(with_outside(arguments.suites, SUITES))
     with opened(arguments.out) as store:
         page = report.write(store.rows(), store.folder, metrics, store.images())

@@ -116,7 +116,7 @@ def span_of(gradient: np.ndarray, rank: int) -> Span:
     k = min(gradient.shape)
     rows, columns = right[:rank].T, left[:, :rank]
     inverse = np.zeros(k)
-    inverse[:rank] = 1 / values[:rank]
+    np.divide(1, values[:rank], out=inverse[:rank], where=values[:rank] > 0)
     free = free_beyond(gradient, rank)
     noise = _noise(values, rank, free)
     return Span(

@@ -186,7 +186,7 @@ def _draw_of_table(data: Dataset, settings: SumsSettings, table: TableSettings, 
     rows = split(data, records, clients, seed)
     if data.group is None:
         positives = np.isin(np.arange(clients), rng.permutation(clients)[: settings.positives])
-        each = carries.mean() * (1 + tabular.spread * np.asarray([-1.0, 1.0]))
+        each = carries.mean() * (1 + table.spread * np.asarray([-1.0, 1.0]))
         shares = np.minimum(each, 1.0)
         drawn = rng.binomial(records, shares[positives.astype(int)])
         parts = _with_counts(rows.training, carries, drawn, records)
