@@ -232,7 +232,7 @@ def _sweep(
         seconds = time.perf_counter() - start
         rest, _ = unfinished(groups, store.finished(), arguments.keep_rows)
         ran = left - sum(len(g.jobs) for g in rest)
-        ran_of = f"{ran} of {left} jobs" if interrupted else f"{left} jobs"
+        ran_of = f"{ran} of {left} jobs finished" if interrupted else f"{left} jobs"
         console.print(f"{ran_of} in {seconds:.0f} s; table {path}, report {page}")
         if interrupted:
             console.print("interrupted: finished rows are kept; run the same command to go on")

@@ -65,6 +65,7 @@ axes.set(xlabel="second layer's inputs: distance from their span")
 axes.set(ylabel="its errors: distance from their span")
 axes.legend(fontsize=8)
 print("farther of the two spans, of the client's at most:", f"{np.maximum(*client).max():.0e}")
-print("of the others at least:", f"{np.maximum(*beside).min():.2f}")
+print("of the others at least:", f"{np.maximum(*beside).min():.3f}")
+print("apart:", bool(1000 * np.maximum(*client).max() < np.maximum(*beside).min()))
 for file in (word for word in sys.argv[1:] if word.endswith(".svg")):
     figure.savefig(Path(file), metadata={"Date": None})

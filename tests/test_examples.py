@@ -12,7 +12,7 @@ SAYS = {
     "own_run": ("closed_form: MISFIT", "batches", "gls: OK"),
     "own_table": ("Yes: someone who reads what a client sends", "Private training"),
     "secure_aggregation": ("F1 at one half: 1.0",),
-    "whole_records": ("certified: 30 of 30", "of the client: 30", "of the others at least: 0.05"),
+    "whole_records": ("certified: 30 of 30", "of the client: 30", "apart: True"),
 }
 
 

@@ -19,6 +19,7 @@ from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
 from attacks.properties.law_of_sums import Quadratic, likeliest_drift, likelihood
 from attacks.properties.observations import Observations, check_observed, until
 from attacks.properties.surprise import warn_of_surprise
+from jaxfl import _check
 from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
@@ -41,7 +42,7 @@ def box(
       iterations: of projected gradients (static).
 
     Warns:
-      MisfitWarning: if the sums contradict the answer (`attacks.surprise`).
+      MisfitWarning: if the sums contradict any answer (`attacks.surprise`).
 
     Raises:
       ValueError: as `least_squares`; if iterations are no positive integer.
@@ -117,9 +118,10 @@ def gibbs(
     """
     settings = settings or Gibbs()
     seen = check_observed(observations, seen)
-    p = _gibbs(observations, seen, key, settings)
-    warn_of_surprise("gibbs", observations, seen, p)
-    return p
+    if not _check.is_unseen((observations, seen)):
+        # Chains that have not mixed are no evidence against the sums.
+        warn_of_surprise("gibbs", observations, seen, boxes(observations, seen, ITERATIONS))
+    return _gibbs(observations, seen, key, settings)
 
 
 @jax.jit

@@ -103,7 +103,8 @@ def prolin(
       settings: see `Prolin`.
 
     Warns:
-      MisfitWarning: if the sums contradict the answer (`attacks.surprise`).
+      MisfitWarning: if the sums contradict any answer, by the p of `box` (`attacks.surprise`); this
+        one need not explain them as well.
 
     Raises:
       ValueError: as `ridge`; if a setting is out of range, `observations.cohort` exceeds the

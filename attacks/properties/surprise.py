@@ -10,6 +10,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Int, Num
 
 from attacks.fit import FAR, MisfitWarning
@@ -28,30 +29,35 @@ def surprise(
     p: Num[Array, "prefixes clients"],
 ) -> Num[Array, "prefixes"]:
     """In how many deviations what p leaves of sums is more (above 0) or less than the detectors'
-    laws say: beyond 4 (`attacks.fit.FAR`) the sums, who took part, the shadows' recipe or the
-    detectors' model are not those that were told. Exchanged names of clients change nothing of it.
+    laws say. With the p of `box`, which explains sums best: beyond 4 (`attacks.fit.FAR`) the sums,
+    who took part, the shadows' recipe or the detectors' model are not those that were told.
+    Exchanged names of clients change nothing of it.
 
     The residuals' squares, divided by their covariance, are a chi-square; its cube root is nearly
     normal (Wilson and Hilferty 1931). Too much is judged with the variance of what p leaves open, p
-    (1 - p) of each client, and as many degrees of freedom as rounds; too little without it, and one
-    degree less for every client that p is fitted to: not before there are more rounds than clients.
+    (1 - p) of each client, and as many degrees of freedom as rounds in which anyone took part; too
+    little without it, and one degree less for every client that p is fitted to: not before there
+    are more such rounds than clients.
 
     Args:
       observations: see there.
       seen: how many rounds were used `[prefixes]`.
-      p: probability that a client has the property, as `gibbs` or `prolin` gives it.
+      p: probability that a client has the property, as `box` gives it; where it is NaN, so is the
+        answer.
 
     Raises:
-      ValueError: as `gibbs`; if p has another shape.
+      ValueError: as `gibbs`; if p has another shape, or is not between 0 and 1.
     """
     seen = check_observed(observations, seen)
     _check.shape((len(seen), observations.participation.shape[1]), p=p)
+    if not _check.is_unseen(p) and ((np.asarray(p) < 0) | (np.asarray(p) > 1)).any():
+        raise ValueError("p holds numbers below 0 or above 1: it is no probability")
     return _surprise(observations, seen, jnp.asarray(p))
 
 
 def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Array) -> None:
-    """Warn with a `MisfitWarning` if the sums contradict even the p that explains them best; not
-    where it is traced."""
+    """Warn with a `MisfitWarning` if the sums contradict even the p of `box`, which explains them
+    best; not where it is traced."""
     if _check.is_unseen((observations, seen, p)):
         return
     far = _surprise(observations, seen, p)
@@ -78,9 +84,11 @@ def _surprise(observations: Observations, seen: Array, p: Array) -> Array:
     def one(t: Array, p: Array) -> Array:
         known = until(observations, t)
         open_, sure = residuals(known, p, p * (1 - p)), residuals(known, p, jnp.zeros_like(p))
-        more = _deviations(open_, t)
-        less = jnp.where(t > len(p), _deviations(sure, t - len(p)), 0)
-        return jnp.where(more > 0, more, jnp.minimum(less, 0))
+        rounds = (known.participation > 0).any(1).sum()
+        more = _deviations(open_, rounds)
+        less = jnp.where(rounds > len(p), _deviations(sure, rounds - len(p)), 0)
+        least = jnp.where(jnp.isnan(more), jnp.nan, jnp.minimum(less, 0))
+        return jnp.where(more > 0, more, least)
 
     with jax.default_matmul_precision("highest"):
         return jax.vmap(one)(seen, jnp.asarray(p, observations.features.dtype))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attacks.records.averaged import off_idle
-from attacks.records.evidence import Evidence, Findings, examine
+from attacks.records.evidence import UNBOUNDED, Evidence, Findings, examine
 from attacks.records.search import FIRST_WEIGHT, Moves, Sight, State, buckets, rivals
 from attacks.records.spans import MARGIN, Span
 from jaxfl import Model
@@ -27,6 +27,8 @@ ROUNDED = 1e-12
 that holds the difference."""
 FEATURES = 4 * float(np.finfo(np.float32).eps)
 """Part of a number that a client's float32 leaves open."""
+LOOSE = 1e-3 * UNBOUNDED
+"""Deviation of a feature that is taken for none at all."""
 SEEN = 1e-4
 """Part of a unit vector that the search in float32 takes for nothing: rounding leaves less."""
 CHUNK = 32
@@ -204,11 +206,11 @@ def between_whole(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> np.nd
 
 
 def untold_numbers(schema: Schema, x: np.ndarray, deviation: np.ndarray) -> list[set[str]]:
-    """Measured columns of each record `[records]` that the messages leave open: any number of their
-    range passes, or none that the schema allows."""
+    """Measured columns of each record `[records]` that the messages leave open: half of their range
+    passes at least, nothing bounds them, or no number passes that the schema allows."""
     widths = half_widths(schema, deviation)
     ranges = np.asarray([attribute.high - attribute.low for attribute in schema.measured])
-    untold = (widths >= ranges / 2) | between_whole(schema, x, deviation)
+    untold = (widths >= ranges / 2) | (deviation > LOOSE) | between_whole(schema, x, deviation)
     names = [attribute.column for attribute in schema.measured]
     return [{name for name, open_ in zip(names, row, strict=True) if open_} for row in untold]
 

@@ -237,7 +237,7 @@ def _note_of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[st
     fullest = bins[int(counts.argmax())]
     return [
         f"of {len(bins)} bins of equal width of {name!r} one, {fullest}, holds {counts.max()} of "
-        f"{len(places)} records: single values far out stretch the bins"
+        f"{len(places)} records: an answer tells little"
     ]
 
 

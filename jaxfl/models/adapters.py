@@ -118,6 +118,7 @@ def _check_statistics(
         given: dict[str, Any] = {
             name: on for name, on in _switches(train).items() if name in accepted
         }
+        given = _needed(accepted) | given
         begun, x = variables(jax.random.key(0)), jnp.ones((2, *record_shape))
         rngs = {"dropout": jax.random.key(1)}
         _, state = module.apply(begun, x, rngs=rngs, mutable=list(begun), **given)

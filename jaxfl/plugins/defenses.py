@@ -15,6 +15,8 @@ from jaxfl.models import Model, inputs_and_errors, mean_loss, zero_rows
 from jaxfl.plugins import Plugin
 
 Array = jax.Array
+LARGE = 100
+"""Powers of two that are normal numbers of float32, as their reciprocals are."""
 
 MOST_BITS = 16
 """Beyond, steps are too fine for float32 to round at random."""
@@ -68,12 +70,15 @@ def _wide(array: Array) -> Array:
 
 def _length(leaves: Sequence[Array]) -> Array:
     """Norm of all leaves together, whatever the size of its numbers; differentiable at 0."""
-    wide = [_wide(leaf) for leaf in leaves]
-    largest = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in wide]).max()
-    # A power of two changes no digit.
-    unit = jnp.exp2(jnp.floor(jnp.log2(jnp.where(largest > 0, jax.lax.stop_gradient(largest), 1))))
-    square = sum(jnp.square(leaf / unit).sum() for leaf in wide)
-    return jnp.where(square > 0, unit * jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    wide = [jax.lax.stop_gradient(_wide(leaf)) for leaf in leaves]
+    largest = jnp.stack([jnp.zeros(()), *[jnp.abs(leaf).max(initial=0) for leaf in wide]]).max()
+    finite = jnp.where(jnp.isfinite(largest), largest, 1)
+    # Division by a power of two changes no digit.
+    exponent = jnp.clip(jnp.frexp(jnp.asarray(finite))[1], -LARGE, LARGE)
+    unit = jnp.ldexp(jnp.ones_like(finite), exponent)
+    square = jnp.asarray(sum(jnp.square(_wide(leaf) / unit).sum() for leaf in leaves))
+    norm = jnp.where(square > 0, unit * jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    return jnp.where(jnp.isfinite(largest), norm, largest)
 
 
 def _rounded(values: Array, key: Array, bits: int | Array) -> Array:
@@ -153,7 +158,8 @@ def private_gradient(
         g + deviation * jax.random.normal(k, g.shape, jnp.float32).astype(g.dtype)
         for g, k in zip(leaves, keys, strict=True)
     ]
-    return jax.tree.unflatten(structure, [g / count for g in noised])
+    mean = jax.tree.unflatten(structure, [g / count for g in noised])
+    return jax.tree.map(lambda g, parameter: g.astype(parameter.dtype), mean, params)
 
 
 def _clipping(squares: Array, clip: float | Array) -> Array:

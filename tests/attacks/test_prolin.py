@@ -44,6 +44,7 @@ def test_slopes_of_the_papers_likelihood_are_finite_where_p_is_sure():
     assert float(slopes[0]) < 0 < float(slopes[1])  # both features speak against what p says
 
 
+@pytest.mark.filterwarnings("ignore::attacks.fit.MisfitWarning")
 @pytest.mark.slow
 def test_prolin_knows_that_only_participants_count():
     observations, _ = observed()

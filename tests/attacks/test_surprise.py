@@ -39,3 +39,24 @@ def test_exchanged_names_surprise_nobody():
     p = box(other, seen)
     np.testing.assert_array_equal(np.asarray(p)[0] > 0.5, truth[order])
     assert abs(float(surprise(other, seen, p)[0])) < FAR
+
+
+def test_rounds_in_which_nobody_took_part_surprise_nobody():
+    for seed in range(5):
+        observations, _ = observed(6.0, seed)
+        there = np.random.default_rng(seed).random(ROUNDS) < 0.25
+        observations = dataclasses.replace(
+            observations,
+            participation=observations.participation * there[:, None],
+            features=observations.features * there,
+        )
+        seen = jnp.asarray([20, ROUNDS])
+        assert np.abs(surprise(observations, seen, box(observations, seen))).max() < 2
+
+
+def test_what_is_no_probability_is_refused_and_what_is_not_known_is_not():
+    observations, _ = observed(6.0)
+    seen, shape = jnp.asarray([ROUNDS]), (1, CLIENTS)
+    with pytest.raises(ValueError, match="p holds numbers below 0 or above 1"):
+        surprise(observations, seen, np.full(shape, 2.0))
+    assert np.isnan(surprise(observations, seen, np.full(shape, np.nan))).all()

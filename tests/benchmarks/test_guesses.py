@@ -113,7 +113,7 @@ def test_a_request_to_end_keeps_rows_and_writes_the_report(tmp_path):
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "interrupted: finished rows are kept" in printed
-    assert re.search(r"\d+ of \d+ jobs in", printed)
+    assert re.search(r"\d+ of \d+ jobs finished in", printed)
     assert (tmp_path / "results.csv").is_file()
     assert (tmp_path / "report.html").is_file()
 

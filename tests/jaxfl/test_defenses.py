@@ -318,3 +318,23 @@ def test_private_gradients_of_long_records_in_half_precision_are_clipped_and_not
     private = private_gradient(model, params, x, y, mask, jax.random.key(0), DPSGD(1.0, 0.0))
     square = sum(np.square(np.asarray(leaf, float)).sum() for leaf in jax.tree.leaves(private))
     np.testing.assert_allclose(square**0.5, 1, rtol=1e-2)
+
+
+def test_an_update_that_is_not_finite_is_not_sent_as_it_is():
+    update = {"w": jnp.asarray([jnp.inf, 1.0, 2.0])}
+    clipped = Upload(clip=1.0).send(update, KEY)["w"]
+    np.testing.assert_array_equal(clipped, [np.nan, 0, 0])
+    noised = np.asarray(Upload(noise_multiplier=0.1).send(update, KEY)["w"])
+    assert not np.isin([1.0, 2.0], noised).any()
+    assert Upload(clip=1.0).send({}, KEY) == {}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_private_training_in_half_precision_takes_optimizers_with_a_state(dtype):
+    model = mlp(3, (5,), 2)
+    params = jax.tree.map(lambda a: a.astype(dtype), model.init(KEY))
+    data = jaxfl.one_client(np.ones((6, 3), np.float32), np.zeros(6, int))
+    training = jaxfl.LocalTraining(0.1, optimizer=jaxfl.sgd(0.9), plugins=(DPSGD(1.0, 0.1),))
+    returned = jaxfl.local_update(model, params, data, KEY, training)
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(returned))
+    assert largest_difference(returned, params) > 0
