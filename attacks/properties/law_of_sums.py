@@ -123,13 +123,18 @@ def likeliest_drift(observations: Observations) -> Array:
     return drifts[jnp.argmax(jnp.nan_to_num(evidence, nan=-jnp.inf))]
 
 
-def residuals(observations: Observations, p: Array, variance: Array) -> Array:
-    """What p leaves of the sums, independent and of unit variance by the detectors' laws
-    `[rounds]`; 0 in rounds that are not seen. Who has the property has a variance `[clients]`."""
+def residuals(observations: Observations, p: Array, variances: Array) -> Array:
+    """What p leaves of the sums, independent and of unit variance by the detectors' laws, for each
+    of the variances `[variances, clients]` that who has the property may have `[variances,
+    rounds]`; 0 in rounds that are not seen."""
     sums, drift = _sums(observations, p), likeliest_drift(observations)
-    unsure = (sums.design * variance) @ sums.design.T
-    covariance = sums.covariance + drift**2 * sums.walk + unsure
-    return _white(covariance, sums.observed - sums.design @ p)[1]
+    covariance = sums.covariance + drift**2 * sums.walk
+    left = sums.observed - sums.design @ p
+
+    def white(variance: Array) -> Array:
+        return _white(covariance + (sums.design * variance) @ sums.design.T, left)[1]
+
+    return jax.lax.map(white, variances)
 
 
 def _white(covariance: Array, *arrays: Array) -> tuple[Array, ...]:

@@ -83,7 +83,7 @@ def _deviations(white: Array, freedom: Array) -> Array:
 def _surprise(observations: Observations, seen: Array, p: Array) -> Array:
     def one(t: Array, p: Array) -> Array:
         known = until(observations, t)
-        open_, sure = residuals(known, p, p * (1 - p)), residuals(known, p, jnp.zeros_like(p))
+        open_, sure = residuals(known, p, jnp.stack([p * (1 - p), jnp.zeros_like(p)]))
         rounds = (known.participation > 0).any(1).sum()
         more = _deviations(open_, rounds)
         less = jnp.where(rounds > len(p), _deviations(sure, rounds - len(p)), 0)
