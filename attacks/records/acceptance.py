@@ -2,7 +2,7 @@
 record would pass too."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -81,6 +81,14 @@ class Passed:
                 tuple(v for v, c in pairs if c) if isinstance(a, tuple) else a[chosen]
             )
         return Passed(**kept)
+
+    def opened(self, more: Sequence[Set[str]]) -> "Passed":
+        """The same with more columns open, for each: who has one is certified no more."""
+        columns = tuple(
+            tuple(sorted({*before, *now})) for before, now in zip(self.open, more, strict=True)
+        )
+        sure = np.asarray([not now for now in more], bool)
+        return dataclasses.replace(self, certified=self.certified & sure, open=columns)
 
     def uncertified(self) -> "Passed":
         """The same, none of them certified."""

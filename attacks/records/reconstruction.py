@@ -17,7 +17,7 @@ import numpy as np
 
 from attacks.fit import Status
 from attacks.path import check_linear
-from attacks.records.acceptance import Passed, between_whole, half_widths
+from attacks.records.acceptance import Passed, between_whole, half_widths, untold_numbers
 from attacks.records.gradients import check_readable, gradients_of_rounds, looked_at
 from attacks.records.progress import Reading, RecordSearch, Task
 from attacks.records.reading import read
@@ -152,7 +152,10 @@ def _untold(gradients: list[np.ndarray], gap: float) -> str:
 
 
 def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Records:
-    passed = reading.taken.and_these(reading.opened) if max(reading.ranks) else reading.taken
+    taken, factor = reading.taken, _underestimated(reading)
+    taken = taken.opened(untold_numbers(schema, taken.x, factor * taken.deviation))
+    reading = dataclasses.replace(reading, taken=taken)
+    passed = taken.and_these(reading.opened) if max(reading.ranks) else taken
     left = energy(reading.left) / whole if whole else 1.0
     reason = untold or _shortfall(schema, reading, passed, left)
     if reading.is_contradicted:
@@ -165,7 +168,7 @@ def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Reco
         passed.copies,
         passed.certified,
         passed.open,
-        _half_width(schema, passed, _underestimated(reading)),
+        _half_width(schema, passed, factor),
         reading.count,
         left,
         reading.noise / whole if whole else 0.0,

@@ -195,15 +195,12 @@ def _opened(schema: Schema, taken: Passed, reach: np.ndarray) -> Passed:
     loose = reach >= gaps / 2
     names = [column for column, _, _ in schema.counted]
     untold = untold_numbers(schema, taken.x, taken.deviation)
-    opened = [
-        {*numbers, *(n for n, row in zip(names, now, strict=True) if row)}
-        for numbers, now in zip(untold, loose, strict=True)
-    ]
-    columns = tuple(
-        tuple(sorted({*before, *now})) for before, now in zip(taken.open, opened, strict=True)
+    return taken.opened(
+        [
+            {*numbers, *(n for n, row in zip(names, now, strict=True) if row)}
+            for numbers, now in zip(untold, loose, strict=True)
+        ]
     )
-    sure = np.asarray([not now for now in opened], bool)
-    return dataclasses.replace(taken, certified=taken.certified & sure, open=columns)
 
 
 def _free(unsure: np.ndarray, parts: Parts, *, counted: bool) -> np.ndarray:

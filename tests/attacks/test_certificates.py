@@ -8,7 +8,7 @@ import pytest
 
 from attacks import Status, reconstruct_records
 from attacks.records import progress, reading
-from attacks.records.acceptance import passing
+from attacks.records.acceptance import Passed, passing
 from attacks.records.evidence import UNBOUNDED, Findings, _variances
 from attacks.records.spans import MARGIN, energy
 from jaxfl import (
@@ -190,3 +190,15 @@ def read_one_gradient(model, schema, x, y):
         gradient = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
         seen = Messages.from_gradients(*jax.tree.map(lambda a: a[None], (params, gradient)))
         return reconstruct_records(model, seen, schema, LocalTraining(1.0), KEY)
+
+
+def test_a_record_with_more_columns_open_is_certified_no_more():
+    two = dataclasses.replace(
+        Passed.none(narrow_schema()),
+        x=np.zeros((2, 16)),
+        certified=np.ones(2, bool),
+        open=((), ("a",)),
+    )
+    opened = two.opened([set(), {"age"}])
+    assert opened.certified.tolist() == [True, False]
+    assert opened.open == ((), ("a", "age"))
