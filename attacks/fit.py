@@ -32,9 +32,6 @@ from jaxfl import _check
 Array = jax.Array
 FALSE_ALARMS = 0.01
 """Largest share of clients called misfits among those that follow the stated recipe."""
-FAR = 4.0
-"""Deviations beyond which a sum is not of what was told: a normal number exceeds them once in
-16,000."""
 ROUNDING, SQUARED_ROUNDING = 64, 64
 """Relative errors of inner products of some hundred numbers, in units of the precision; and squared
 errors of sums and products of so many, in units of its square."""

@@ -15,7 +15,7 @@ import jaxfl
 from attacks import reconstruct_records
 from jaxfl.datasets import load
 
-data = load("breast_cancer")  # answers of yes and no
+data = load("breast_cancer")  # 30 columns, each low or high
 x, y = data.x[:32], data.y[:32]
 model = jaxfl.mlp(x.shape[1], (64, 64), 2)
 params = model.init(jax.random.key(0))

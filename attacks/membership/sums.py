@@ -24,7 +24,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Int, Num
 
-from attacks.fit import FAR, MisfitWarning, Status
+from attacks.fit import MisfitWarning, Status
 from jaxfl import Aggregates, ClientData, LocalTraining, Model, _check, client_round
 from jaxfl.clients import check_records_of_one
 from jaxfl.domains import Count, Key, NotNegative, checked
@@ -35,6 +35,9 @@ from jaxfl.training import in_arrays
 Array = jax.Array
 ROUNDED = 1e-6
 """Part of a covariance's largest number that float32 leaves where the covariance is 0."""
+FAR = 4.0
+"""Deviations beyond which a sum is of neither data set: a normal number exceeds them once in 16,000
+rounds."""
 LEAST = 20
 """Clients of the server's own: half make a direction, and half have a variance, which of fewer is
 no estimate."""

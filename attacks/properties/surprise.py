@@ -11,9 +11,10 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 from jaxtyping import Int, Num
 
-from attacks.fit import FAR, MisfitWarning
+from attacks.fit import FALSE_ALARMS, MisfitWarning
 from attacks.properties.law_of_sums import residuals
 from attacks.properties.observations import Observations, check_observed, until
 from jaxfl import _check
@@ -29,9 +30,9 @@ def surprise(
     p: Num[Array, "prefixes clients"],
 ) -> Num[Array, "prefixes"]:
     """In how many deviations what p leaves of sums is more (above 0) or less than the detectors'
-    laws say. With the p of `box`, which explains sums best: beyond 4 (`attacks.fit.FAR`) the sums,
-    who took part, the shadows' recipe or the detectors' model are not those that were told.
-    Exchanged names of clients change nothing of it.
+    laws say. With the p of `box`, which explains sums best: beyond 2.6, which `FALSE_ALARMS` of
+    normal numbers exceed, the sums, who took part, the shadows' recipe or the detectors' model are
+    not those that were told. Exchanged names of clients change nothing of it.
 
     The residuals' squares, divided by their covariance, are a chi-square; its cube root is nearly
     normal (Wilson and Hilferty 1931). Too much is judged with the variance of what p leaves open, p
@@ -63,7 +64,8 @@ def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Arra
     far = _surprise(observations, seen, p)
     worst = float(far[jnp.argmax(jnp.nan_to_num(jnp.abs(far)))]) if len(far) else 0.0
     side = "farther from" if worst > 0 else "nearer to"
-    if abs(worst) > FAR:
+    # So few of all prefixes together.
+    if abs(worst) > scipy.stats.norm.ppf(1 - FALSE_ALARMS / (2 * max(len(far), 1))):
         warnings.warn(
             f"{name}: sums lie {abs(worst):.1f} deviations {side} any answer than the detectors' "
             "laws say: the sums, who took part, the shadows' recipe or the detectors' model are "

@@ -92,7 +92,7 @@ class Arguments:
     """Folder for the report; one that holds results is resumed."""
 
 
-class _Loader(yaml.SafeLoader):
+class _StrictSafeLoader(yaml.SafeLoader):
     """YAML in which no name stands twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -120,7 +120,7 @@ def configured(words: list[str]) -> Arguments:
     if not Path(path).is_file():
         raise UsageError(f"--config {path!r} is no file")
     try:
-        told = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        told = yaml.load(Path(path).read_text(encoding="utf-8"), _StrictSafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path!r} is no YAML ({error})".replace("\n", " ")) from None
     fields = {field.name: field for field in dataclasses.fields(Arguments)}

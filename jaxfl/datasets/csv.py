@@ -22,7 +22,7 @@ from jaxfl.datasets.dataset import Table
 from jaxfl.domains import Count, checked
 
 UNKNOWN = "(missing)"
-MOST = 0.9
+MOST_IN_ONE_BIN = 0.9
 """Share of the records in one bin of several from which on a table says so."""
 NOTES = "; "
 """What stands between the facts of a table's note."""
@@ -232,7 +232,7 @@ def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]
 def _note_of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[str]:
     """What is to be said of bins that nearly all records share."""
     counts = np.bincount(places, minlength=len(bins))
-    if counts.max() < MOST * len(places):
+    if counts.max() < MOST_IN_ONE_BIN * len(places):
         return []
     fullest = bins[int(counts.argmax())]
     return [

@@ -71,10 +71,12 @@ def _wide(array: Array) -> Array:
 def _length(leaves: Sequence[Array]) -> Array:
     """Norm of all leaves together, whatever the size of its numbers; differentiable at 0."""
     wide = [jax.lax.stop_gradient(_wide(leaf)) for leaf in leaves]
-    largest = jnp.stack([jnp.zeros(()), *[jnp.abs(leaf).max(initial=0) for leaf in wide]]).max()
+    largest = jnp.stack(
+        [jnp.zeros((), jnp.float32), *[jnp.abs(leaf).max(initial=0) for leaf in wide]]
+    ).max()
     finite = jnp.where(jnp.isfinite(largest), largest, 1)
     # Division by a power of two changes no digit.
-    exponent = jnp.clip(jnp.frexp(jnp.asarray(finite))[1], -LARGE, LARGE)
+    exponent = jnp.clip(jnp.frexp(finite)[1], -LARGE, LARGE)
     unit = jnp.ldexp(jnp.ones_like(finite), exponent)
     square = jnp.asarray(sum(jnp.square(_wide(leaf) / unit).sum() for leaf in leaves))
     norm = jnp.where(square > 0, unit * jnp.sqrt(jnp.where(square > 0, square, 1)), 0)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from attacks import box, gibbs, surprise
-from attacks.fit import FAR, MisfitWarning
-from tests.attacks.test_gibbs import CLIENTS, KEY, ROUNDS, observed
+from attacks.fit import MisfitWarning
+from tests.attacks.test_gibbs import CLIENTS, KEY, PER_ROUND, ROUNDS, observed
 
 
 def test_sums_of_the_law_surprise_nobody_and_others_do():
-    """Of normal numbers 1 in 16,000 is farther out; wrong recipes are, on one side or the other."""
+    """Normal numbers are seldom farther out; wrong recipes are, on one side or the other."""
     seen = jnp.asarray([20, ROUNDS])
     for separation, seed in itertools.product((1.5, 3.0, 6.0), range(10)):
         observations, _ = observed(separation, seed)
@@ -23,12 +23,15 @@ def test_sums_of_the_law_surprise_nobody_and_others_do():
     wrong = {
         "wide shadows": ("variance", 100 * observations.variance, -1),
         "narrow shadows": ("variance", observations.variance / 100, 1),
+        "means": ("features", observations.features / PER_ROUND, -1),
     }
     for name, (field, value, side) in wrong.items():
         told = dataclasses.replace(observations, **{field: value})
         with pytest.warns(MisfitWarning, match="farther" if side > 0 else "nearer"):
-            p = gibbs(told, seen, KEY)
-        assert side * np.asarray(surprise(told, seen, p))[1] > FAR, name
+            gibbs(told, seen, KEY)
+        with pytest.warns(MisfitWarning):
+            p = box(told, seen)
+        assert side * np.asarray(surprise(told, seen, p))[1] > 4, name
 
 
 def test_exchanged_names_surprise_nobody():
@@ -38,7 +41,7 @@ def test_exchanged_names_surprise_nobody():
     seen = jnp.asarray([ROUNDS])
     p = box(other, seen)
     np.testing.assert_array_equal(np.asarray(p)[0] > 0.5, truth[order])
-    assert abs(float(surprise(other, seen, p)[0])) < FAR
+    assert abs(float(surprise(other, seen, p)[0])) < 2
 
 
 def test_rounds_in_which_nobody_took_part_surprise_nobody():
