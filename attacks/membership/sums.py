@@ -20,11 +20,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Int, Num
 
-from attacks.fit import MisfitWarning, Status
+from attacks.fit import FALSE_ALARMS, MisfitWarning, Status
 from jaxfl import Aggregates, ClientData, LocalTraining, Model, _check, client_round
 from jaxfl.clients import check_records_of_one
 from jaxfl.domains import Count, Key, NotNegative, checked
@@ -38,6 +39,10 @@ ROUNDED = 1e-6
 FAR = 4.0
 """Deviations beyond which a sum is of neither data set: a normal number exceeds them once in 16,000
 rounds."""
+FAR_TOGETHER = float(scipy.stats.norm.ppf(1 - FALSE_ALARMS / 4))
+"""The same of what the sums of all rounds leave on average, in two ways, on either side. How far
+these sums depend on each other is not known: the average of normal numbers varies no more than one
+of them."""
 LEAST = 20
 """Clients of the server's own: half make a direction, and half have a variance, which of fewer is
 no estimate."""
@@ -71,8 +76,10 @@ class SumsTold:
         differential privacy for these two. The likelier one is the right one in Phi(mu / 2) of
         rounds.
       status: a `Status` `[rounds]`: FAILED where numbers are not finite; MISFIT where the sum is
-        `FAR` from what either data set allows, in all directions together: it is not of this model,
-        recipe or number of participants, or the others are not like the server's own.
+        `FAR` from what either data set allows, or all rounds' sums are on average
+        `FAR_TOGETHER`, in length or along the update that clients send on average: they are not
+        of this model, recipe or number of participants, or the others are not like the server's
+        own.
     """
 
     log_ratio: Num[Array, "rounds"]
@@ -92,7 +99,7 @@ def distinguish_in_sums(
     settings: SumTest | None = None,
 ) -> SumsTold:
     """Which of two data sets a participant trained on, by the sum of each round (Ngo et al. 2024).
-    Rounds are judged one by one: the same others in several rounds are no fresh noise.
+    The ratio is each round's alone: the same others in several rounds are no fresh noise.
 
     Half of the server's own clients say in which direction the two are to be compared, the
     discriminant `(C + ridge)^-1 (u_2 - u_1)` of their covariance C; the other half say how the
@@ -131,7 +138,8 @@ def distinguish_in_sums(
             "is its message (see decode_sources)"
         )
     training, settings = in_arrays(training), jax.tree.map(jnp.asarray, settings)
-    told = _distinguish(model, aggregates, candidates, others, key, training, settings)
+    told, surprises = _distinguish(model, aggregates, candidates, others, key, training, settings)
+    told = told.replace(status=_judged(told.status, surprises))
     _warn_of_misfits(told.status)
     return told
 
@@ -165,11 +173,19 @@ def _warn_of_misfits(status: Array) -> None:
     if misfits:
         warnings.warn(
             f"distinguish_in_sums: sums of {misfits} of {len(status)} rounds are of neither data "
-            "set: the model, the recipe, the number of participants or the server's own clients "
-            "are not theirs; what is told of these rounds means nothing",
+            "set: the sums, the model, the recipe, the number of participants or the server's own "
+            "clients are not what was told; what is told of these rounds means nothing",
             MisfitWarning,
             stacklevel=4,
         )
+
+
+def _judged(status: Array, surprises: Array) -> Array:
+    """Status of each round by how far the sums are from either data set `[rounds, 2]`."""
+    finite = status == Status.OK
+    together = jnp.abs(surprises.mean(0, where=finite[:, None])) > FAR_TOGETHER
+    misfit = (jnp.abs(surprises) > FAR).any(1) | together.any()
+    return jnp.where(finite & misfit, Status.MISFIT, status)
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -181,14 +197,15 @@ def _distinguish(
     key: Array,
     training: LocalTraining,
     settings: SumTest,
-) -> SumsTold:
+) -> tuple[SumsTold, Array]:
+    """What is told, FAILED or OK, and the surprises of each round `[rounds, 2]`."""
     order_key, own_key, drawn_key = jax.random.split(key, 3)
     clients = len(others.mask)
     order = jax.random.permutation(order_key, clients)
     keys = jax.random.split(own_key, clients)
     fitting_keys, drawn_keys = jax.random.split(drawn_key, (2, 2, settings.draws))
 
-    def of_round(known: tuple[Any, Any, Array, ClientData]) -> SumsTold:
+    def of_round(known: tuple[Any, Any, Array, ClientData]) -> tuple[SumsTold, Array]:
         received, total, taken, two = known
 
         def sent(arguments: tuple[ClientData, Array]) -> Array:
@@ -208,11 +225,15 @@ def _distinguish(
         beside = _Beside(judging, taken - 1)
         seen = ravel_pytree(total)[0]
         log_ratio, mu = _compared(beside.along(direction), pair @ direction, seen @ direction)
-        misfit = jnp.abs(beside.surprise(pair, seen)) > FAR
+        usual = _discriminant(fitting, fitting.mean(0), settings.ridge)
+        surprises = (
+            beside.surprise(pair, seen),
+            beside.along(usual).departure(pair @ usual, seen @ usual),
+        )
         finite = jnp.isfinite(log_ratio) & jnp.isfinite(mu)
-        status = jnp.where(finite, jnp.where(misfit, Status.MISFIT, Status.OK), Status.FAILED)
+        status = jnp.where(finite, Status.OK, Status.FAILED)
         log_ratio, mu = (jnp.where(finite, a, jnp.nan) for a in (log_ratio, mu))
-        return SumsTold(log_ratio, mu, status.astype(int))
+        return SumsTold(log_ratio, mu, status.astype(int)), jnp.stack(surprises)
 
     taken = aggregates.participation.sum(1)
     if candidates.mask.ndim == 2:
@@ -265,6 +286,19 @@ class _Beside:
     def variance(self) -> Array:
         """Variance of the others' sum along one direction."""
         return self.factor * self.updates.var(0, ddof=1)
+
+    def departure(self, pair: Array, total: Array) -> Array:
+        """By how many deviations a sum `[]` departs along one direction from what is likely for
+        it, with the data set `[2, draws]` that explains it better: Student's t, of which Wallace
+        (1959) makes a nearly normal number."""
+        draws, freedom = pair.shape[1], len(self.updates) - 1
+        drawn = pair.var(1, ddof=1).mean() * (1 + 1 / draws) if draws > 1 else 0.0
+        left = total - self.mean - pair.mean(1)
+        left = left[jnp.argmin(jnp.abs(left))]
+        least = jnp.finfo(total.dtype).tiny
+        t_squared = jnp.square(left) / jnp.maximum(self.variance + drawn, least)
+        length = jnp.sqrt(freedom * jnp.log1p(t_squared / freedom))
+        return jnp.sign(left) * length * (8 * freedom + 1) / (8 * freedom + 3)
 
     def surprise(self, pair: Array, total: Array) -> Array:
         """In how many deviations a sum `[parameters]` leaves what is likely for it, with the data

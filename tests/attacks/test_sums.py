@@ -151,6 +151,52 @@ def test_sums_of_another_recipe_or_of_more_clients_are_misfits(games):
     assert (fewer.status == Status.MISFIT).mean() > 0.9
 
 
+WRONG = {
+    "negated": lambda sums: -sums,
+    "means": lambda sums: sums / PER_ROUND,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_sums_that_are_a_little_wrong_in_all_rounds_are_misfits(games, wrong):
+    """Each round alone is within what the others' noise allows, in most."""
+    aggregates, pairs = games
+    sums = jax.tree.map(WRONG[wrong], aggregates.pseudo_gradient)
+    with pytest.warns(MisfitWarning, match="of 40 rounds are of neither data set"):
+        answer = told(dataclasses.replace(aggregates, pseudo_gradient=sums), pairs)
+    assert (answer.status == Status.MISFIT).all()
+
+
+def test_own_clients_of_the_other_labels_are_misfits(games):
+    aggregates, pairs = games
+    flipped = dataclasses.replace(OTHERS, y=1 - OTHERS.y)
+    with pytest.warns(MisfitWarning):
+        answer = distinguish_in_sums(
+            MODEL, aggregates, pairs, flipped, jax.random.key(2), training=TRAINING
+        )
+    assert (answer.status == Status.MISFIT).all()
+
+
+@pytest.mark.filterwarnings("ignore::attacks.MisfitWarning")
+def test_right_sums_are_seldom_misfits():
+    """20 federations of everything new, of the fewest clients that the server may have: as many as
+    are false alarms in one of a thousand such tests, at most."""
+    keep, settings = Keep(clients=(), sums=True), SumTest(draws=2)
+    federated = Federated(6, TRAINING, clients_per_round=PER_ROUND, keep=keep)
+    alarms = 0
+    for seed in range(20):
+        key = jax.random.key(seed)
+        held, others, fresh = clients(CLIENTS), clients(20), clients(6)
+        aggregates = simulate(MODEL, START, held, key, federated).aggregates()
+        asked = np.asarray([np.flatnonzero(who)[0] for who in aggregates.participation])
+        pairs = jax.tree.map(lambda a, b: jnp.stack([a, b], 1), fresh, held.take(asked))
+        answer = distinguish_in_sums(
+            MODEL, aggregates, pairs, others, key, training=TRAINING, settings=settings
+        )
+        alarms += bool((answer.status == Status.MISFIT).any())
+    assert alarms <= stats.binom.ppf(0.999, 20, 0.01)
+
+
 def test_a_sum_of_one_is_refused(games):
     aggregates, pairs = games
     first = jax.tree.map(lambda a: a[:1], aggregates)
