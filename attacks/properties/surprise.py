@@ -56,6 +56,12 @@ def surprise(
     return _surprise(observations, seen, jnp.asarray(p))
 
 
+def most_surprise(prefixes: int) -> float:
+    """Deviations that the worst of so many prefixes exceeds in `FALSE_ALARMS` of right sums, on
+    either side."""
+    return float(scipy.stats.norm.ppf(1 - FALSE_ALARMS / (2 * max(prefixes, 1))))
+
+
 def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Array) -> None:
     """Warn with a `MisfitWarning` if the sums contradict even the p of `box`, which explains them
     best; not where it is traced."""
@@ -64,8 +70,7 @@ def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Arra
     far = _surprise(observations, seen, p)
     worst = float(far[jnp.argmax(jnp.nan_to_num(jnp.abs(far)))]) if len(far) else 0.0
     side = "farther from" if worst > 0 else "nearer to"
-    # So few of all prefixes together.
-    if abs(worst) > scipy.stats.norm.ppf(1 - FALSE_ALARMS / (2 * max(len(far), 1))):
+    if abs(worst) > most_surprise(len(far)):
         warnings.warn(
             f"{name}: sums lie {abs(worst):.1f} deviations {side} any answer than the detectors' "
             "laws say: the sums, who took part, the shadows' recipe or the detectors' model are "

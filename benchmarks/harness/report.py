@@ -166,13 +166,12 @@ def _best_guess(rows: list[dict[str, Any]]) -> str:
 def _fit(rows: list[dict[str, Any]]) -> str:
     """How well answers explain the messages, in words."""
     judged = [row for row in rows if row["explained"] is not None]
-    if not judged:
-        return ""
-    share = f"{_mean([row['explained'] for row in judged]):.3g}"
+    told = [f"{_mean([row['explained'] for row in judged]):.3g}"] if judged else []
+    scored = judged or rows
     for doubt in ("misfit", "unchecked"):
-        rows_in_doubt = sum(row["status"] == doubt for row in judged)
-        share += f", {rows_in_doubt} of {len(judged)} {doubt}" if rows_in_doubt else ""
-    return share
+        rows_in_doubt = sum(row["status"] == doubt for row in scored)
+        told += [f"{rows_in_doubt} of {len(scored)} {doubt}"] if rows_in_doubt else []
+    return ", ".join(told)
 
 
 def _note(rows: list[dict[str, Any]], failed: list[dict[str, Any]]) -> str:

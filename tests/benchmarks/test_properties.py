@@ -59,7 +59,7 @@ def cells(*seen, **changes):
 
 @pytest.mark.very_slow
 def test_every_method_answers_for_every_number_of_rounds(images):
-    names = [method.name for method in properties.METHODS]
+    names = [method.name for method in properties.EXPERIMENT.methods]
     methods = [m for m in names if not m.startswith("prolin")]  # which takes long to compile
     jobs = [Job(cell, method, 0) for method in methods for cell in cells(10, 30)]
     jobs += [Job(cell, "gibbs", 0) for cell in cells("mean")]
@@ -138,13 +138,14 @@ def test_every_published_value_belongs_to_a_cell():
 TWO_DEVICES = """
 import jax, jax.numpy as jnp
 from benchmarks.harness.engines import run_members
-from benchmarks.measurements.properties import Decode, EXPERIMENT
+from benchmarks.measurements.properties import EXPERIMENT
+from benchmarks.measurements.properties.work import Decode
 from tests.attacks.test_gibbs import observed
 pairs = [observed(seed=seed)[0] for seed in range(2)]
 observations = jax.tree.map(lambda *a: jnp.stack(a), *pairs)
 inputs = observations, jnp.ones((2, 60)), jax.random.split(jax.random.key(0), 2)
 assert jax.local_device_count() == 2
-# Those without singular values, of which see `properties.run`.
+# Those without singular values, of which see `work.decoded`.
 for method in ("box", "gibbs", "ridge"):
     how = EXPERIMENT.method(method)
     print(method, run_members(Decode(how, how.settings, (20, 60)), inputs).results.shape)
