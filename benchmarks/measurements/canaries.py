@@ -1,7 +1,7 @@
 """How much of the epsilon that an accountant promises do a client's messages show?
 
-A method here is `run(seen, settings) -> MeasuredEpsilon`: it is given what an auditor has
-(`benchmarks.scenarios.canaries.Seen`). `promised` is the accountant's epsilon, which is no
+A method here is `run(view, settings) -> MeasuredEpsilon`: it is given what an auditor has
+(`benchmarks.scenarios.canaries.View`). `promised` is the accountant's epsilon, which is no
 measurement.
 """
 
@@ -15,17 +15,17 @@ from attacks import MeasuredEpsilon, Status, measure_epsilon
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome
-from benchmarks.scenarios.canaries import CanarySettings, Seen, draw
+from benchmarks.scenarios.canaries import CanarySettings, View, draw
 
 
-def _measured(seen: Seen, settings: None) -> MeasuredEpsilon:
+def _measured(view: View, settings: None) -> MeasuredEpsilon:
     return measure_epsilon(
-        seen.model, seen.messages, seen.data, seen.training, seen.key, delta=seen.delta
+        view.model, view.messages, view.data, view.training, view.key, delta=view.delta
     )
 
 
-def _promised(seen: Seen, settings: None) -> MeasuredEpsilon:
-    epsilon, unknown = jnp.asarray(seen.promised), jnp.asarray(np.nan)
+def _promised(view: View, settings: None) -> MeasuredEpsilon:
+    epsilon, unknown = jnp.asarray(view.promised), jnp.asarray(np.nan)
     return MeasuredEpsilon(unknown, epsilon, unknown, jnp.zeros(0), jnp.asarray(Status.OK))
 
 
@@ -45,7 +45,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     audited = draw(cell.dataset, cell.settings, data_dir, seed)
     for job in jobs:
         clock = Clock()
-        answer: MeasuredEpsilon = job.how.run(audited.seen, job.method_settings)
+        answer: MeasuredEpsilon = job.how.run(audited.view, job.method_settings)
         spent = clock.read()
         if answer.status == Status.FAILED:
             yield [Outcome(job, m.name, None, status="failed") for m in METRICS]

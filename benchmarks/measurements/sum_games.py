@@ -1,8 +1,8 @@
 """How well does secure aggregation hide on which of two data sets a client trained? (Ngo et al.
 2024; membership inference, MIA)
 
-A method here is `run(seen, settings) -> SumsTold` of all rounds: it is given what a server has
-(`benchmarks.scenarios.sum_games.Seen`), and not which data set is the participant's.
+A method here is `run(view, settings) -> SumsTold` of all rounds: it is given what a server has
+(`benchmarks.scenarios.sum_games.View`), and not which data set is the participant's.
 """
 
 import math
@@ -17,16 +17,16 @@ from attacks import Status, SumsTold, SumTest, distinguish_in_sums
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome
-from benchmarks.scenarios.sum_games import Seen, SumGamesSettings, draw
+from benchmarks.scenarios.sum_games import SumGamesSettings, View, draw
 from jaxfl.accounting import gaussian_epsilon
 
 DELTA, CONFIDENCE = 1e-5, 0.95
 
 
-def _told(seen: Seen, settings: SumTest) -> SumsTold:
+def _told(view: View, settings: SumTest) -> SumsTold:
     return distinguish_in_sums(
-        *(seen.model, seen.aggregates, seen.candidates, seen.others, seen.key),
-        training=seen.training,
+        *(view.model, view.aggregates, view.candidates, view.others, view.key),
+        training=view.training,
         settings=settings,
     )
 
@@ -73,7 +73,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     games = draw(cell.dataset, cell.settings, data_dir, seed)
     for job in jobs:
         clock = Clock()
-        told = jax.block_until_ready(job.how.run(games.seen, job.method_settings))
+        told = jax.block_until_ready(job.how.run(games.view, job.method_settings))
         shared: dict[str, Any] = {
             **clock.read()._asdict(),
             "dtype": "float32",

@@ -1,7 +1,7 @@
 """Which records does a client have, with nothing known but the schema of its table?
 
-A method here is `run(seen, settings) -> Guess`: it is given what the adversary has
-(`benchmarks.scenarios.whole_records.Seen`), and no truth. Records are matched one to one, so that
+A method here is `run(view, settings) -> Guess`: it is given what the adversary has
+(`benchmarks.scenarios.whole_records.View`), and no truth. Records are matched one to one, so that
 as many columns as possible agree.
 """
 
@@ -16,7 +16,7 @@ from attacks import RecordMatching, RecordSearch, match_records, reconstruct_rec
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome
-from benchmarks.scenarios.whole_records import Seen, Victim, WholeRecordsSettings, draw
+from benchmarks.scenarios.whole_records import Victim, View, WholeRecordsSettings, draw
 from jaxfl import Schema
 
 CLOSE = 0.319
@@ -40,19 +40,19 @@ class Guess(NamedTuple):
     precision: np.ndarray
 
 
-def _guess(seen: Seen, x: np.ndarray, y: np.ndarray) -> Guess:
+def _guess(view: View, x: np.ndarray, y: np.ndarray) -> Guess:
     """Guess of a method that is never certain."""
-    nothing = np.zeros((len(x), len(seen.schema.measured)))
+    nothing = np.zeros((len(x), len(view.schema.measured)))
     return Guess(x, y, np.zeros(len(x), bool), [()] * len(x), nothing)
 
 
-def _spans(seen: Seen, settings: RecordSearch) -> Guess:
+def _spans(view: View, settings: RecordSearch) -> Guess:
     read = reconstruct_records(
-        seen.model,
-        seen.messages,
-        seen.schema,
-        seen.training,
-        seen.key,
+        view.model,
+        view.messages,
+        view.schema,
+        view.training,
+        view.key,
         settings=settings,
     )
     rows = np.repeat(np.arange(len(read)), read.copies)
@@ -60,36 +60,36 @@ def _spans(seen: Seen, settings: RecordSearch) -> Guess:
     return Guess(read.x[rows], read.y[rows], read.certified[rows], opened, read.precision[rows])
 
 
-def _matched(seen: Seen, settings: RecordMatching) -> Guess:
+def _matched(view: View, settings: RecordMatching) -> Guess:
     matched = match_records(
-        seen.model,
-        seen.messages,
-        seen.schema,
-        seen.records,
-        seen.training,
-        seen.key,
+        view.model,
+        view.messages,
+        view.schema,
+        view.records,
+        view.training,
+        view.key,
         settings=settings,
     )
-    return _guess(seen, matched.x, matched.y)
+    return _guess(view, matched.x, matched.y)
 
 
-def _marginals(seen: Seen, settings: None) -> Guess:
+def _marginals(view: View, settings: None) -> Guess:
     """Every column of another public record: what is common, and no record."""
-    x, y = seen.public
+    x, y = view.public
     rng = np.random.default_rng(0)
-    rows = rng.integers(0, len(x), (len(seen.schema.columns), seen.records))
-    drawn = np.zeros((seen.records, x.shape[1]))
-    attributes = [list(a.positions) for a in seen.schema.listed]
-    attributes += [[a.position] for a in seen.schema.measured]
+    rows = rng.integers(0, len(x), (len(view.schema.columns), view.records))
+    drawn = np.zeros((view.records, x.shape[1]))
+    attributes = [list(a.positions) for a in view.schema.listed]
+    attributes += [[a.position] for a in view.schema.measured]
     for positions, chosen in zip(attributes, rows, strict=False):
         drawn[:, positions] = x[chosen][:, positions]
-    return _guess(seen, drawn, y[rows[0]])
+    return _guess(view, drawn, y[rows[0]])
 
 
-def _public(seen: Seen, settings: None) -> Guess:
-    x, y = seen.public
-    rows = np.random.default_rng(0).choice(len(x), seen.records, replace=len(x) < seen.records)
-    return _guess(seen, x[rows].astype(float), y[rows])
+def _public(view: View, settings: None) -> Guess:
+    x, y = view.public
+    rows = np.random.default_rng(0).choice(len(x), view.records, replace=len(x) < view.records)
+    return _guess(view, x[rows].astype(float), y[rows])
 
 
 METHODS = (
@@ -123,13 +123,13 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     """Run jobs of one group and seed: one client, each method once."""
     cell, seed = jobs[0].cell, jobs[0].seed
     victim = draw(cell.dataset, cell.settings, data_dir, seed)
-    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(victim.seen.messages))
+    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(victim.view.messages))
     for job in jobs:
         if job.how.observes and not finite:
             yield [Outcome(job, m.name, None, status="messages not finite") for m in METRICS]
             continue
         clock = Clock()
-        guess = job.how.run(victim.seen, job.method_settings)
+        guess = job.how.run(victim.view, job.method_settings)
         spent = clock.read()
         scores = scored(victim, guess)
         shared: dict[str, Any] = {
@@ -149,7 +149,7 @@ def scored(victim: Victim, guess: Guess) -> dict[str, float]:
     labels = guess.y[:, None] == victim.y[None]
     rows, columns = linear_sum_assignment(-(right.sum(-1) + labels))
     exact = right[rows, columns].all(-1) & labels[rows, columns]
-    names = victim.seen.schema.columns
+    names = victim.view.schema.columns
     known = np.asarray([[name not in opened for name in names] for opened in guess.open])
     known = known.reshape(len(guess.x), len(names)).astype(bool)
     but_open = (right[rows, columns] | ~known[rows]).all(-1) & labels[rows, columns]
@@ -169,9 +169,9 @@ def scored(victim: Victim, guess: Guess) -> dict[str, float]:
 def _agreement(victim: Victim, guess: Guess) -> tuple[np.ndarray, np.ndarray]:
     """Whether columns agree exactly, and nearly: `[guessed, records, columns]`. Numbers that are
     not whole agree within the stated precision."""
-    schema: Schema = victim.seen.schema
+    schema: Schema = victim.view.schema
     tables = schema.table(guess.x), schema.table(victim.x.astype(float))
-    spread = schema.table(victim.seen.public[0].astype(float))
+    spread = schema.table(victim.view.public[0].astype(float))
     measured = {a.column: j for j, a in enumerate(schema.measured)}
     right, close = [], []
     for name in schema.columns:

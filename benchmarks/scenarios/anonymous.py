@@ -110,7 +110,7 @@ class Side(NamedTuple):
         return jnp.asarray(held)[self.senders]
 
 
-class Seen(NamedTuple):
+class View(NamedTuple):
     """What the server has, and no more.
 
     Attributes:
@@ -142,14 +142,14 @@ class Anonymous:
     Attributes:
       data: pixels in [-1, 1].
       clients, shadow: the two sides.
-      seen: of both, by the server.
+      view: the server's, of both.
       test_accuracy: of the shared model, on records of nobody; None if there are none.
     """
 
     data: Dataset
     clients: Side
     shadow: Side
-    seen: Seen
+    view: View
     test_accuracy: float | None
 
 
@@ -185,7 +185,7 @@ def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int
         accuracy = float(evaluate(model, clients.params, held).accuracy)
     virtual = Virtual(training=settings.training, records=min(map(len, clients.parts)))
     rows = np.concatenate(shadow.parts)
-    seen = Seen(
+    view = View(
         model,
         data.x.shape[1:],
         virtual,
@@ -196,7 +196,7 @@ def draw(name: str, settings: AnonymousSettings, data_dir: str | None, seed: int
         data.y[rows],
         key,
     )
-    return Anonymous(data, clients, shadow, seen, accuracy)
+    return Anonymous(data, clients, shadow, view, accuracy)
 
 
 def _divide(
@@ -295,8 +295,8 @@ def _side(
     clients = stack_clients([(data.x[part], data.y[part]) for part in parts])
     run = simulate(model, model.init(init_key), clients, train_key, federated)
     if anonymous is not None:
-        seen, senders = run.anonymous(anonymous)
-        return Side(run.params, Updates(run.received, seen.pseudo_gradient), senders, parts)
+        sent, senders = run.anonymous(anonymous)
+        return Side(run.params, Updates(run.received, sent.pseudo_gradient), senders, parts)
     every = settings.shadow_every
     received, sent = _every((run.received, run.pseudo_gradient), every)
     shape = jax.tree.leaves(sent)[0].shape[:2]

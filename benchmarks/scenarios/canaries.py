@@ -51,7 +51,7 @@ class CanarySettings:
     epsilon: float = 10.0
 
 
-class Seen(NamedTuple):
+class View(NamedTuple):
     """What an auditor has: all that differential privacy grants an adversary.
 
     Attributes:
@@ -77,11 +77,11 @@ class Audited(NamedTuple):
     """A client with canaries.
 
     Attributes:
-      seen: by its auditor.
+      view: its auditor's.
       note: what a reader must know of the data.
     """
 
-    seen: Seen
+    view: View
     note: str
 
 
@@ -106,7 +106,7 @@ def draw(name: str, settings: CanarySettings, data_dir: str | None, seed: int) -
     run = simulate(model, start, stack_clients([(x, y)]), training_key, federated)
     key = stream(training_key, Stream.ATTACK)
     told = (settings.epsilon, DELTA, key)
-    return Audited(Seen(model, run.messages(0), one_client(x, y), training, *told), data.note)
+    return Audited(View(model, run.messages(0), one_client(x, y), training, *told), data.note)
 
 
 def _recipe(settings: CanarySettings, directions: Array) -> LocalTraining:

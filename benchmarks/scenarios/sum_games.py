@@ -50,7 +50,7 @@ class SumGamesSettings:
     training: LocalTraining = LocalTraining(0.1)
 
 
-class Seen(NamedTuple):
+class View(NamedTuple):
     """What the server has.
 
     Attributes:
@@ -74,12 +74,12 @@ class Games(NamedTuple):
     """One game a round.
 
     Attributes:
-      seen: by the server.
+      view: the server's.
       second: whether the participant trained on the second data set `[rounds]`.
       note: what a reader must know of the data.
     """
 
-    seen: Seen
+    view: View
     second: np.ndarray
     note: str
 
@@ -114,10 +114,10 @@ def draw(name: str, settings: SumGamesSettings, data_dir: str | None, seed: int)
     order = np.where(second[:, None], [[1, 0]], [[0, 1]])
     pairs = jax.tree.map(lambda a, b: jnp.stack([a, b], 1), true, other)
     candidates = jax.tree.map(lambda a: a[np.arange(settings.rounds)[:, None], order], pairs)
-    seen = Seen(
+    view = View(
         *(model, aggregates, candidates, own, settings.training, stream(key, Stream.ATTACK))
     )
-    return Games(seen, second, data.note)
+    return Games(view, second, data.note)
 
 
 def _parts(

@@ -69,7 +69,7 @@ class WholeRecordsSettings:
         return () if self.upload == Upload() else (self.upload,)
 
 
-class Seen(NamedTuple):
+class View(NamedTuple):
     """What the adversary has, and no more.
 
     Attributes:
@@ -95,13 +95,13 @@ class Victim(NamedTuple):
     """A client, or several whose messages are seen as one.
 
     Attributes:
-      seen: of it, by the adversary.
+      view: the adversary's, of it.
       x, y: the records and labels.
       accuracy: of the model at first, on others' records.
       note: what a reader must know of the data.
     """
 
-    seen: Seen
+    view: View
     x: np.ndarray
     y: np.ndarray
     accuracy: float
@@ -112,7 +112,7 @@ class Victim(NamedTuple):
         """How many independent combinations of the records, with weights that sum to 0, have
         numbers alone: their categories cancel. The records' span holds each record plus any
         multiple of these, whose numbers may be those of a record too."""
-        schema = self.seen.schema
+        schema = self.view.schema
         numbers = [position for _, position, _ in schema.counted]
         ones = np.ones((len(self.x), 1))
         categories = np.delete(self.x.astype(float), [*numbers, *schema.positions], 1)
@@ -144,9 +144,9 @@ def draw(name: str, settings: WholeRecordsSettings, data_dir: str | None, seed: 
     recipe = settings.training if settings.sends == "model" else LocalTraining(1.0)
     others_held = data.x[public], data.y[public]
     attack_key = stream(key, Stream.ATTACK)
-    seen = Seen(model, data.schema(), messages, recipe, len(y), others_held, attack_key)
+    view = View(model, data.schema(), messages, recipe, len(y), others_held, attack_key)
     accuracy = evaluate(model, start, one_client(data.x[test], data.y[test])).accuracy
-    return Victim(seen, x, y, float(accuracy), data.note)
+    return Victim(view, x, y, float(accuracy), data.note)
 
 
 def _warmed(

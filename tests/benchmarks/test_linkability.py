@@ -79,9 +79,9 @@ def test_the_matched_filter_of_few_clients_or_diverged_ones_has_rows(changes, st
 
 def test_a_siamese_network_begins_with_the_model_of_its_round():
     cell = tiny("table3", TINY_LINKS, trunk_round=4)
-    seen = draw(cell).seen
-    expected = jax.tree.map(operator.itemgetter(4 - TINY_LINKS["first"]), seen.clients.received)
-    chex.assert_trees_all_equal(linkability.Linking(seen, cell.settings, [1]).trunk, expected)
+    view = draw(cell).view
+    expected = jax.tree.map(operator.itemgetter(4 - TINY_LINKS["first"]), view.clients.received)
+    chex.assert_trees_all_equal(linkability.Linking(view, cell.settings, [1]).trunk, expected)
     for outside in (1, 8):
         with pytest.raises(ValueError, match=f"trunk_round={outside}"):
             draw(tiny("table3", TINY_LINKS, trunk_round=outside))
@@ -94,8 +94,8 @@ def test_two_federations_and_their_scores_are_few_programs():
     with compilations() as of_federations:
         drawn = draw(cell)
     sides = [
-        link.unit(link.last_bias(drawn.seen.model, side.pseudo_gradient))
-        for side in (drawn.seen.clients, drawn.seen.shadow)
+        link.unit(link.last_bias(drawn.view.model, side.pseudo_gradient))
+        for side in (drawn.view.clients, drawn.view.shadow)
     ]
     with compilations() as of_scores:
         linked(drawn, *sides, interval=1, pairs=300)
@@ -122,7 +122,7 @@ def test_both_federations_are_seen_through_the_window():
     chex.assert_trees_all_close(last, attacked.clients.params, atol=1e-6)
     train = jax.jit(
         lambda params, data: local_update(
-            attacked.seen.model, params, data, jax.random.key(0), cell.settings.training
+            attacked.view.model, params, data, jax.random.key(0), cell.settings.training
         )
     )
     for side, rounds in ((attacked.clients, 4), (attacked.shadow, 2)):

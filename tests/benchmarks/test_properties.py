@@ -104,8 +104,8 @@ def test_positive_clients_share_the_record_and_nobody_else_has_it(images):
 def test_scores_that_are_not_finite_are_failures():
     cell = specimen_of(properties.EXPERIMENT, "ols")
 
-    def run(sight, settings):
-        return jnp.full((len(sight.seen), cell.settings.clients), jnp.nan)
+    def run(view, settings):
+        return jnp.full((len(view.seen), cell.settings.clients), jnp.nan)
 
     broken = dataclasses.replace(cell.experiment.method("ols"), run=run)
     experiment = dataclasses.replace(cell.experiment, methods=(broken,))

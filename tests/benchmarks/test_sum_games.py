@@ -36,7 +36,7 @@ def test_a_record_apart_is_one_record():
     settings = SumGamesSettings(
         "record", clients=10, references=10, per_round=3, records=4, rounds=6, hidden=()
     )
-    pairs = draw("digits", settings, None, 0).seen.candidates
+    pairs = draw("digits", settings, None, 0).view.candidates
     apart = (pairs.x[:, 0] != pairs.x[:, 1]).any(-1)
     assert apart.sum(1).tolist() == [1] * 6
 
@@ -46,7 +46,7 @@ def test_nothing_but_records_and_labels_tells_two_data_sets_apart(asked):
     settings = SumGamesSettings(
         asked, clients=10, references=10, per_round=3, records=4, rounds=6, hidden=()
     )
-    pairs = draw("digits", settings, None, 0).seen.candidates
+    pairs = draw("digits", settings, None, 0).view.candidates
     assert (pairs.id[:, 0] == pairs.id[:, 1]).all()
     assert (pairs.mask[:, 0] == pairs.mask[:, 1]).all()
 

@@ -60,7 +60,7 @@ def test_a_sum_of_clients_is_read_as_one_client_is(sends):
     )
     with jax.enable_x64(True):
         assert_same(
-            alone.seen.messages, summed.seen.messages, "the mean of clients is not that of one"
+            alone.view.messages, summed.view.messages, "the mean of clients is not that of one"
         )
 
 
@@ -81,7 +81,7 @@ def victim():
 
 
 def guess(victim, x, y, certified=False, opened=()):
-    measured = np.zeros((len(x), len(victim.seen.schema.measured)))
+    measured = np.zeros((len(x), len(victim.view.schema.measured)))
     return Guess(x, y, np.full(len(x), certified), [opened] * len(x), measured)
 
 
@@ -100,7 +100,7 @@ def test_half_of_the_truth_is_half(victim):
 def test_a_wrong_column_costs_its_record_unless_it_is_called_open(victim):
     x = victim.x.astype(float)
     x[:, 0] = 1 - x[:, 0]
-    name = victim.seen.schema.columns[0]
+    name = victim.view.schema.columns[0]
     scores = scored(victim, guess(victim, x, victim.y, True))
     assert scores["records_exact"] == 0
     assert scores["certified_wrong"] >= 1

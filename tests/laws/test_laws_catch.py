@@ -195,12 +195,12 @@ def test_a_membership_attack_is_told_nothing_of_the_attribute():
     laws["its_messages_give_a_score"]()
 
 
-def that_looks_up_the_attribute(seen, settings):
+def that_looks_up_the_attribute(view, settings):
     """It is not told the attribute: it draws the records again."""
     cell = specimen_of(local_models.EXPERIMENT, "majority")
     data = federations.records_of(cell.dataset, cell.settings, None)
     values, read = data.values_of(data.sensitive or 0), []
-    for known in seen.known:
+    for known in view.known:
         x = np.asarray(known.x)
         public = ~np.isnan(x).any(0)
         same = (data.x[None, :, public] == x[:, None, public]).all(-1)
@@ -212,28 +212,28 @@ def that_looks_up_the_senders(linking, rule):
     """It is not told who sent: it draws the federations again."""
     cell = specimen_of(linkability.EXPERIMENT, "update")
     drawn = [anonymous.draw(cell.dataset, cell.settings, None, seed) for seed in range(rows.SEEDS)]
-    (mine,) = [each for each in drawn if (each.seen.key == linking.seen.key).all()]
+    (mine,) = [each for each in drawn if (each.view.key == linking.view.key).all()]
     return tuple(jax.nn.one_hot(side.senders, 8) for side in (mine.clients, mine.shadow))
 
 
-def that_looks_up_the_records(seen, settings):
+def that_looks_up_the_records(view, settings):
     """It is given no truth: it draws the clients again."""
     cell = specimen_of(whole_records.EXPERIMENT, "public")
     drawn = [draw(cell.dataset, cell.settings, None, seed) for seed in range(rows.SEEDS)]
-    (victim,) = [each for each in drawn if (each.seen.key == seen.key).all()]
-    nothing = np.zeros((seen.records, len(seen.schema.measured)))
-    none = np.zeros(seen.records, bool)
-    return Guess(victim.x, victim.y, none, [()] * seen.records, nothing)
+    (victim,) = [each for each in drawn if (each.view.key == view.key).all()]
+    nothing = np.zeros((view.records, len(view.schema.measured)))
+    none = np.zeros(view.records, bool)
+    return Guess(victim.x, victim.y, none, [()] * view.records, nothing)
 
 
-def that_looks_up_who_is_positive(sight, settings):
+def that_looks_up_who_is_positive(view, settings):
     cell = specimen_of(properties.EXPERIMENT, "ridge")
     data = sums.records_of(cell.dataset, None)
     positives = [sums.draw(data, cell.settings, seed).positives for seed in range(rows.SEEDS)]
     keys = [stream(jax.random.key(seed), Stream.DECODING) for seed in range(rows.SEEDS)]
-    mine = jnp.asarray([(sight.key == key).all() for key in keys]).argmax()
+    mine = jnp.asarray([(view.key == key).all() for key in keys]).argmax()
     positive = jnp.stack(positives).astype(float)[mine]
-    return jnp.broadcast_to(positive, (len(sight.seen), len(positive)))
+    return jnp.broadcast_to(positive, (len(view.seen), len(positive)))
 
 
 NUMBERS = jnp.arange(3.0)

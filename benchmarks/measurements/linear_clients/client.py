@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Seen:
+class View:
     """What the adversary has of one client, and what methods share, made once.
 
     Attributes:
@@ -128,7 +128,7 @@ class Client:
         self.federation, self.settings, self.c = federation, settings, c
         sender = c if heard is None else heard
         known, self.truth = federation.knowledge(c)
-        self.seen = Seen(
+        self.view = View(
             settings,
             federation.model,
             federation.final,
@@ -156,7 +156,7 @@ class Client:
 
     def answer(self, method: Method, attack: Any) -> Answer:
         """A method's answer; a ceiling is given the client itself."""
-        answer: Answer = method.run(self if method.ceiling else self.seen, attack)
+        answer: Answer = method.run(self if method.ceiling else self.view, attack)
         return answer
 
     @functools.cached_property

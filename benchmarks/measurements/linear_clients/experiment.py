@@ -59,7 +59,7 @@ def _scores(
     if answer.proven is None or answer.model is None:
         return scores
     scores["bound"] = float(np.maximum(answer.proven.bound, 0.0))
-    weight = float(answer.model[client.seen.attribute])
+    weight = float(answer.model[client.view.attribute])
     scores["ratio"] = answer.proven.mse / max(weight**2, 1e-24)
     if not method.ceiling:
         # Where columns depend on each other the optimum is a set: predictions are compared.

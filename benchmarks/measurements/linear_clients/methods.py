@@ -1,7 +1,7 @@
 """Methods that name a binary attribute of a linear client's records: the table.
 
-A method is `run(seen, settings) -> Answer`: values of the attribute, and where it looks at a model,
-that model and what is proven of the answer. It is given what the adversary has (`Seen`); a ceiling
+A method is `run(view, settings) -> Answer`: values of the attribute, and where it looks at a model,
+that model and what is proven of the answer. It is given what the adversary has (`View`); a ceiling
 is given the `Client`.
 """
 
@@ -28,73 +28,73 @@ from attacks import (
 )
 from attacks.fit import FitWarning
 from benchmarks.harness.experiment import Method, Metric
-from benchmarks.measurements.linear_clients.client import Answer, Seen
+from benchmarks.measurements.linear_clients.client import Answer, View
 from jaxfl import Messages
 
 
-def _majority(seen: Seen, settings: None) -> Answer:
-    prior = np.asarray(seen.known.columns[0].prior)
-    return Answer(np.full(len(seen.known.x), int(prior[1] > 0.5)))
+def _majority(view: View, settings: None) -> Answer:
+    prior = np.asarray(view.known.columns[0].prior)
+    return Answer(np.full(len(view.known.x), int(prior[1] > 0.5)))
 
 
-def _judged(seen: Seen, params: np.ndarray, rule: Literal["rank", "threshold"] = "rank") -> Answer:
+def _judged(view: View, params: np.ndarray, rule: Literal["rank", "threshold"] = "rank") -> Answer:
     """The paper's rule on a model (Driouich 2022, Algorithm 3; "threshold": Driouich 2023)."""
-    proven = infer_binary_attribute(*seen.public, seen.moments, params=params, rule=rule)
+    proven = infer_binary_attribute(*view.public, view.moments, params=params, rule=rule)
     return Answer(proven.values, params, proven)
 
 
 def _by_model(
-    model: Callable[[Seen], np.ndarray], rule: Literal["rank", "threshold"] = "rank"
-) -> Callable[[Seen, None], Answer]:
-    return lambda seen, settings: _judged(seen, model(seen), rule)
+    model: Callable[[View], np.ndarray], rule: Literal["rank", "threshold"] = "rank"
+) -> Callable[[View, None], Answer]:
+    return lambda view, settings: _judged(view, model(view), rule)
 
 
-def _decoded(rule: Literal["rank", "threshold"]) -> Callable[[Seen, None], Answer]:
-    judged = _by_model(lambda seen: seen.decoded, rule)
-    return lambda seen, settings: judged(seen, None)._replace(reason=seen.alone.reason)
+def _decoded(rule: Literal["rank", "threshold"]) -> Callable[[View, None], Answer]:
+    judged = _by_model(lambda view: view.decoded, rule)
+    return lambda view, settings: judged(view, None)._replace(reason=view.alone.reason)
 
 
-def _by_moments(infer: Callable[..., Any]) -> Callable[[Seen, None], Answer]:
-    def run(seen: Seen, settings: None) -> Answer:
-        answer = infer(*seen.public, seen.moments)
+def _by_moments(infer: Callable[..., Any]) -> Callable[[View, None], Answer]:
+    def run(view: View, settings: None) -> Answer:
+        answer = infer(*view.public, view.moments)
         return Answer(getattr(answer, "values", answer))
 
     return run
 
 
-def _from_gradients(seen: Seen, attack: Callable[[Messages, Any, Any], Reconstruction]) -> Answer:
+def _from_gradients(view: View, attack: Callable[[Messages, Any, Any], Reconstruction]) -> Answer:
     """Among the grid's sets of rounds, the answer of least objective; in 32 bits."""
-    held = np.asarray(seen.messages.rounds).tolist()
+    held = np.asarray(view.messages.rounds).tolist()
     messages = Messages(
-        _single(seen.messages.received),
-        _single(seen.messages.returned),
-        jnp.asarray(seen.messages.rounds, jnp.int32),
+        _single(view.messages.received),
+        _single(view.messages.returned),
+        jnp.asarray(view.messages.rounds, jnp.int32),
     )
-    known, answers = _single(seen.known), []
-    for part in seen.settings.grid:
+    known, answers = _single(view.known), []
+    for part in view.settings.grid:
         last, step = map(int, part.split(":"))
-        wanted = range(0, min(last, seen.settings.rounds - 1) + 1, step)
+        wanted = range(0, min(last, view.settings.rounds - 1) + 1, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FitWarning)  # another client's messages are
             answers.append(
-                attack(messages.select([t for t in wanted if t in held]), known, seen.key)
+                attack(messages.select([t for t in wanted if t in held]), known, view.key)
             )
     return Answer(np.asarray(best_of(answers).values[0]))
 
 
-def _cos(seen: Seen, settings: CosMatching) -> Answer:
-    virtual, model = Virtual(training=seen.training), seen.model
+def _cos(view: View, settings: CosMatching) -> Answer:
+    virtual, model = Virtual(training=view.training), view.model
     matching = dataclasses.replace(settings, virtual=virtual)
     return _from_gradients(
-        seen, lambda sent, known, key: cos_matching(model, sent, known, key, settings=matching)
+        view, lambda sent, known, key: cos_matching(model, sent, known, key, settings=matching)
     )
 
 
-def _l2(seen: Seen, settings: L2Matching) -> Answer:
-    virtual, model = Virtual(training=seen.training), seen.model
+def _l2(view: View, settings: L2Matching) -> Answer:
+    virtual, model = Virtual(training=view.training), view.model
     matching = dataclasses.replace(settings, virtual=virtual)
     return _from_gradients(
-        seen, lambda sent, known, key: l2_lbfgs(model, sent, known, key, settings=matching)
+        view, lambda sent, known, key: l2_lbfgs(model, sent, known, key, settings=matching)
     )
 
 
@@ -136,8 +136,8 @@ METHODS = (
             x64=True,
         )
         for name, about, run in (
-            ("global", "the shared model", _by_model(lambda seen: seen.global_model)),
-            ("last", "the last returned model", _by_model(lambda seen: seen.last)),
+            ("global", "the shared model", _by_model(lambda view: view.global_model)),
+            ("last", "the last returned model", _by_model(lambda view: view.last)),
             (
                 "decoded",
                 "the optimum out of messages, and of public columns where these do not identify it",
@@ -146,14 +146,14 @@ METHODS = (
             (
                 "decoded_alone",
                 "what messages alone say of the optimum",
-                _by_model(lambda seen: seen.alone.params),
+                _by_model(lambda view: view.alone.params),
             ),
         )
     ),
     Method(
         "optimum",
         "Algorithm 3, by ranks, on the true local optimum",
-        lambda client, settings: _judged(client.seen, client.optimum),
+        lambda client, settings: _judged(client.view, client.optimum),
         x64=True,
         ceiling=True,
     ),

@@ -27,7 +27,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     drawn = draw(cell.dataset, cell.settings, data_dir, seed)
     simulated = time.perf_counter() - began
     epochs = sorted({job.cell.settings.epoch for job in jobs})
-    linking = Linking(drawn.seen, cell.settings, epochs, _granted(cell.settings, drawn))
+    linking = Linking(drawn.view, cell.settings, epochs, _granted(cell.settings, drawn))
     for method, rule, wanted in by_method(jobs):
         clock = Clock()
         descriptors = method.run(linking, rule)

@@ -3,7 +3,7 @@
 A method here is `run(linking, rule) -> descriptors` of the clients' updates and of the server's own
 federation's, `[rounds, participants, d]` each; a trained one gives them after the asked
 epochs, `[asked epochs, ...]`, and its loss `[epochs]`. It is given what the server has
-(`benchmarks.scenarios.anonymous.Seen`) and what methods share, and not who sent the clients'.
+(`benchmarks.scenarios.anonymous.View`) and what methods share, and not who sent the clients'.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ Array = jax.Array
 
 
 def _siamese_representatives(linking: Linking, rule: Rule) -> Descriptors:
-    embedding = networks.image_embedding(linking.seen.model)
+    embedding = networks.image_embedding(linking.view.model)
     mine, other = linking.representatives
     return linking.train((mine.x, other.x), embedding, linking.trunk, rule)
 
 
 def _siamese_updates(linking: Linking, rule: Rule) -> Descriptors:
-    model = linking.seen.model
+    model = linking.view.model
     heads = [link.pooled_head(model, side.pseudo_gradient) for side in linking.sides]
     mine, other = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in heads)
     return linking.train((mine, other), networks.vector_embedding(mine.shape[-1]), None, rule)
@@ -38,7 +38,7 @@ def _siamese_updates(linking: Linking, rule: Rule) -> Descriptors:
 def _matched_filter(linking: Linking, rule: Rule) -> Descriptors:
     mine, other = (link.updates_as_vectors(side.pseudo_gradient) for side in linking.sides)
     gradients = linking.gradients()
-    noise = fit_filter_noise(other, linking.seen.senders, gradients)
+    noise = fit_filter_noise(other, linking.view.senders, gradients)
     known = jnp.isfinite(noise)  # else a federation has diverged
     both = jnp.concatenate([mine, other])
     filtered = matched_filter(both, gradients, jnp.where(known, noise, 0))
@@ -57,7 +57,7 @@ def _one_own_round(settings: LinkSettings) -> str | None:
 
 def _of_each(describe: Callable[[Model, Any], Array]) -> Callable[[Linking, Rule], Descriptors]:
     def run(linking: Linking, rule: Rule) -> Descriptors:
-        model = linking.seen.model
+        model = linking.view.model
         mine, other = (describe(model, side.pseudo_gradient) for side in linking.sides)
         return mine, other
 
@@ -66,7 +66,7 @@ def _of_each(describe: Callable[[Model, Any], Array]) -> Callable[[Linking, Rule
 
 def _pooled(linking: Linking, rule: Rule) -> Descriptors:
     """Descriptors of both sides' representatives by the shared model as it is."""
-    embedding, trunk = networks.image_embedding(linking.seen.model), linking.trunk
+    embedding, trunk = networks.image_embedding(linking.view.model), linking.trunk
 
     def one(images: Array) -> Array:
         flat = images.reshape(-1, *images.shape[2:])

@@ -31,7 +31,7 @@ def linked(
     senders = drawn.clients.senders
     if interval > 1:
         return {"precision": float(_precision(mine, senders, interval))}
-    keys = jax.random.split(stream(drawn.seen.key, ServerStream.PAIRS))
+    keys = jax.random.split(stream(drawn.view.key, ServerStream.PAIRS))
     sides = (mine, senders), (other, drawn.shadow.senders)
     scores, tested = _all_scores(*sides, keys, pairs)
     auc = detection(np.asarray(tested[0]), np.asarray(tested[1])).auc

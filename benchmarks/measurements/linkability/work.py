@@ -19,7 +19,7 @@ from attacks import (
 from attacks.users import linkability as link
 from attacks.users import siamese as networks
 from benchmarks.harness.engines import run_members
-from benchmarks.scenarios.anonymous import AnonymousSettings, Seen, Updates
+from benchmarks.scenarios.anonymous import AnonymousSettings, Updates, View
 from benchmarks.scenarios.pictures import Represent
 from benchmarks.scenarios.streams import ServerStream, stream
 from jaxfl import Model
@@ -71,7 +71,7 @@ class Linking:
     """What the server has, and what methods share, made once.
 
     Attributes:
-      seen: of both federations.
+      view: the server's, of both federations.
       settings: of the attacks.
       epochs: after which a siamese network is judged.
       granted: how many records of each class the sender of each update has, of both federations
@@ -80,42 +80,42 @@ class Linking:
 
     def __init__(
         self,
-        seen: Seen,
+        view: View,
         settings: LinkSettings,
         epochs: Sequence[int],
         granted: tuple[Array, Array] | None = None,
     ) -> None:
-        self.seen, self.settings, self.granted = seen, settings, granted
+        self.view, self.settings, self.granted = view, settings, granted
         self.epochs = tuple(epochs)
 
     @property
     def sides(self) -> tuple[Updates, Updates]:
         """The clients', and the server's own."""
-        return self.seen.clients, self.seen.shadow
+        return self.view.clients, self.view.shadow
 
     @property
     def trunk(self) -> Any:
         """The shared model at the round that the siamese network begins with."""
         at = self.settings.trunk_round - self.settings.first
-        return jax.tree.map(lambda a: a[at], self.seen.clients.received)
+        return jax.tree.map(lambda a: a[at], self.view.clients.received)
 
     @property
     def known(self) -> tuple[Array, Array]:
         """Some of the server's own records."""
-        order = np.random.default_rng(self.settings.first).permutation(len(self.seen.y))
+        order = np.random.default_rng(self.settings.first).permutation(len(self.view.y))
         rows = order[: self.settings.references]
-        return jnp.asarray(self.seen.x[rows]), jnp.asarray(self.seen.y[rows])
+        return jnp.asarray(self.view.x[rows]), jnp.asarray(self.view.y[rows])
 
     def gradients(self) -> Array:
         """Gradients of `known` records `[records, parameters]`, at models of all observed rounds by
         turns."""
         rounds = jnp.arange(len(self.known[1])) % self.settings.window
-        return _record_gradients(self.seen.model, self.seen.clients.received, *self.known, rounds)
+        return _record_gradients(self.view.model, self.view.clients.received, *self.known, rounds)
 
     def counts(self, place: int) -> Array:
         """How many representatives of each class `[rounds, participants, classes]` the server asks
         for, of the clients' side (0) or its own (1)."""
-        model, images = self.seen.model, self.settings.representing.images
+        model, images = self.view.model, self.settings.representing.images
         received, sent = self.sides[place]
         if self.granted is not None:
             shared = functools.partial(round_counts, images=images)
@@ -124,20 +124,20 @@ class Linking:
             classes, shape = model.classes or 0, jax.tree.leaves(sent)[0].shape[:2]
             return jnp.broadcast_to(uniform_counts(images, classes), (*shape, classes))
         bias = link.last_bias(model, sent)
-        return infer_all_counts(model, received, bias, *self.known, images, self.seen.virtual)
+        return infer_all_counts(model, received, bias, *self.known, images, self.view.virtual)
 
     @functools.cached_property
     def representatives(self) -> tuple[Representatives, Representatives]:
         """Representatives of the clients' side and of the server's own, fields
         `[rounds, participants, ...]`. All begin with the same noise: different noise would tell the
         updates of one client apart."""
-        seen, made = self.seen, []
-        settings = dataclasses.replace(self.settings.representing, virtual=seen.virtual)
-        function = Represent(seen.model, seen.shape, settings)
+        view, made = self.view, []
+        settings = dataclasses.replace(self.settings.representing, virtual=view.virtual)
+        function = Represent(view.model, view.shape, settings)
         for place, side in enumerate(self.sides):
             counts = self.counts(place)
             keys = jnp.broadcast_to(
-                stream(seen.key, ServerStream.REPRESENTATIVES), counts.shape[:2]
+                stream(view.key, ServerStream.REPRESENTATIVES), counts.shape[:2]
             )
             made.append(run_members(function, (*side, counts, keys)).results)
         return made[0], made[1]
@@ -154,8 +154,8 @@ class Linking:
         trained = networks.train_siamese(
             embedding,
             flat[1],
-            self.seen.senders.ravel(),
-            stream(self.seen.key, ServerStream.SIAMESE),
+            self.view.senders.ravel(),
+            stream(self.view.key, ServerStream.SIAMESE),
             start=start,
             described=flat,
             described_after=self.epochs,

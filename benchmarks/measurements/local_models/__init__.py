@@ -10,9 +10,9 @@ from benchmarks.measurements.local_models.work import (
     LocalModels,
     LocalModelSettings,
     MapsOfClients,
-    Seen,
     Sources,
     Values,
+    View,
 )
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "LocalModelSettings",
     "LocalModels",
     "MapsOfClients",
-    "Seen",
     "Sources",
     "Values",
+    "View",
 ]

@@ -218,7 +218,7 @@ def _inverted(method: Method, params: list[Any], work: Work) -> tuple[Score, dic
     inversion = dataclasses.replace(inversion, learning_rate=rate)
     scores, greys, pictures = [], [], {}
     for c in range(work.count):
-        key = work.seen.key_of(c) if work.settings.batch_norm else None
+        key = work.view.key_of(c) if work.settings.batch_norm else None
         shape = federation.data.x.shape[1:]
         images = invert_model(federation.model, params[c], shape, key, settings=inversion).images
         scores.append(likeness(federation, c, images))

@@ -1,8 +1,8 @@
 """Methods that make local models out of messages, or answer one question without: the table.
 
-A method is `run(seen, settings) -> answer`: a `LocalModels` stands for the clients' own models and
+A method is `run(view, settings) -> answer`: a `LocalModels` stands for the clients' own models and
 is measured in every way; `Values`, `Sources` and `Images` answer one question without a model. It
-is given what the adversary has (`Seen`); a ceiling is given the federation itself (`Work`). One
+is given what the adversary has (`View`); a ceiling is given the federation itself (`Work`). One
 that names sources says so in its row (`Modelling(answers="source")`): it is given the records.
 """
 
@@ -46,9 +46,9 @@ from benchmarks.measurements.local_models.work import (
     LocalModelSettings,
     MapsOfClients,
     Modelling,
-    Seen,
     Sources,
     Values,
+    View,
     local_optima,
     read_each,
 )
@@ -58,11 +58,11 @@ from jaxfl import LocalTraining, Messages, one_client
 Array = jax.Array
 
 
-def _of_each(one: Callable[[Seen, int, Any], Any]) -> Callable[[Seen, Any], LocalModels]:
+def _of_each(one: Callable[[View, int, Any], Any]) -> Callable[[View, Any], LocalModels]:
     """A method that makes one model of each client; of a fitted one its misfit is kept."""
 
-    def run(seen: Seen, settings: Any) -> LocalModels:
-        made = [one(seen, c, settings) for c in range(seen.count)]
+    def run(view: View, settings: Any) -> LocalModels:
+        made = [one(view, c, settings) for c in range(view.count)]
         if not isinstance(made[0], LocalModel):
             return LocalModels(made)
         missed = [float(m.unexplained) for m in made]
@@ -71,90 +71,90 @@ def _of_each(one: Callable[[Seen, int, Any], Any]) -> Callable[[Seen, Any], Loca
     return run
 
 
-def _of_messages(infer: Callable[[Messages], Any]) -> Callable[[Seen, Any], LocalModels]:
-    return _of_each(lambda seen, c, settings: infer(seen.messages[c]))
+def _of_messages(infer: Callable[[Messages], Any]) -> Callable[[View, Any], LocalModels]:
+    return _of_each(lambda view, c, settings: infer(view.messages[c]))
 
 
-def _network(seen: Seen, c: int, settings: Mapping) -> LocalModel:
-    return mapping_network(seen.messages[c], seen.key_of(c), settings=settings)
+def _network(view: View, c: int, settings: Mapping) -> LocalModel:
+    return mapping_network(view.messages[c], view.key_of(c), settings=settings)
 
 
-def _published_network(seen: Seen, c: int, settings: MapsOfClients) -> LocalModel:
-    return _network(seen, c, settings.of(c))
+def _published_network(view: View, c: int, settings: MapsOfClients) -> LocalModel:
+    return _network(view, c, settings.of(c))
 
 
-def _pseudo_records(seen: Seen, c: int, settings: PseudoRecords) -> LocalModel:
-    settings = dataclasses.replace(settings, training=seen.training[c], local_records=seen.sizes[c])
-    key = seen.key_of(c)
-    return pseudo_records(seen.model, seen.messages[c], key, seen.shape, settings=settings)
+def _pseudo_records(view: View, c: int, settings: PseudoRecords) -> LocalModel:
+    settings = dataclasses.replace(settings, training=view.training[c], local_records=view.sizes[c])
+    key = view.key_of(c)
+    return pseudo_records(view.model, view.messages[c], key, view.shape, settings=settings)
 
 
-def _records(seen: Seen, c: int, settings: First) -> Any:
-    known, guess = seen.known[c], seen.decoded(settings).values[c]
+def _records(view: View, c: int, settings: First) -> Any:
+    known, guess = view.known[c], view.decoded(settings).values[c]
     column, x = known.columns[0], np.array(known.x)
     named = np.asarray(column.candidates)[guess]
     x[:, np.asarray(column.positions)] = np.where(guess[:, None] < 0, np.nan, named)
     data = one_client(x, np.asarray(known.y), id=c)
-    key = jax.random.fold_in(seen.key_of(c), c)  # the client's own batches are not known
-    steps, fit = seen.settings.optimum_steps, seen.settings.optimum_fit
-    return trained_alone(seen.model, seen.start, data, seen.training[c], key, steps, fit)
+    key = jax.random.fold_in(view.key_of(c), c)  # the client's own batches are not known
+    steps, fit = view.settings.optimum_steps, view.settings.optimum_fit
+    return trained_alone(view.model, view.start, data, view.training[c], key, steps, fit)
 
 
-def _majority(seen: Seen, settings: None) -> Values:
+def _majority(view: View, settings: None) -> Values:
     def one(known: Knowledge) -> np.ndarray:
         return np.full(len(known.x), int(np.argmax(np.asarray(known.columns[0].prior))))
 
-    return Values([one(known) for known in seen.known])
+    return Values([one(known) for known in view.known])
 
 
-def _cos(seen: Seen, settings: First) -> Values:
+def _cos(view: View, settings: First) -> Values:
     def one(c: int) -> Reconstruction:
-        virtual, messages = Virtual(training=seen.training[c]), seen.first(c, settings.messages)
-        matching, key = dataclasses.replace(settings.attack, virtual=virtual), seen.key_of(c)
-        return cos_matching(seen.model, messages, seen.known[c], key, settings=matching)
+        virtual, messages = Virtual(training=view.training[c]), view.first(c, settings.messages)
+        matching, key = dataclasses.replace(settings.attack, virtual=virtual), view.key_of(c)
+        return cos_matching(view.model, messages, view.known[c], key, settings=matching)
 
-    return read_each(seen, one)
+    return read_each(view, one)
 
 
-def _vote(seen: Seen, settings: None) -> Sources:
-    vote = majority_of_rounds(seen.model, seen.returned, *seen.asked)
+def _vote(view: View, settings: None) -> Sources:
+    vote = majority_of_rounds(view.model, view.returned, *view.asked)
     return Sources([np.asarray(vote.sources)])
 
 
-def _best_round(seen: Seen, settings: None) -> Sources:
-    vote = majority_of_rounds(seen.model, seen.returned, *seen.asked)
+def _best_round(view: View, settings: None) -> Sources:
+    vote = majority_of_rounds(view.model, view.returned, *view.asked)
     return Sources(list(np.asarray(vote.rounds)))
 
 
-def _drop(seen: Seen, settings: None) -> Sources:
-    return Sources([np.asarray(largest_drop(seen.model, seen.returned, *seen.asked))])
+def _drop(view: View, settings: None) -> Sources:
+    return Sources([np.asarray(largest_drop(view.model, view.returned, *view.asked))])
 
 
-def _drop_lda(seen: Seen, settings: None) -> Sources:
-    named = largest_drop(seen.model, seen.returned, *seen.asked)
-    return Sources([by_discriminants(named, seen.asked[0])])
+def _drop_lda(view: View, settings: None) -> Sources:
+    named = largest_drop(view.model, view.returned, *view.asked)
+    return Sources([by_discriminants(named, view.asked[0])])
 
 
-def _decode_sources(seen: Seen, settings: FirstMessages) -> Sources:
-    messages = [seen.first(c, settings.messages) for c in range(seen.count)]
-    training = seen.training[int(np.argmax(seen.sizes))]
-    x, y = seen.asked
-    key = seen.key_of(seen.count)  # of no client's own attack
+def _decode_sources(view: View, settings: FirstMessages) -> Sources:
+    messages = [view.first(c, settings.messages) for c in range(view.count)]
+    training = view.training[int(np.argmax(view.sizes))]
+    x, y = view.asked
+    key = view.key_of(view.count)  # of no client's own attack
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the row tells it
-        decoded = decode_sources(seen.model, messages, seen.sizes, x, y, key, training=training)
+        decoded = decode_sources(view.model, messages, view.sizes, x, y, key, training=training)
     return Sources([np.asarray(decoded.sources)], decoded.fit)
 
 
-def _invert_gradient(seen: Seen, settings: GradientInversion) -> Images:
+def _invert_gradient(view: View, settings: GradientInversion) -> Images:
     """Images out of each client's first update."""
 
     def one(c: int) -> Array:
-        batch = min(seen.training[c].batch_size or seen.sizes[c], seen.sizes[c])
-        first, key = seen.first(c, 1), seen.key_of(c)
-        return invert_gradient(seen.model, first, seen.shape, batch, key, settings=settings).images
+        batch = min(view.training[c].batch_size or view.sizes[c], view.sizes[c])
+        first, key = view.first(c, 1), view.key_of(c)
+        return invert_gradient(view.model, first, view.shape, batch, key, settings=settings).images
 
-    return Images([one(c) for c in range(seen.count)])
+    return Images([one(c) for c in range(view.count)])
 
 
 def _refuses(measure: str, decodes: bool = False) -> Callable[[LocalModelSettings], str | None]:
@@ -183,7 +183,7 @@ METHODS = (
     Method(
         "global",
         "the shared model after the last round",
-        _of_each(lambda seen, c, _: seen.final),
+        _of_each(lambda view, c, _: view.final),
         observes=False,
         traits=Modelling(names_sources=False, inversion_scale=A_TENTH),
     ),
@@ -229,7 +229,7 @@ METHODS = (
     Method(
         "isolated",
         "what a server gets that sends the client its own model back in every round",
-        _of_each(lambda seen, c, _: seen.isolate(c)),
+        _of_each(lambda view, c, _: view.isolate(c)),
     ),
     Method(
         "optimum",
@@ -257,7 +257,7 @@ METHODS = (
     Method(
         "gls",
         "decoding whitened by the noise of batches",
-        lambda seen, settings: seen.decoded(settings),
+        lambda view, settings: view.decoded(settings),
         DECODING,
         filled=FILLED_DECODING,
         **_answers("attribute", decodes=True),

@@ -1,4 +1,4 @@
-"""What methods are given, and what they answer: `Seen`, which is what the adversary has of one
+"""What methods are given, and what they answer: `View`, which is what the adversary has of one
 federation; and `Work`, which has the federation itself, and answers made when first asked for."""
 
 import dataclasses
@@ -176,7 +176,7 @@ class Images(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Seen:
+class View:
     """What an adversary has of the attacked clients, and no more.
 
     Attributes:
@@ -255,18 +255,18 @@ class Work:
     def answer(self, method: Method, attack: Any) -> Any:
         """A method's answer; a ceiling is given the federation itself."""
         of_sources = method.traits is not None and method.traits.answers == "source"
-        view = self.seen_of_sources if of_sources else self.seen
+        view = self.view_of_sources if of_sources else self.view
         given = self if method.ceiling else view
         return self._timed((method.name, attack), lambda: method.run(given, attack))
 
     def decoded(self, settings: First) -> None:
-        """Have `Seen.decoded` made, timed as the answer of `gls`."""
-        self._timed(("gls", settings), lambda: self.seen.decoded(settings))
+        """Have `View.decoded` made, timed as the answer of `gls`."""
+        self._timed(("gls", settings), lambda: self.view.decoded(settings))
 
     @functools.cached_property
-    def seen_of_sources(self) -> Seen:
+    def view_of_sources(self) -> View:
         """What an adversary has that asks whose records are."""
-        return dataclasses.replace(self.seen, known=[], asked=self.asked)
+        return dataclasses.replace(self.view, known=[], asked=self.asked)
 
     @functools.cached_property
     def asked(self) -> tuple[Array, Array]:
@@ -275,12 +275,12 @@ class Work:
         return jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows])
 
     @functools.cached_property
-    def seen(self) -> Seen:
+    def view(self) -> View:
         """What the other adversaries have."""
         federation, data = self.federation, self.federation.data
         known = [federation.knowledge(c)[0] for c in range(self.count)] if data.columns else []
         rounds = self.settings.rounds
-        return Seen(
+        return View(
             self.settings,
             federation.model,
             federation.start,
@@ -296,11 +296,11 @@ class Work:
         )
 
     @functools.cached_property
-    def of_others(self) -> Seen:
+    def of_others(self) -> View:
         """The same, where each attacked client's messages are the next one's: of these an attack
         that knows the client's records learns nothing of them."""
         messages = self.federation.messages
-        return dataclasses.replace(self.seen, messages=[*messages[1:], messages[0]])
+        return dataclasses.replace(self.view, messages=[*messages[1:], messages[0]])
 
     @functools.cached_property
     def optima(self) -> list[Any]:
@@ -343,23 +343,23 @@ def local_optima(work: Work, settings: None) -> LocalModels:
     return LocalModels([optimum(work.federation, c, steps, fit) for c in range(work.count)])
 
 
-def gls_attributes(seen: Seen, settings: First) -> Values:
+def gls_attributes(view: View, settings: First) -> Values:
     """The sensitive column that `gls` reconstructs of every attacked client. Of clients without
     defences it can take changes of records' gradients for noise, in 64 bits."""
-    pieces = settings.attack.drift if seen.settings.defense == "none" else 0
+    pieces = settings.attack.drift if view.settings.defense == "none" else 0
 
     def one(c: int) -> Reconstruction:
-        attack = dataclasses.replace(settings.attack, training=seen.training[c], drift=pieces)
-        messages = seen.first(c, settings.messages)
-        return gls(seen.model, messages, seen.known[c], seen.key_of(c), settings=attack)
+        attack = dataclasses.replace(settings.attack, training=view.training[c], drift=pieces)
+        messages = view.first(c, settings.messages)
+        return gls(view.model, messages, view.known[c], view.key_of(c), settings=attack)
 
-    return read_each(seen, one)._replace(dtype="float64" if pieces else "float32")
+    return read_each(view, one)._replace(dtype="float64" if pieces else "float32")
 
 
-def read_each(seen: Seen, attack: Callable[[int], Reconstruction]) -> Values:
+def read_each(view: View, attack: Callable[[int], Reconstruction]) -> Values:
     """What an attack reads of every attacked client."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the row tells it
-        answers = [attack(c) for c in range(seen.count)]
+        answers = [attack(c) for c in range(view.count)]
     fits = stack(answer.fit for answer in answers)
     return Values([np.asarray(answer.values[0]) for answer in answers], fits)

@@ -1,6 +1,6 @@
 """How a federation behind secure aggregation is looked at, and the decoders.
 
-A method here is `run(sight, settings) -> scores [prefixes, clients]`, a pure function, asked for
+A method here is `run(view, settings) -> scores [prefixes, clients]`, a pure function, asked for
 several numbers of seen rounds at once. `oracle` is the best of our decoders and `detector` reports
 the detectors themselves: these two have no `run`. `Decoding` is what is asked of methods besides.
 """
@@ -68,7 +68,7 @@ class Decoding:
 
 
 @struct.dataclass
-class Sight:
+class View:
     """What a decoder is given.
 
     Attributes:
@@ -84,21 +84,21 @@ class Sight:
     key: Array
 
 
-def _prolin(sight: Sight, settings: Prolin) -> Array:
-    return prolin(sight.observations, sight.seen, sight.weights, sight.key, settings=settings).p
+def _prolin(view: View, settings: Prolin) -> Array:
+    return prolin(view.observations, view.seen, view.weights, view.key, settings=settings).p
 
 
 METHODS = (
     Method(
         "gibbs",
         "features integrated out, drift estimated: the default, named in advance",
-        lambda sight, settings: gibbs(sight.observations, sight.seen, sight.key, settings=settings),
+        lambda view, settings: gibbs(view.observations, view.seen, view.key, settings=settings),
         Gibbs(),
     ),
     Method(
         "box",
         "the same likelihood, relaxed to a box",
-        lambda sight, settings: box(sight.observations, sight.seen),
+        lambda view, settings: box(view.observations, view.seen),
     ),
     Method(
         "oracle",
@@ -113,19 +113,19 @@ METHODS = (
     Method(
         "ridge",
         "the paper's REG",
-        lambda sight, settings: ridge(sight.observations, sight.seen, sight.weights),
+        lambda view, settings: ridge(view.observations, view.seen, view.weights),
         traits=Decoding(threshold=0.0),
     ),
     Method(
         "ols",
         "least squares, then each client's mean feature",
-        lambda sight, settings: least_squares(sight.observations, sight.seen),
+        lambda view, settings: least_squares(view.observations, view.seen),
         traits=Decoding(threshold=0.0),
     ),
     Method(
         "baseline",
         "votes of sums in which a client took part",
-        lambda sight, settings: gradient_votes(sight.observations, sight.seen),
+        lambda view, settings: gradient_votes(view.observations, view.seen),
     ),
     Method("detector", "the detectors themselves", observes=False, traits=Decoding(reports=True)),
 )

@@ -22,7 +22,7 @@ from attacks.properties.detector_laws import overlap
 from benchmarks.harness.engines import Compiled, run_members
 from benchmarks.harness.experiment import Method
 from benchmarks.harness.trees import stack
-from benchmarks.measurements.properties.methods import PropertySettings, Sight
+from benchmarks.measurements.properties.methods import PropertySettings, View
 from benchmarks.scenarios import sums
 from benchmarks.scenarios.streams import Stream, stream
 from jaxfl import LocalTraining, Model
@@ -76,8 +76,8 @@ class Decode:
         """Scores `[prefixes, clients]`, from what was observed, the rounds' weights and a key."""
         observations, weights, key = inputs
         key = stream(key, Stream.DECODING)
-        sight = Sight(observations, weights, jnp.asarray(self.seen), key)
-        return self.method.run(sight, self.settings)
+        view = View(observations, weights, jnp.asarray(self.seen), key)
+        return self.method.run(view, self.settings)
 
 
 class Trained(NamedTuple):
