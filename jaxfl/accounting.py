@@ -10,6 +10,8 @@ ORDERS = (*(x / 10 for x in range(20, 110)), *range(11, 64), 128, 256, 512, 1024
 """Renyi orders. Below 2 the sum for sampled batches does not converge."""
 
 
+LEAST, MOST = 1e-100, 1e100
+"""Noise, in sensitivities or of them, that is accounted for."""
 MIXED = 3
 """Gradients by which the sum of a mixed batch differs when a record is left out: the averages with
 its two neighbours vanish, and one average of these two neighbours appears."""
@@ -46,6 +48,7 @@ def epsilon(
     with of_extra("privacy"):
         from dp_accounting import rdp
 
+    _check_accounted(noise_multiplier=noise_multiplier)
     accountant = rdp.RdpAccountant(ORDERS)
     accountant.compose(
         _event(float(noise_multiplier) / (MIXED if mixup else 1), _rate(records, batch_size)), steps
@@ -61,11 +64,17 @@ def gaussian_epsilon(mu: NotNegative, *, delta: Fraction) -> float:
     Args:
       mu: how far apart what is sent with and without a record is, in deviations of the noise.
       delta: of the guarantee.
+
+    Raises:
+      ValueError: if a number is out of range.
     """
     with of_extra("privacy"):
         import dp_accounting
 
-    return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
+    if mu == 0:
+        return 0.0
+    _check_accounted(mu=max(mu, LEAST))
+    return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
 
 @checked
@@ -99,6 +108,15 @@ def noise_multiplier(
         lambda: dp_accounting.rdp.RdpAccountant(ORDERS), event, epsilon, delta
     )
     return float(noise) * (MIXED if mixup else 1)
+
+
+def _check_accounted(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not LEAST <= number <= MOST:
+            raise ValueError(
+                f"{name}={number} must be between {LEAST} and {MOST}: beyond, accountants' numbers "
+                "overflow"
+            )
 
 
 def _rate(records: int, batch_size: int | None) -> float:
