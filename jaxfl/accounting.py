@@ -1,6 +1,7 @@
 """What differentially private training spends: epsilon of a client's `DPSGD`, by Renyi accounting
 (dp-accounting)."""
 
+import math
 from typing import Any
 
 from jaxfl._extras import of_extra
@@ -71,9 +72,9 @@ def gaussian_epsilon(mu: NotNegative, *, delta: Fraction) -> float:
     with of_extra("privacy"):
         import dp_accounting
 
-    if mu == 0:
+    if math.erf(mu / math.sqrt(8)) <= delta:  # the delta of epsilon 0
         return 0.0
-    _check_accounted(mu=max(mu, LEAST))
+    _check_accounted(mu=mu)
     return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
 
