@@ -4,6 +4,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from jaxfl._extras import of_extra
 from jaxfl.domains import Count, Fraction, NotNegative, Positive, checked
 
@@ -49,7 +51,7 @@ def epsilon(
     with of_extra("privacy"):
         from dp_accounting import rdp
 
-    _check_accounted(noise_multiplier=noise_multiplier)
+    _check_accounted(noise_multiplier=float(noise_multiplier))
     accountant = rdp.RdpAccountant(ORDERS)
     accountant.compose(
         _event(float(noise_multiplier) / (MIXED if mixup else 1), _rate(records, batch_size)), steps
@@ -74,8 +76,9 @@ def gaussian_epsilon(mu: NotNegative, *, delta: Fraction) -> float:
 
     if math.erf(mu / math.sqrt(8)) <= delta:  # the delta of epsilon 0
         return 0.0
-    _check_accounted(mu=mu)
-    return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
+    _check_accounted(mu=float(mu))
+    with np.errstate(divide="ignore"):  # logarithms of 0, in what it leaves aside
+        return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
 
 @checked

@@ -221,9 +221,9 @@ def test_epsilon_is_recomputed():
     with pytest.raises(ValueError, match="noise_multiplier=0 must be positive"):
         accounting.epsilon(0, **settings)
     for noise in (1e300, 1e-300):
-        with pytest.raises(ValueError, match="noise_multiplier=1e.300 must be between"):
+        with pytest.raises(ValueError, match=r"noise_multiplier=1e.300 must be between"):
             accounting.epsilon(noise, **settings)
-    with pytest.raises(ValueError, match="mu=1e.300 must be between"):
+    with pytest.raises(ValueError, match=r"mu=1e.300 must be between"):
         accounting.gaussian_epsilon(1e300, delta=1e-5)
     assert accounting.gaussian_epsilon(1e-300, delta=1e-5) == 0
     with pytest.raises(ValueError, match="delta=2"):
