@@ -24,9 +24,13 @@ def difference(received: Any, returned: Any, *, of_many: bool = False) -> Any:
     return jax.tree.map(lambda w, v: (w[:, None] if of_many else w) - v, received, returned)
 
 
-@functools.partial(jax.jit, static_argnames="cohort")
+@functools.partial(jax.jit, static_argnames="clients_per_round")
 def shuffled(
-    key: Array, returned: Any, rounds: Array, who: tuple[Array, Array, Array], cohort: int | None
+    key: Array,
+    returned: Any,
+    rounds: Array,
+    who: tuple[Array, Array, Array],
+    clients_per_round: int | None,
 ) -> tuple[Any, Array]:
     """Models of those present, leaves `[rounds, participants, ...]`, in another order every round,
     and the senders' ids `[rounds, participants]`.
@@ -36,12 +40,12 @@ def shuffled(
       returned: by `clients`, leaves `[rounds, clients, ...]`.
       rounds: their numbers `[rounds]`.
       who: `clients [clients]`, all `ids [ids]`, and who took part `[all rounds, ids]`.
-      cohort: how many take part in a round; None: all (static).
+      clients_per_round: how many take part in a round; None: all (static).
     """
     clients, ids, participation = who
     places = jnp.argmax(clients[:, None] == ids, axis=1)
     present = participation[rounds][:, places]
     draws = jax.random.uniform(key, present.shape, jnp.float32)
-    order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, :cohort]
+    order = jnp.argsort(jnp.where(present, draws, jnp.inf), axis=1)[:, :clients_per_round]
     models = jax.tree.map(lambda a: jax.vmap(lambda models, o: models[o])(a, order), returned)
     return models, clients[order]

@@ -114,8 +114,8 @@ class Federated(HoldsPlugins):
     def _check_devices(self, count: int) -> None:
         """Raise `ValueError` on devices that cannot share this many clients, and on a host that
         brings everyone's records."""
-        cohort = count if self.clients_per_round is None else self.clients_per_round
-        if self.rounds_on_device is not None and cohort == count:
+        taken = count if self.clients_per_round is None else self.clients_per_round
+        if self.rounds_on_device is not None and taken == count:
             raise ValueError(
                 f"rounds_on_device={self.rounds_on_device} needs clients_per_round below the "
                 f"{count} clients: with all of them, each round brings everyone's records"
@@ -125,7 +125,7 @@ class Federated(HoldsPlugins):
         if len(set(self.devices)) < max(len(self.devices), 1):
             raise ValueError(f"devices={self.devices} must be one device or more, each named once")
         shared = {"clients": count} if self.rounds_on_device is None else {}
-        for what, number in (shared | {"participants of a round": cohort}).items():
+        for what, number in (shared | {"participants of a round": taken}).items():
             if number % len(self.devices):
                 raise ValueError(
                     f"devices names {len(self.devices)} devices, which cannot share {number} "

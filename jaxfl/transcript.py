@@ -187,14 +187,15 @@ class Aggregates:
         ...]`.
       participation: true, or 1, where a client took part `[rounds, clients]`.
       rounds: 0-based round numbers `[rounds]`.
-      cohort: no round has more participants; None if that is not known, or one had all (static).
+      clients_per_round: no round has more participants; None if that is not known, or one had all
+        (static).
     """
 
     received: Any
     pseudo_gradient: Any
     participation: Num[Array, "rounds clients"]
     rounds: Int[Array, "rounds"]
-    cohort: Count | None = struct.field(pytree_node=False, default=None)
+    clients_per_round: Count | None = struct.field(pytree_node=False, default=None)
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
@@ -220,7 +221,7 @@ class Transcript:
       evaluation: of the global model after each round, fields `[all rounds]`, or None.
       rounds: the kept rounds, 0-based (static).
       personal: whether clients may have received different models (static).
-      cohort: participants per round, None if all took part (static).
+      clients_per_round: participants per round, None if all took part (static).
       private: what the server remembers besides the global model; empty for an honest one. Not
         saved.
     """
@@ -235,7 +236,7 @@ class Transcript:
     evaluation: Evaluation | None
     rounds: tuple[int, ...] = struct.field(pytree_node=False)
     personal: bool = struct.field(pytree_node=False)
-    cohort: int | None = struct.field(pytree_node=False)
+    clients_per_round: int | None = struct.field(pytree_node=False)
     private: Any = ()
 
     @property
@@ -260,10 +261,11 @@ class Transcript:
         wanted = self.rounds if rounds is None else tuple(rounds)
         if len(set(wanted)) < len(wanted):
             raise ValueError(f"rounds={wanted} names a round twice; name each once")
-        if _check.is_unseen(self.participation) and self.cohort is not None:
+        if _check.is_unseen(self.participation) and self.clients_per_round is not None:
             raise ValueError(
-                f"messages(client={client}) of clients that are drawn ({self.cohort} a round) has "
-                "as many rounds as the client was drawn for: call it outside `jit` and `vmap`"
+                f"messages(client={client}) of clients that are drawn ({self.clients_per_round} a "
+                "round) has as many rounds as the client was drawn for: call it outside `jit` and "
+                "`vmap`"
             )
         if not wanted:
             raise ValueError(f"rounds={wanted} is empty; kept: {self.rounds}")
@@ -273,7 +275,7 @@ class Transcript:
                 f"rounds={wanted} names round {missing[0]}, which the transcript did not keep; "
                 f"kept: {self.rounds}"
             )
-        if self.cohort is not None:
+        if self.clients_per_round is not None:
             present = np.asarray(self.participation)[:, np.asarray(self.ids).tolist().index(client)]
             wanted = tuple(t for t in wanted if present[t])
             if not wanted:
@@ -303,7 +305,7 @@ class Transcript:
             )
         rounds = jnp.asarray(np.asarray(self.rounds))
         who = self.clients, self.ids, self.participation
-        models, senders = shuffled(key, self.returned, rounds, who, self.cohort)
+        models, senders = shuffled(key, self.returned, rounds, who, self.clients_per_round)
         return AnonymousMessages(self.received, models, rounds), senders
 
     def aggregates(self) -> Aggregates:
@@ -322,7 +324,9 @@ class Transcript:
             sums = jax.tree.map(lambda u: u.sum(1), self.pseudo_gradient)
         rows = np.asarray(self.rounds)
         participation = of_rounds(self.participation, rows, None)
-        return Aggregates(self.received, sums, participation, jnp.asarray(rows), self.cohort)
+        return Aggregates(
+            self.received, sums, participation, jnp.asarray(rows), self.clients_per_round
+        )
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file with one array per leaf, of all but `private`."""
@@ -340,20 +344,23 @@ class Transcript:
         """Read what `save` wrote; parameters come back as nested dictionaries. Raises `ValueError`
         if parts are missing."""
         tree = read_tree(path)
-        optional = {"sums", "evaluation", "cohort", "private"}
+        optional = {"sums", "evaluation", "clients_per_round", "private"}
         missing = {f.name for f in dataclasses.fields(Transcript)} - optional - set(tree)
         if missing:
             raise ValueError(
                 f"path={str(path)!r} lacks {sorted(missing)}; it is not a saved transcript"
             )
-        evaluation, cohort = tree.pop("evaluation", None), tree.pop("cohort", None)
+        evaluation, clients_per_round = (
+            tree.pop("evaluation", None),
+            tree.pop("clients_per_round", None),
+        )
         return Transcript(
             **{"sums": None}
             | tree
             | {
                 "rounds": tuple(tree["rounds"].tolist()),
                 "personal": bool(tree["personal"]),
-                "cohort": None if cohort is None else int(cohort),
+                "clients_per_round": None if clients_per_round is None else int(clients_per_round),
                 "evaluation": None if evaluation is None else Evaluation(**evaluation),
             }
         )

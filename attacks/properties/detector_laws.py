@@ -121,5 +121,5 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         rate=detectors.rate,
         detector_number=detectors.detector_number,
         rounds=aggregates.rounds,
-        cohort=aggregates.cohort,
+        clients_per_round=aggregates.clients_per_round,
     )

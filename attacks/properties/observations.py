@@ -46,7 +46,7 @@ class Observations:
       detector_number: which detector a round's feature is by; several rounds may share one
         `[rounds]`.
       rounds: 0-based round numbers `[rounds]`.
-      cohort: no round has more participants; None if that is not known (static).
+      clients_per_round: no round has more participants; None if that is not known (static).
     """
 
     features: Num[Array, "rounds"]
@@ -61,7 +61,7 @@ class Observations:
     rate: Num[Array, ""]
     detector_number: Int[Array, "rounds"]
     rounds: Int[Array, "rounds"]
-    cohort: Count | None = struct.field(pytree_node=False, default=None)
+    clients_per_round: Count | None = struct.field(pytree_node=False, default=None)
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`. Rounds that nobody looks at may hold anything."""

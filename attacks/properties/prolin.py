@@ -69,7 +69,7 @@ class ProlinAnswer:
 
     Attributes:
       p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite, or
-        more clients took part in a round than `Observations.cohort`.
+        more clients took part in a round than `Observations.clients_per_round`.
       iterations: used `[prefixes]`.
       losses: L1, L2, L3 at the answer `[prefixes, 3]`.
     """
@@ -95,8 +95,8 @@ def prolin(
     scales their gradients to a common norm.
 
     Args:
-      observations: see there. Time and memory grow with its `cohort`, or with the number of clients
-        if that is None.
+      observations: see there. Time and memory grow with its `clients_per_round`, or with the number
+        of clients if that is None.
       seen: how many rounds are used `[prefixes]`.
       weights: of the rounds `[rounds]`, 1 - OVL.
       key: where x and p start, uniform in [0, 1].
@@ -107,14 +107,14 @@ def prolin(
         one need not explain them as well.
 
     Raises:
-      ValueError: as `ridge`; if a setting is out of range, `observations.cohort` exceeds the
-        clients, or more clients than that took part in a round (where participation is traced, p is
-        NaN instead).
+      ValueError: as `ridge`; if a setting is out of range, `observations.clients_per_round` exceeds
+        the clients, or more clients than that took part in a round (where participation is traced,
+        p is NaN instead).
     """
     settings = settings or Prolin()
     seen = check_observed(observations, seen)
     check_weights(weights, len(observations.features))
-    _check_cohort(observations)
+    _check_clients_per_round(observations)
     answer = _prolin(observations, seen, jnp.asarray(weights), key, settings)
     if not _check.is_unseen((observations, seen)):
         # Its own p need not explain the sums: three losses are balanced.
@@ -122,19 +122,19 @@ def prolin(
     return answer
 
 
-def _check_cohort(observations: Observations) -> None:
-    cohort, clients = observations.cohort, observations.participation.shape[1]
-    if cohort is None:
+def _check_clients_per_round(observations: Observations) -> None:
+    clients_per_round, clients = observations.clients_per_round, observations.participation.shape[1]
+    if clients_per_round is None:
         return
     least = (
         1
         if _check.is_unseen(observations.participation)
         else int(np.asarray(observations.participation).sum(1).max())
     )
-    if not least <= cohort <= clients:
+    if not least <= clients_per_round <= clients:
         raise ValueError(
-            f"observations.cohort={cohort} must lie between the {least} who took part in one "
-            f"round and the {clients} clients of observations.participation"
+            f"observations.clients_per_round={clients_per_round} must lie between the {least} "
+            f"who took part in one round and the {clients} clients of observations.participation"
         )
 
 
@@ -149,7 +149,7 @@ def _prolin(
         t, targets, key = arguments
         known = until(observations, t)
         there, who = jax.lax.top_k(
-            known.participation, observations.cohort or participation.shape[1]
+            known.participation, observations.clients_per_round or participation.shape[1]
         )
         counted = jnp.where(prefix(len(weights), t), weights, 0)
         rounds = _Rounds(who, there, known.features, known.mean, known.variance, counted, targets)
@@ -166,8 +166,8 @@ class _Rounds(NamedTuple):
     """What losses are made of.
 
     Attributes:
-      who: clients that take part `[rounds, cohort]`.
-      there: 1, or 0 where there are fewer `[rounds, cohort]`.
+      who: clients that take part `[rounds, clients per round]`.
+      there: 1, or 0 where there are fewer `[rounds, clients per round]`.
       sums: of features `[rounds]`.
       mean, variance: of features without and with the property `[rounds, 2]`.
       weights: of the rounds `[rounds]`.
@@ -183,11 +183,12 @@ class _Rounds(NamedTuple):
     targets: Array
 
     def of_clients(self, features: Array) -> Array:
-        """Sums `[clients]` of features `[rounds, cohort]`."""
+        """Sums `[clients]` of features `[rounds, clients per round]`."""
         return jnp.zeros_like(self.targets).at[self.who].add(features)
 
     def log_density(self, x: Array, law: int) -> Array:
-        """Log density of features `[rounds, cohort]`, without (0) or with (1) the property."""
+        """Log density of features `[rounds, clients per round]`, without (0) or with (1) the
+        property."""
         return jax.scipy.stats.norm.logpdf(
             x, self.mean[:, law, None], jnp.sqrt(self.variance[:, law, None])
         )

@@ -60,7 +60,7 @@ def summed(column: str, value: str, rows: Rows) -> list[str]:
     plain = [row for epsilon, mine in by_epsilon if not math.isfinite(epsilon) for row in mine]
     hits, trials = round(clients * sum(r["value"] for r in plain)), clients * len(plain)
     shares = [mean([row["detail"][f"share_{which}"] for row in told]) for which in HALVES]
-    seen = f"{settings['per_round']} of {clients} clients", settings["rounds"]
+    seen = f"{settings['clients_per_round']} of {clients} clients", settings["rounds"]
     usual = mean([row["majority"] for row in told])
     leaks = trials and wilson_interval(hits, trials).low > mean([r["majority"] for r in plain])
     return [by_sums(seen, f"{column} = {value}", shares, outcomes, usual, bool(leaks))]

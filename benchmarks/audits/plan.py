@@ -231,7 +231,7 @@ def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
             records,
             clients=clients,
             positives=half,
-            per_round=half,
+            clients_per_round=half,
             training=fitting(victim.training, records),
             auxiliary=public,
             rounds=victim.rounds,

@@ -32,7 +32,7 @@ class SumGamesSettings:
     Attributes:
       asked: "client" (one data set is the participant's, the other shares no record with it) or
         "record" (the other has another record in place of one).
-      clients, per_round: number of clients, and of participants in a round.
+      clients, clients_per_round: number of clients, and of participants in a round.
       records: of every client.
       rounds: communication rounds, one game in each.
       references: clients that the server makes of records of its own.
@@ -42,7 +42,7 @@ class SumGamesSettings:
 
     asked: Literal["client", "record"] = "client"
     clients: int = 200
-    per_round: int = 11
+    clients_per_round: int = 11
     records: int = 20
     rounds: int = 100
     references: int = 200
@@ -98,7 +98,7 @@ def draw(name: str, settings: SumGamesSettings, data_dir: str | None, seed: int)
     federated = Federated(
         settings.rounds,
         settings.training,
-        clients_per_round=settings.per_round,
+        clients_per_round=settings.clients_per_round,
         keep=Keep(clients=(), sums=True),
     )
     held, own, fresh = (_stacked(x, data.y, rows) for rows in parts)

@@ -72,8 +72,8 @@ class SumsSettings:
       property: "membership" (of one record in the positive clients' data), "inversion" (they send
         their update inverted), "ascent" (they climb the loss), "free_rider" (they send nothing) or
         "prevalence" (more of their records have an attribute; of a table alone).
-      clients, positives, per_round: number of clients, of those with the property, of participants
-        in a round.
+      clients, positives, clients_per_round: number of clients, of those with the property, of
+        participants in a round.
       records: of every client.
       training: of every client.
       clip: largest norm of a step's gradient, 0 for any.
@@ -89,7 +89,7 @@ class SumsSettings:
     records: int
     clients: int = 50
     positives: int = 5
-    per_round: int = 10
+    clients_per_round: int = 10
     training: LocalTraining = LocalTraining(0.01, epochs=2, batch_size=10)
     clip: float = 0.0
     factor: float = -0.5
@@ -291,7 +291,7 @@ class Train:
     model: Model
     training: LocalTraining
     rounds: int
-    per_round: int
+    clients_per_round: int
 
     def __call__(
         self, inputs: tuple[Array, Array, Behavior, Array, Array, Array]
@@ -303,7 +303,7 @@ class Train:
             self.rounds,
             self.training,
             plugins=(PerClient(behavior),),
-            clients_per_round=self.per_round,
+            clients_per_round=self.clients_per_round,
             keep=Keep(clients=(), sums=True),
         )
         init_key, train_key, _ = jax.random.split(key, 3)

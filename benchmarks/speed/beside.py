@@ -130,7 +130,7 @@ class Rounds:
     """Records per step; a round is one epoch."""
     rounds: Count = 10
     """Rounds per timed run."""
-    cohort: Count | None = None
+    clients_per_round: Count | None = None
     """Clients that take part in a round; all if not said."""
     devices: Count = 1
     """Devices that share them. A CPU counts as JAX_NUM_CPU_DEVICES devices."""
@@ -158,7 +158,7 @@ class Rounds:
         federated = Federated(
             rounds=self.rounds,
             training=LocalTraining(0.01, batch_size=self.batch_size),
-            clients_per_round=self.cohort,
+            clients_per_round=self.clients_per_round,
             devices=None if self.devices == 1 else tuple(here[: self.devices]),
             rounds_on_device=self.rounds_on_device,
             keep=Keep(clients=()),

@@ -46,7 +46,7 @@ COLOURED: dict[str, Any] = {
 }
 MISBEHAVING: dict[str, Any] = {"detectors.kind.gradients": 500}
 SMALL: dict[str, Any] = {
-    **{"clients": 20, "positives": 3, "per_round": 5, "rounds": 40},
+    **{"clients": 20, "positives": 3, "clients_per_round": 5, "rounds": 40},
     **{"auxiliary": 1000, "detectors.pairs": 40, "detectors.kind.gradients": 500},
 }
 PLAINER: dict[str, Any] = {"detectors.pairs": 20, "detectors.kind.gradients": 250}
@@ -154,7 +154,7 @@ def _numbers_of_clients(size: str, data_dir: str | None) -> list[Place]:
     made = []
     for prop in ("membership", "ascent"):
         for n in counts:
-            changed = {"clients": n, "per_round": n // 5, "positives": positives}
+            changed = {"clients": n, "clients_per_round": n // 5, "positives": positives}
             made += _grid("g", prop, changed=changed)(size, data_dir)
     return made
 
@@ -168,7 +168,7 @@ def _prevalence(size: str, data_dir: str | None) -> list[Place]:
         200,
         clients=clients,
         positives=clients // 2,
-        per_round=clients // 2,
+        clients_per_round=clients // 2,
         training=LocalTraining(0.1, batch_size=32),
         auxiliary=1000,
         rounds=rounds,

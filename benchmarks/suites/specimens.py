@@ -78,7 +78,14 @@ _MAPS: dict[str, Changes] = {
     "records": {"attack.orders": 4, "attack.passes": 2},
 }
 _SUMS = {
-    **{"clients": 24, "positives": 8, "per_round": 8, "rounds": 10, "records": 5, "seen": 10},
+    **{
+        "clients": 24,
+        "positives": 8,
+        "clients_per_round": 8,
+        "rounds": 10,
+        "records": 5,
+        "seen": 10,
+    },
     **{"training.batch_size": 5, "auxiliary": 100, "detectors.pairs": 8},
     **{"detectors.kind.gradients": 30, "detectors.masks": 8, "detectors.repeated": 6},
     **{"detectors.followed": 50},
@@ -154,7 +161,7 @@ SPECIMENS = (
         "sums/client",
         "digits",
         {"clients": 20, "references": 20, "rounds": 20},
-        {"records": 5, "per_round": 3, "hidden": (4,)},
+        {"records": 5, "clients_per_round": 3, "hidden": (4,)},
     ),
     Specimen("canaries/full", "breast_cancer", {}, {"records": 20, "rounds": 2, "canaries": 50}),
 )

@@ -17,7 +17,7 @@ def _places(asked: Literal["client", "record"]) -> Callable[[str, str | None], l
         sized = SumGamesSettings(asked)
         if size == "small":
             sized = replace(sized, SMALL)
-        crowds = [Place("mnist", replace(sized, {"per_round": n})) for n in PARTICIPANTS]
+        crowds = [Place("mnist", replace(sized, {"clients_per_round": n})) for n in PARTICIPANTS]
         widths = [Place("mnist", replace(sized, {"hidden": h})) for h in ((), (8,), (256,))]
         return crowds + widths
 

@@ -162,7 +162,7 @@ def transcript_of(
         evaluation=outcomes.evaluation,
         rounds=federated.kept_rounds,
         personal=server.personal,
-        cohort=federated.clients_per_round,
+        clients_per_round=federated.clients_per_round,
         private=state.private,
     )
 

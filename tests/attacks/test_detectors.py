@@ -105,7 +105,7 @@ def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     pairs = 200 if kind == "logistic" else 40  # of which a fifth calibrate
     detectors = detectors_of(federation, run, auxiliary, prop, kind, pairs=pairs)
     observations = observe(run.aggregates(), detectors)
-    assert observations.cohort == PER_ROUND
+    assert observations.clients_per_round == PER_ROUND
     assert float(observations.pool) == float(detectors.pool)
     found = np.asarray(gibbs(observations, jnp.asarray([ROUNDS]), KEY))[0]
     assert ranking(found, POSITIVES, 0.5).auc == 1

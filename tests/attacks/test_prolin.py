@@ -52,7 +52,7 @@ def test_prolin_knows_that_only_participants_count():
         jnp.arange(observations.participation.shape[1]) % 2
     )
     observations = dataclasses.replace(observations, participation=fewer)
-    known = dataclasses.replace(observations, cohort=PER_ROUND)
+    known = dataclasses.replace(observations, clients_per_round=PER_ROUND)
     for objective in ("code", "paper"):
         settings = Prolin(objective, learning_rate=1e-2, iterations=200)
         answers = [
@@ -71,13 +71,15 @@ def test_prolin_knows_that_only_participants_count():
         assert float(abs(answers[1].p - start).max()) > 0.05
     with pytest.raises(
         ValueError,
-        match="cohort=4 must lie between the 5 who took part in one round and the 20 clients",
+        match="clients_per_round=4 must lie between the 5 who took part in one round and the 20 c",
     ):
-        prolin(dataclasses.replace(observations, cohort=4), [30], jnp.ones(ROUNDS), KEY)
-    few = jax.jit(lambda o: prolin(dataclasses.replace(o, cohort=4), [30], jnp.ones(ROUNDS), KEY).p)
+        prolin(dataclasses.replace(observations, clients_per_round=4), [30], jnp.ones(ROUNDS), KEY)
+    few = jax.jit(
+        lambda o: prolin(dataclasses.replace(o, clients_per_round=4), [30], jnp.ones(ROUNDS), KEY).p
+    )
     assert np.isnan(np.asarray(few(observations))).all()
-    with pytest.raises(ValueError, match="cohort=21 must lie"):
-        prolin(dataclasses.replace(observations, cohort=21), [30], jnp.ones(ROUNDS), KEY)
+    with pytest.raises(ValueError, match="clients_per_round=21 must lie"):
+        prolin(dataclasses.replace(observations, clients_per_round=21), [30], jnp.ones(ROUNDS), KEY)
 
 
 def test_losses_that_are_never_finite_have_no_answer():

@@ -25,7 +25,7 @@ from tests.laws.cases import cases
 TINY = {
     "clients": 10,
     "positives": 2,
-    "per_round": 4,
+    "clients_per_round": 4,
     "rounds": 30,
     "records": 5,
     "training.batch_size": 5,

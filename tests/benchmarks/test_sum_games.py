@@ -12,7 +12,14 @@ from tests.benchmarks.cells import cell_of, outcomes_of
 from tests.laws.cases import cases
 
 TINY = {
-    **{"clients": 20, "references": 30, "rounds": 30, "records": 5, "per_round": 3, "hidden": (4,)}
+    **{
+        "clients": 20,
+        "references": 30,
+        "rounds": 30,
+        "records": 5,
+        "clients_per_round": 3,
+        "hidden": (4,),
+    }
 }
 
 
@@ -34,7 +41,7 @@ def test_the_likelihood_ratio_tells_more_than_chance(table):
 
 def test_a_record_apart_is_one_record():
     settings = SumGamesSettings(
-        "record", clients=10, references=10, per_round=3, records=4, rounds=6, hidden=()
+        "record", clients=10, references=10, clients_per_round=3, records=4, rounds=6, hidden=()
     )
     pairs = draw("digits", settings, None, 0).view.candidates
     apart = (pairs.x[:, 0] != pairs.x[:, 1]).any(-1)
@@ -44,7 +51,7 @@ def test_a_record_apart_is_one_record():
 @pytest.mark.parametrize("asked", ["client", "record"])
 def test_nothing_but_records_and_labels_tells_two_data_sets_apart(asked):
     settings = SumGamesSettings(
-        asked, clients=10, references=10, per_round=3, records=4, rounds=6, hidden=()
+        asked, clients=10, references=10, clients_per_round=3, records=4, rounds=6, hidden=()
     )
     pairs = draw("digits", settings, None, 0).view.candidates
     assert (pairs.id[:, 0] == pairs.id[:, 1]).all()

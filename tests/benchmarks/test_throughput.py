@@ -36,7 +36,7 @@ def printing(tmp_path):
         (Attacks(**SMALL, steps=40), ["cos, an iteration", "closed_form, whole"]),
         (Rounds(**SMALL, clients=2, batch_size=5), ["simulate, a round"]),
         (
-            Rounds(**SMALL, clients=9, batch_size=5, cohort=3, rounds_on_device=1),
+            Rounds(**SMALL, clients=9, batch_size=5, clients_per_round=3, rounds_on_device=1),
             ["simulate, a round"],
         ),
         (Messages(**SMALL, batch_size=5, orders=2), ["gls, a message"]),

@@ -12,7 +12,7 @@ from jaxfl import Federated, Keep, LocalTraining, Transcript
 from jaxfl.recordings import Recording, RecordingWarning, read_rounds
 
 MODEL = jaxfl.mlp(4, (6,), 2)
-CLIENTS, COHORT, ROUNDS = 5, 3, 4
+CLIENTS, PER_ROUND, ROUNDS = 5, 3, 4
 KEY = jax.random.key(0)
 
 
@@ -23,7 +23,7 @@ def simulated() -> Transcript:
         (rng.normal(size=(8, 4)).astype(np.float32), rng.integers(0, 2, 8)) for _ in range(CLIENTS)
     ]
     keep = Keep(clients="all")
-    federated = Federated(ROUNDS, LocalTraining(0.5), clients_per_round=COHORT, keep=keep)
+    federated = Federated(ROUNDS, LocalTraining(0.5), clients_per_round=PER_ROUND, keep=keep)
     return jaxfl.simulate(MODEL, MODEL.init(KEY), jaxfl.stack_clients(parts), KEY, federated)
 
 
@@ -67,7 +67,7 @@ def test_sums_are_those_of_the_run(run: Transcript, folder: Path, alone: bool) -
     assert everyone == tuple(map(str, range(CLIENTS)))
     np.testing.assert_array_equal(seen.participation, wanted.participation)
     np.testing.assert_array_equal(seen.rounds, wanted.rounds)
-    assert seen.cohort == wanted.cohort == COHORT
+    assert seen.clients_per_round == wanted.clients_per_round == PER_ROUND
     near(seen.received, wanted.received, 0)
     near(seen.pseudo_gradient, wanted.pseudo_gradient)
 
@@ -76,7 +76,7 @@ def test_anonymous_messages_are_the_participants_in_another_order(
     run: Transcript, folder: Path
 ) -> None:
     seen, senders = read_rounds(folder, MODEL).anonymous(KEY)
-    assert senders.shape == (ROUNDS, COHORT)
+    assert senders.shape == (ROUNDS, PER_ROUND)
     for t, names in enumerate(senders):
         assert sorted(names) == took_part(run)[t]
         places = names.astype(int)
@@ -101,7 +101,7 @@ def test_ragged_rounds_are_summed_and_not_anonymous(run: Transcript, folder: Pat
     with pytest.raises(ValueError, match="have from 2 to 3 participants"):
         ragged.anonymous(KEY)
     kept = [t for t in range(ROUNDS) if t != gone]
-    assert ragged.anonymous(KEY, kept)[1].shape == (ROUNDS - 1, COHORT)
+    assert ragged.anonymous(KEY, kept)[1].shape == (ROUNDS - 1, PER_ROUND)
 
 
 def test_weights_that_differ_are_warned_about(run: Transcript, folder: Path) -> None:

@@ -111,7 +111,9 @@ def train(
     members = [sums.draw(data, settings, seed) for seed in seeds]
     drawn = stack(members)
     held = drawn.x, drawn.y, drawn.behavior, drawn.x_test, drawn.y_test, drawn.key
-    trained = run_members(sums.Train(model, training, settings.rounds, settings.per_round), held)
+    trained = run_members(
+        sums.Train(model, training, settings.rounds, settings.clients_per_round), held
+    )
     aggregates, test_accuracy = trained.results
     detected = run_members(
         Detect(model, training, settings.records, settings.detectors),
