@@ -161,7 +161,8 @@ def rounding(
     A returned model is rounded at every step, to the nearest of its own numbers; so are the model
     that was received, and what was sent. Each of these errors is uniform within half a spacing to
     either side. The mean of gradients loses as sums do, relative to their lengths, which may be
-    far above the mean's.
+    far above the mean's, and in the client's own numbers: gradients in float32 may be recorded in
+    float64 (`Messages.from_gradients`).
 
     Args:
       received: models `[rounds, ...]`.
@@ -172,8 +173,22 @@ def rounding(
     """
     squares = energies(updates)
     stored = jax.vmap(_stored)(received, updates) * (2 + steps) / 12
-    bound = eps**2 * (stored + SQUARED_ROUNDING * steps * (1 + steps) * gradients**2)
+    summed = SQUARED_ROUNDING * steps * (1 + steps) * gradients**2
+    bound = eps**2 * stored + jnp.maximum(eps, _computed(received, updates)) ** 2 * summed
     return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
+
+
+def _computed(received: Any, updates: Any) -> Array:
+    """The relative spacing of the numbers in which updates were computed: float32's, if all of
+    them are such numbers but for the rounding of models, else that of what they are held in."""
+    narrow, wide = (jnp.finfo(kind).eps for kind in (jnp.float32, jnp.result_type(float)))
+
+    def is_narrow(w: Array, u: Array) -> Array:
+        off = jnp.abs(u - u.astype(jnp.float32).astype(u.dtype))
+        return (off <= 2 * wide * jnp.maximum(jnp.abs(w), jnp.abs(w - u))).all()
+
+    told = jax.tree.leaves(jax.tree.map(is_narrow, received, updates))
+    return jnp.where(jnp.stack(told).all(), narrow, wide)
 
 
 def _stored(received: Any, update: Any) -> Array:

@@ -20,6 +20,7 @@ from flax import struct
 from jaxtyping import Num
 from optax.tree import vdot
 
+from attacks.precision import in_type_here
 from jaxfl import LocalTraining, Messages, Model, _check, client_round, mean_loss
 from jaxfl.clients import ClientData
 from jaxfl.domains import Count, Key, Params, checked
@@ -140,6 +141,7 @@ def virtual_update(
 
 
 @checked
+@in_type_here
 def matching_objective(
     model: Model,
     messages: Messages,

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from attacks.fixed_draws import SEED
+from attacks.precision import arithmetic
 from jaxfl import LocalTraining, Messages
 
 Array = jax.Array
@@ -185,6 +186,8 @@ def at_path_centres(messages: Messages, steps: int) -> Messages:
 def at_place(messages: Messages, place: float | Array) -> Messages:
     """The same pseudo-gradients, as if their models had been received after such a fraction of the
     local paths."""
-    centre = on_path(messages.received, messages.pseudo_gradient, place)
-    returned = jax.tree.map(lambda c, u: c - u, centre, messages.pseudo_gradient)
+    widest = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(messages.received)))
+    with arithmetic(widest, messages, place):
+        centre = on_path(messages.received, messages.pseudo_gradient, place)
+        returned = jax.tree.map(lambda c, u: c - u, centre, messages.pseudo_gradient)
     return Messages(centre, returned, messages.rounds)

@@ -1,7 +1,9 @@
 """The floating-point type of one call, whether or not 64-bit types are switched on around it."""
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import numpy as np
 from jaxfl import _check
 
 Array = jax.Array
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def floating(dtype: Any) -> np.dtype:
@@ -46,3 +49,22 @@ def cast(tree: Any, floating: Any, integer: Any = None) -> Any:
         )
 
     return jax.tree.map(one, tree)
+
+
+def in_type_here(function: Function) -> Function:
+    """An attack that computes in the type that JAX computes in around it: what was recorded in
+    float64 (`Messages.from_gradients`) is rounded to float32 where 64-bit types are off."""
+
+    @functools.wraps(function)
+    def rounded(*arguments: Any, **named: Any) -> Any:
+        arguments, named = jax.tree.map(_in_type_here, (arguments, named))
+        return function(*arguments, **named)
+
+    return rounded  # type: ignore[return-value]
+
+
+def _in_type_here(leaf: Any) -> Any:
+    is_wide = isinstance(leaf, Array) and leaf.dtype == np.float64
+    if not is_wide or jax.config.read("jax_enable_x64"):
+        return leaf
+    return leaf.astype(jnp.float32)

@@ -36,7 +36,7 @@ from attacks.matching import (
     minimize_lbfgs,
     squared_distance,
 )
-from attacks.precision import arithmetic
+from attacks.precision import arithmetic, in_type_here
 from jaxfl import LocalTraining, Messages, Model, _check, local_update, mlp, one_client
 from jaxfl.domains import Count, Key, checked
 from jaxfl.models import check_parameters
@@ -183,6 +183,7 @@ class L2Matching:
 
 
 @checked
+@in_type_here
 def l2_lbfgs(
     model: Model,
     messages: Messages,
@@ -271,6 +272,7 @@ HEURISTICS = (
 
 
 @checked
+@in_type_here
 def statistics(model: Model, messages: Messages, knowledge: Knowledge) -> Int[Array, "7 records"]:
     """Judge every candidate by the returned models, without optimisation (Lyu 2021, section 4.3).
 

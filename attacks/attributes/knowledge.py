@@ -277,15 +277,13 @@ def check_one_column(attack: str, knowledge: Knowledge, labels: bool = True) -> 
 def float_type(params: Any) -> Any:
     """The one floating-point type that an attack computes in: that of the models it is given, or of
     their shapes, float32 at least, whether or not 64-bit types are switched on."""
-    return jnp.promote_types(
-        jnp.float32, jnp.result_type(*(a.dtype for a in jax.tree.leaves(params)))
-    )
+    return np.result_type(np.float32, *(a.dtype for a in jax.tree.leaves(params)))
 
 
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
     """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
     check("knowledge", knowledge, Knowledge)  # for attacks of one's own, which nothing has checked
-    dtype = float_type(params)
+    dtype = jax.dtypes.canonicalize_dtype(float_type(params))
     columns = tuple(
         jax.tree.map(lambda a: jnp.asarray(a, dtype), column).replace(
             positions=jnp.asarray(column.positions, jnp.int32)

@@ -6,11 +6,12 @@ Threat model: as in `attacks.local_models.optimum`; public columns, targets and 
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Num
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 from scipy.special import expit
 
 from attacks.fit import MisfitWarning
@@ -23,14 +24,16 @@ ERROR = 1e-12
 """Rounding error of a decoded mean squared error, relative to the targets' mean square."""
 
 CONVERGED = 2
-"""Times the least that L-BFGS may stop above."""
+"""Times what the truth leaves that may be left."""
+GRADIENT = 1e-9
+"""Of the dual, where Newton's method ends: what equations may then leave beside their least."""
 
 PULL = 1e-4
 """Pull of weights to their prior, in what their equations leave: so little that it moves no weight
 across 1/2 where equations fix the weights, and enough to choose where they do not."""
 
 MOST_STEPS = 100
-"""Steps of Newton's method, at most; it takes some twenty. Moments that are not of these records
+"""Steps of Newton's method, at most; it takes ten or twenty. Moments that are not of these records
 have no likeliest weights, and the method would never end."""
 
 
@@ -200,24 +203,51 @@ def infer_in_box(
         Moments that are right to first order only are not judged.
     """
     z, sums, rounding = _attribute_equations(x, y, attribute, moments)
-    prior, pull = float(np.clip(sums[-1], 0, 1)), PULL
-    root = np.sqrt(len(z))
-
-    def misfit(s: np.ndarray) -> tuple[float, np.ndarray]:
-        gap, away = (z.T @ s / root - sums * root), pull * (s - prior)
-        return float(gap @ gap + away @ away), 2 * (z @ gap / root + pull * away)
-
-    options = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 50}
-    start = np.full(len(z), prior)
-    minimum = minimize(
-        misfit, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * len(z), options=options
-    )
+    prior, root = float(np.clip(sums[-1], 0, 1)), np.sqrt(len(z))
+    scores = _in_box(z.T / root, sums * root, prior)
+    gap = z.T @ scores / root - sums * root
+    left = gap @ gap + PULL**2 * ((scores - prior) ** 2).sum()
     # The true attribute is in the box, and leaves its distance from the prior and rounding.
-    truth = len(z) * (pull**2 * prior * (1 - prior) + rounding @ rounding)
-    if moments.exact and minimum.fun > CONVERGED * truth:
+    truth = len(z) * (PULL**2 * prior * (1 - prior) + rounding @ rounding)
+    if moments.exact and left > CONVERGED * truth:
         _warn("infer_in_box: no values have these moments; they are not of these records")
-    scores = minimum.x
     return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
+
+
+def _in_box(a: np.ndarray, b: np.ndarray, prior: float) -> np.ndarray:
+    """The weights `[records]` in [0, 1] of least |a w - b|^2 + PULL^2 |w - prior|^2, for equations
+    `[columns, records]`: by the dual, which has a number per column, by Newton's method."""
+
+    def weights(dual: np.ndarray) -> np.ndarray:
+        return np.clip(prior - a.T @ dual, 0, 1)
+
+    def gradient(dual: np.ndarray) -> np.ndarray:
+        return PULL**2 * dual + b - a @ weights(dual)
+
+    dual = np.zeros(len(b))
+    for _ in range(MOST_STEPS):
+        slope = gradient(dual)
+        if np.abs(slope).max() < GRADIENT:
+            break
+        inside = np.abs(prior - a.T @ dual - 0.5) < 0.5
+        step = -np.linalg.solve((a * inside) @ a.T + PULL**2 * np.eye(len(b)), slope)
+        # The dual is convex, and quadratic in pieces: whole steps may go to and fro for good.
+        dual = dual + _least_along(gradient, dual, step) * step
+    return weights(dual)
+
+
+def _least_along(
+    gradient: Callable[[np.ndarray], np.ndarray], place: np.ndarray, step: np.ndarray
+) -> float:
+    """How many steps downhill a convex function is least."""
+
+    def slope(steps: float) -> float:
+        return float(step @ gradient(place + steps * step))
+
+    most = 1.0
+    while slope(most) < 0:
+        most *= 2
+    return float(brentq(slope, 0.0, most))
 
 
 def _warn(text: str) -> None:

@@ -18,6 +18,7 @@ from attacks.matching import (
     matching_objective,
     minimize_adam,
 )
+from attacks.precision import in_type_here
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Number, Params, Positive, Shape, checked
 from jaxfl.models import check_parameters, check_record_shape, log_probabilities
@@ -162,6 +163,7 @@ class GradientInversion:
 
 
 @checked
+@in_type_here
 def invert_gradient(
     model: Model,
     messages: Messages,

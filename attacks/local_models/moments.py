@@ -5,10 +5,12 @@ Threat model: as in `attacks.local_models.optimum`.
 """
 
 import dataclasses
+import warnings
 
 import numpy as np
 from jaxtyping import Num
 
+from attacks.fit import MisfitWarning
 from attacks.local_models.optimum import LocalOptimum, linear_parameters
 from attacks.path import path_centre
 from jaxfl import Messages, _check
@@ -17,6 +19,8 @@ from jaxfl.watching import on_host
 
 ROUNDED = 1e-3
 """By how much decoded moments may lie outside what is possible."""
+SUMMED = 16
+"""Relative errors of a client's mean of products, in units of its precision, at most."""
 UNDETERMINED = 1e-3
 """Share of a parameter in directions of which nothing is known, above which it is not determined:
 far above what rounding brings about, far below the share of a column which depends on others."""
@@ -31,7 +35,8 @@ class Moments:
       second: X'X / m `[parameters, parameters]`.
       cross: X'y / m `[parameters]`.
       learning_rate: the client's step size.
-      exact: False if they are right to first order only, and bound nothing.
+      exact: False if they are right to first order only, or if the messages contradict them; then
+        they bound nothing.
       rounding: by how much an entry may be off, since messages were recorded in so many digits.
     """
 
@@ -132,6 +137,11 @@ def structured_moments(
       learning_rate: the client's, eta.
       steps: local steps per round, K.
 
+    Warns:
+      MisfitWarning: if messages of one step contradict each other, or what is known of the moments,
+        by more than rounding may: they are of another rate or recipe, of noise, or of other
+        records.
+
     Raises:
       ValueError: if shapes do not fit, the attribute does not exist, or no message gives it any
         weight.
@@ -156,10 +166,34 @@ def structured_moments(
     row = weight @ missing / (weight**2).sum()
     second[attribute, at] = second[at, attribute] = row
     second[attribute, attribute] = row[-1]
-    cross[attribute] = (theta @ second[attribute] - slopes[:, attribute]).mean()
-    rounding = digits * np.abs(received).max() / (2 * learning_rate * steps)
-    rounding /= np.linalg.norm(weight)
-    return Moments(second, cross, float(learning_rate), steps == 1, float(rounding))
+    told = theta @ second[attribute] - slopes[:, attribute]
+    cross[attribute] = told.mean()
+    stored = digits * np.abs(received).max() / (2 * learning_rate * steps)
+    left = np.c_[missing - np.outer(weight, row), told - told.mean()]
+    lengths = np.abs(public).T @ (np.abs(public) @ np.abs(theta[:, at]).T + np.abs(y)[:, None])
+    computed = max(digits, _computed_in(received, returned))
+    summed = SUMMED * computed * (lengths.max() / len(x) + np.abs(weight).max())
+    exact = steps == 1 and bool(np.abs(left).max() <= 2 * stored + summed)
+    if steps == 1 and not exact:
+        warnings.warn(
+            f"structured_moments: {np.abs(left).max():.2g} of a slope is left where rounding may "
+            f"leave {2 * stored + summed:.2g}: messages are not of one full-batch step of rate "
+            f"{learning_rate} on these records without noise; nothing is proven by these moments",
+            MisfitWarning,
+            stacklevel=4,
+        )
+    rounding = stored / np.linalg.norm(weight)
+    return Moments(second, cross, float(learning_rate), exact, float(rounding))
+
+
+def _computed_in(received: np.ndarray, returned: np.ndarray) -> float:
+    """Relative spacing of the numbers in which a client computed: float32's, if all of its updates
+    are such numbers but for the rounding of models (`Messages.from_gradients`)."""
+    narrow, wide = (float(np.finfo(kind).eps) for kind in (np.float32, np.float64))
+    update = received - returned
+    off = np.abs(update - update.astype(np.float32))
+    is_narrow = (off <= 2 * wide * np.maximum(np.abs(received), np.abs(returned))).all()
+    return narrow if is_narrow else wide
 
 
 def public_part(

@@ -21,6 +21,7 @@ from attacks.local_models.reconstruction import (
 )
 from attacks.matching import Virtual, matching_objective, minimize_adam, squared_distance
 from attacks.path import at_path_centres
+from attacks.precision import in_type_here
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.clients import ClientData
 from jaxfl.domains import Count, Fraction, Key, Positive, Shape, TracedCount, checked
@@ -62,6 +63,7 @@ class PseudoRecords:
 
 
 @checked
+@in_type_here
 def pseudo_records(
     model: Model,
     messages: Messages,

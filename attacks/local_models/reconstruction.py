@@ -26,6 +26,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from attacks.lapack import after
+from attacks.precision import in_type_here
 from jaxfl import Messages, Model, mlp
 from jaxfl.domains import Count, Fraction, Key, NotNegative, Positive, Shape, checked
 
@@ -39,6 +40,7 @@ def last_returned(messages: Messages) -> Any:
 
 
 @checked
+@in_type_here
 def extrapolated(messages: Messages, *, factor: NotNegative = 10.0, rounds: Count = 10) -> Any:
     """The last returned model, moved on by `factor` times the mean of the last updates. A control,
     not from the papers.
@@ -53,6 +55,7 @@ def extrapolated(messages: Messages, *, factor: NotNegative = 10.0, rounds: Coun
 
 
 @checked
+@in_type_here
 def affine_optimum(messages: Messages, *, ridge: NotNegative = 1e-2) -> Any:
     """The zero of the least affine map from received models to updates: `sum_t a_t theta_t`, `sum_t
     a_t = 1`, whose update `sum_t a_t u_t` is shortest. For linear least squares, in float64 and
@@ -128,6 +131,7 @@ class LocalModel:
 
 
 @checked
+@in_type_here
 def mapping_network(messages: Messages, key: Key, *, settings: Mapping | None = None) -> LocalModel:
     """Algorithm 2 of Driouich 2023: fit a network G to the updates (Eq. 7), then minimise |G|^2
     from the last model (Eq. 8).

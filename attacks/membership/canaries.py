@@ -22,6 +22,7 @@ from jaxtyping import Num
 from scipy import optimize, stats
 
 from attacks.fit import Status
+from attacks.precision import in_type_here
 from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, local_update
 from jaxfl._check import plain_sgd
 from jaxfl.accounting import gaussian_epsilon
@@ -64,6 +65,7 @@ class MeasuredEpsilon:
 
 @on_host("SciPy's noncentral t, and dp-accounting")
 @checked
+@in_type_here
 def measure_epsilon(
     model: Model,
     messages: Messages,

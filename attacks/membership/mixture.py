@@ -18,6 +18,7 @@ from jaxtyping import Num
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
 from attacks.fit import Status
+from attacks.precision import in_type_here
 from jaxfl import Messages, Model
 from jaxfl.domains import Index, Params, checked
 from jaxfl.models import check_labelled, check_parameters, inputs_and_errors
@@ -46,6 +47,7 @@ class Membership:
 
 
 @checked
+@in_type_here
 def variance_mixture(
     model: Model, messages: Messages, knowledge: Knowledge, *, seed: Index = 0
 ) -> Membership:

@@ -19,9 +19,11 @@ from flax import struct
 from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_gradients
+from attacks.attributes.knowledge import float_type
 from attacks.fit import Fit, status_of, warn_of_fit
 from attacks.membership.source_fit import Seen, judge_sources
 from attacks.path import at_path_centres
+from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Params, checked
 from jaxfl.models import check_labelled, check_parameters
@@ -260,14 +262,18 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     check_labelled(model, messages[0].model_shapes, x, y)
     steps = [training.steps(size) for size in sizes]
     centres = [at_path_centres(m, k).received for m, k in zip(messages, steps, strict=True)]
-    centre = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *centres)
-    rates = jnp.asarray([training.learning_rate * k for k in steps])
-    updates = jax.tree.map(
-        lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
-    )
-    failed, weights = _decode_sources(
-        model, (centre, updates), rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
-    )
+    with arithmetic(float_type(centres), messages, x, y, training, ridge):
+        centre = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *centres)
+        rates = jnp.asarray([training.learning_rate * k for k in steps])
+        updates = jax.tree.map(
+            lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
+        )
+        failed, weights = cast(
+            _decode_sources(
+                model, (centre, updates), rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
+            ),
+            jnp.float32,
+        )
     seen = Seen(messages[0].received, centre, updates)
     fit = judge_sources(model, training, seen, weights, tuple(sizes), (x, y), key)
     status = status_of(failed, fit)

@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Num
 
+from attacks.precision import in_type_here
 from attacks.users.generative import (
     Adversarial,
     Game,
@@ -54,6 +55,7 @@ class Generated:
 
 
 @checked
+@in_type_here
 def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
     model: Model,
     messages: Messages,

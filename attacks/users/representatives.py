@@ -19,6 +19,7 @@ from flax import struct
 from jaxtyping import Num
 
 from attacks.matching import Virtual, minimize_adam, squared_distance, virtual_update
+from attacks.precision import in_type_here
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Number, Params, Positive, Shape, checked
 from jaxfl.models import check_parameters, check_record_shape
@@ -194,6 +195,7 @@ def represent(
 
 @on_host("SciPy's L-BFGS-B, with that solver")
 @checked
+@in_type_here
 def representatives(
     model: Model,
     messages: Messages,

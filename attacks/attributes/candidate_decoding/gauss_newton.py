@@ -36,7 +36,7 @@ from attacks.attributes.knowledge import (
     explained,
 )
 from attacks.fixed_draws import fixed_key
-from attacks.precision import arithmetic
+from attacks.precision import arithmetic, in_type_here
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import Count, Positive, checked
 from jaxfl.models import mean_loss
@@ -60,6 +60,7 @@ class GaussNewton:
 
 
 @checked
+@in_type_here
 def gauss_newton(
     model: Model, messages: Messages, knowledge: Knowledge, *, settings: GaussNewton
 ) -> Reconstruction:
