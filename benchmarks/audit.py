@@ -23,7 +23,11 @@ from rich.console import Console
 
 from benchmarks.audits import findings, notes, options, page, plan, recorded
 from benchmarks.audits.options import Arguments
-from benchmarks.audits.recorded_sums import read_participation, told_by_sums
+from benchmarks.audits.recorded_sums import (
+    read_participation,
+    summed_participation,
+    told_by_sums,
+)
 from benchmarks.harness.command_line import UsageError, exit_code, run_command
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import Suite, group
@@ -59,9 +63,22 @@ def _kept(words: list[str]) -> str:
 
 
 def _keep_settings(arguments: Arguments, folder: Path) -> None:
-    """Only of an audit that can be made: that of an earlier one stays else."""
+    """Only of an audit that can be made: that of an earlier one stays else.
+
+    Raises:
+      UsageError: if the folder holds the report of another audit, and either is of a recorded run,
+        of which no rows are kept but those of its report.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
+    earlier = options.settings_in(folder)
+    other = [name for name in earlier if name != "out" and earlier[name] != chosen.get(name)]
+    recorded_runs = [each for each in (earlier, chosen) if each.get("messages")]
+    if other and recorded_runs and (folder / "results.csv").is_file():
+        raise UsageError(
+            f"--out {arguments.out!r} holds another audit, with {other[0]}={earlier[other[0]]!r}; "
+            "choose another folder, so that its results are kept"
+        )
     write_whole(folder / "audit.yaml", yaml.safe_dump(chosen, sort_keys=False))
 
 
@@ -125,6 +142,7 @@ def _told(
         made,
         "records" if count == 1 else "clients",
         any(math.isfinite(level.guesses["null"]) for f in made for level in f.levels),
+        "those whose records no client holds",
         [
             *dict.fromkeys(n for data in tables.values() for n in data.note.split(NOTES) if n),
             *notes.of_rows(rows, made, wholes),
@@ -181,6 +199,9 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         after=arguments.after,
     )
     participation = read_participation(arguments.participation)
+    if participation is not None:
+        participation = summed_participation(run, participation)
+        run.aggregates(participation)  # what does not fit is said before anything is computed
     clients = recorded.clients_of(run, table, options.names("client", arguments.client or ""))
     layout = str(run.layout).replace("\n", "; ")
     answers, remarks = [], [f"Arrays were taken for these parameters: {layout}"]
@@ -218,6 +239,7 @@ def _told_of_recording(
         made,
         "clients" if len(clients) > 1 else "records",
         len(clients) > 1,
+        "those of the other clients; the model is the attacked client's, after its last round",
         list(dict.fromkeys(remarks)),
         "results.csv",
         _command(arguments),

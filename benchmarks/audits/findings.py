@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness.intervals import Interval, accuracy_interval, student_interval
 from benchmarks.harness.report import GUESSES
 
@@ -20,6 +22,8 @@ DOUBTS = {
     "answer",
 }
 """Doubts about a level's answers, in words."""
+DOUBTFUL = {"diverged": "failed", "misfit": "misfit", "unchecked": "unchecked"}
+"""Doubts by a row's status."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -33,10 +37,11 @@ class Level:
       estimate: share of records named right.
       guesses: mean of each of three guesses: two without messages, and the same attack on another
         client's.
-      margin: by how much it is better than the best of them, client by client.
+      margin: by how much it is better than the best of them.
       doubt: "failed" if there is no answer; "misfit" if one does not explain the messages;
         "unchecked" if these could not contradict one; else "".
       model: accuracy of the trained model on held-out records.
+      untold: by doubt, clients of whom nothing can be told while it can of others.
     """
 
     epsilon: float
@@ -46,6 +51,7 @@ class Level:
     margin: Interval
     doubt: str
     model: float
+    untold: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def guess(self) -> float:
@@ -96,10 +102,30 @@ def level_of(epsilon: float, rows: Rows) -> Level:
     """From the rows of one column under one protection."""
     ran = {row["method"] for row in rows if row["value"] is not None}
     method = next((name for name in DECODERS if name in ran), "")
-    chosen = [row for row in rows if row["method"] == method and row["value"] is not None]
+    return _level(epsilon, method, [row for row in rows if row["method"] == method])
+
+
+def level_of_clients(rows: Rows) -> Level:
+    """From one row of each client of a recorded run, by the method that read it. Clients whose
+    messages confirm no answer count where there are no others, and are named where there are."""
+    sure = [row for row in rows if row["status"] == "ok"]
+    counted = sure or rows
+    methods = {row["method"] for row in counted}
+    level = _level(math.inf, ", ".join(name for name in DECODERS if name in methods), counted)
+    doubted = {
+        doubt: tuple(row["client"] for row in rows if DOUBTFUL.get(row["status"]) == doubt)
+        for doubt in DOUBTS
+    }
+    untold = {doubt: names for doubt, names in doubted.items() if names} if sure else {}
+    return dataclasses.replace(level, untold=untold)
+
+
+def _level(epsilon: float, method: str, rows: Rows) -> Level:
+    chosen = [row for row in rows if row["value"] is not None]
     values = [row["value"] for row in chosen]
     best = [max((row[name] or 0.0) for name in GUESSES) for row in chosen]
-    scored = int(chosen[0]["detail"].get("scored_records", 0)) if chosen else 0
+    sizes = [int(row["detail"].get("scored_records", 0)) for row in chosen]
+    scored = round(len(sizes) / sum(1 / n for n in sizes)) if sizes and all(sizes) else 0
     return Level(
         epsilon,
         method,
@@ -114,12 +140,14 @@ def level_of(epsilon: float, rows: Rows) -> Level:
 
 
 def margin_of(values: Sequence[float], best: Sequence[float], scored: int) -> Interval:
-    """By how much accuracies exceed the best guess of the same client: Student's t over clients; of
-    one client Wilson's interval over its records."""
-    if len(values) == 1 and scored:
+    """By how much accuracies exceed the best guess of the same client: Student's t over clients.
+    Where guesses differ between clients by more than the attack does, they are taken as they are:
+    then the interval is the accuracy's; of one client Wilson's, over its records."""
+    differences = [v - g for v, g in zip(values, best, strict=True)]
+    if (values and np.ptp(values) < np.ptp(differences)) or (len(values) == 1 and scored):
         ends = accuracy_interval(values, scored)
-        return Interval(*(end - best[0] for end in ends))
-    return student_interval([v - g for v, g in zip(values, best, strict=True)])
+        return Interval(*(end - mean(best) for end in ends))
+    return student_interval(differences)
 
 
 def _or_least(value: float) -> float:
@@ -132,7 +160,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def finding_of(column: str, values: tuple[str, ...], usual: float, rows: Rows) -> Finding:
-    """From all rows of one column."""
+    """From all rows of one column of a simulated federation."""
     epsilons = {float(row["settings"]["epsilon"]) for row in rows}
     levels = (
         level_of(e, [row for row in rows if float(row["settings"]["epsilon"]) == e])
@@ -225,14 +253,36 @@ def leaked(findings: Sequence[Finding], source: Source) -> str:
             for f in learnt
         )
         untold = [f for f in findings if f not in learnt and f.levels[0].doubt]
-        return " ".join([f"Yes: {source.reader} names rightly {told}.", *_untold(untold)])
+        yes = f"Yes: {source.reader} names rightly {told}."
+        return " ".join([yes, *_untold_clients(findings), *_untold(untold)])
     sure = [f for f in findings if not f.levels[0].doubt]
     if sure:
         best = max(sure, key=lambda f: f.levels[0].estimate.mean)
         names, scored = listed(repr(f.column) for f in sure), _scored(best.levels[0])
         shown = f"Not shown: {source.reader} names {names} no better than by guessing{scored}."
-        return " ".join([shown, *_untold([f for f in findings if f not in sure])])
+        if any(_may_leak(f) for f in sure):
+            shown = (
+                f"Not shown: that {source.reader} names {names} better than by guessing{scored}. "
+                "So few people, or so few clients, do not show it."
+            )
+        rest = _untold([f for f in findings if f not in sure])
+        return " ".join([shown, *_untold_clients(findings), *rest])
     return " ".join(_untold(findings, alone=len(findings) == 1))
+
+
+def _may_leak(finding: Finding) -> bool:
+    """Whether the attack is better than all guesses, though not beyond doubt."""
+    return finding.levels[0].margin.mean > ROUNDING
+
+
+def _untold_clients(findings: Sequence[Finding]) -> list[str]:
+    """Of which clients nothing can be said, and why."""
+    doubted = {d: [n for f in findings for n in f.levels[0].untold.get(d, ())] for d in DOUBTS}
+    return [
+        f"Of {listed(dict.fromkeys(names))} it cannot be told: {DOUBTS[doubt]}."
+        for doubt, names in doubted.items()
+        if names
+    ]
 
 
 def _untold(findings: Sequence[Finding], alone: bool = False) -> list[str]:
@@ -273,8 +323,10 @@ def also(wholes: Sequence[Whole], source: Source) -> str:
 def stopped(findings: Sequence[Finding], wholes: Sequence[Whole] = ()) -> str:
     """What stops it, and at what cost: the third sentence."""
     learnt = [f for f in findings if f.levels[0].learnt]
-    if not learnt and any(f.levels[0].doubt for f in findings):
+    if not learnt and any(f.levels[0].doubt or f.levels[0].untold for f in findings):
         return "So it cannot be told either whether anything has to be stopped."
+    if not learnt and any(map(_may_leak, findings)):
+        return "So it is not shown that anything has to be stopped; more people would tell."
     if not learnt:
         return "So nothing had to be stopped here; other clients and more updates may differ."
     if len(learnt[0].levels) == 1:

@@ -89,7 +89,7 @@ class Arguments:
     config: str | None = None
     """An audit.yaml whose settings hold where the command line says nothing else."""
     out: str = "audit"
-    """Folder for the report; one that holds results is resumed."""
+    """Folder for the report; one that holds results of simulated clients is resumed."""
 
 
 class _StrictSafeLoader(yaml.SafeLoader):
@@ -139,6 +139,15 @@ def configured(words: list[str]) -> Arguments:
     return Arguments(**told)
 
 
+def settings_in(folder: Path) -> dict[str, Any]:
+    """What an earlier audit left in a folder; nothing if that cannot be read."""
+    try:
+        told = yaml.safe_load((folder / "audit.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
 def check(arguments: Arguments) -> None:
     """Raise `UsageError` on what is missing, does not exist, or has no meaning here."""
     check_options(arguments)  # an audit.yaml holds what no parser has seen
@@ -155,6 +164,7 @@ def check(arguments: Arguments) -> None:
         if field.name in idle and value != field.default:
             runs = "recorded runs (--messages)" if arguments.messages else "simulated ones"
             raise UsageError(f"{option(field.name)} {value!r} has no meaning for {runs}")
+    _check_files_of_rounds(arguments)
     if not Path(arguments.csv).is_file():
         raise UsageError(f"--csv {arguments.csv!r} is no file")
     for name in ("separator", "text_encoding"):
@@ -162,6 +172,16 @@ def check(arguments: Arguments) -> None:
             raise UsageError(f"{option(name)} '' says nothing; leave it out")
     if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
         raise UsageError(f"--out {arguments.out!r} is no folder")
+
+
+def _check_files_of_rounds(arguments: Arguments) -> None:
+    """Raise `UsageError` on an option that another one leaves without meaning."""
+    if arguments.client and not arguments.returned:
+        raise UsageError(
+            f"--client {arguments.client!r} names clients, of which --returned '' has no files"
+        )
+    if arguments.after is not None and arguments.sent != Arguments.sent:
+        raise UsageError(f"--sent {arguments.sent!r} and --after {arguments.after!r}: name one")
 
 
 def names(argument: str, text: str) -> tuple[str, ...]:

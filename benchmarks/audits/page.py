@@ -26,6 +26,7 @@ class Page:
       findings: of every column.
       over: what the likely range is over, "clients" or the "records" of one.
       controlled: whether another client's updates are the control.
+      new_people: on whose records the model's accuracy is measured.
       notes: what else a reader must know.
       details: file with every single number, beside the page.
       command: what makes the page again.
@@ -38,6 +39,7 @@ class Page:
     findings: Sequence[Finding]
     over: str
     controlled: bool
+    new_people: str
     notes: Sequence[str]
     details: str
     command: str

@@ -127,6 +127,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
     for column, data in sources.items():
         _check_varies(column, data)
     any_source = next(iter(sources.values()))
+    _check_trains(asked.target, any_source)
     federation = _of_table(any_source, federation)
     attributes, membership = [], []
     for column, name in named.items():
@@ -325,6 +326,11 @@ def _is_of(row: Mapping[str, Any], cell: Cell) -> bool:
 
 def _attacks() -> dict[str, Any]:
     return {"cos": CosMatching(steps=COS_STEPS), "gls": DECODING, "gls_unrolled": UNROLLED}
+
+
+def _check_trains(target: str, data: Dataset) -> None:
+    if len(np.unique(data.y)) < 2:
+        raise ValueError(f"target={target!r} is the same everywhere: nothing can be trained")
 
 
 def _check_varies(column: str, data: Dataset) -> None:

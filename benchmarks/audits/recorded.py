@@ -28,7 +28,7 @@ from attacks import (
     impute,
 )
 from attacks.fit import STATES, FitWarning
-from benchmarks.audits.findings import Finding, finding_of
+from benchmarks.audits.findings import Finding, level_of_clients
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Inputs
 from jaxfl.recordings import Recording
@@ -114,10 +114,10 @@ def read(
     named = tuple(" ".join(f"{v:g}" for v in value) for value in values)
     attribute = " + ".join(columns)
     kept = [
-        {"client": client.name, "attribute": attribute} | {name: row[name] for name in COLUMNS}
-        for client, row in zip(clients, rows, strict=True)
+        {"client": row["client"], "attribute": attribute} | {name: row[name] for name in COLUMNS}
+        for row in rows
     ]
-    return Read(finding_of(attribute, named, usual, rows), kept, notes)
+    return Read(Finding(attribute, named, (level_of_clients(rows),), usual), kept, notes)
 
 
 def _row(
@@ -152,6 +152,7 @@ def _row(
         notes.append(f"Updates of {client.name} are not explained. They say: {'; '.join(said)}")
     last = jax.tree.map(lambda a: a[-1], client.messages.returned)
     return {
+        "client": client.name,
         "method": method,
         "value": _right(answer, truth) if status != "diverged" else None,
         "status": status,
@@ -160,7 +161,6 @@ def _row(
         "null": None if null is None else _right(null, truth),
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": {"scored_records": len(truth)},
-        "settings": {"epsilon": str(math.inf)},
     }, notes
 
 

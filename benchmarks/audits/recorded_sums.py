@@ -81,9 +81,37 @@ def read_participation(path: str | None) -> Participation | None:
     if "" in clients:
         raise ValueError(f"participation={path!r} names no client in row {clients.index('') + 2}")
     by_round: dict[int, list[str]] = {}
-    for number, client in zip(rounds, clients, strict=True):
-        by_round.setdefault(int(number), []).append(client)
+    for row, (number, client) in enumerate(zip(rounds, clients, strict=True), 2):
+        names = by_round.setdefault(int(number), [])
+        if client in names:
+            raise ValueError(
+                f"participation={path!r} names {client!r} in round {int(number)} twice: row {row}"
+            )
+        names.append(client)
     return by_round
+
+
+def summed_participation(run: Recording, participation: Participation | None) -> Participation:
+    """Who took part, in the rounds of which a sum is recorded: after the last nothing is.
+
+    Raises:
+      ValueError: if rounds of the table and of the recording are not the same.
+    """
+    ends = [t for t in run.sent if run.clients or t + 1 in run.sent]
+    told = {t: names for t, names in (participation or {}).items() if t != max(run.sent)}
+    rounds = f"rounds {min(told, default='of none')} to {max(told, default='none')}"
+    for number in {*ends, *told}:
+        if number not in told and number != max(run.sent):
+            raise ValueError(
+                f"participation names nobody in round {number}, of which a sum is recorded; it "
+                f"names {rounds}: are they counted from another number?"
+            )
+        if number not in ends:
+            raise ValueError(
+                f"participation names round {number}, of which no sum is recorded; sums are of "
+                f"rounds {min(ends, default='of none')} to {max(ends, default='none')}"
+            )
+    return {t: names for t, names in (participation or {}).items() if t in ends}
 
 
 def told_by_sums(
@@ -155,9 +183,6 @@ def _sums(
     """Sums and the clients' ids, or what is missing for clients to differ in them."""
     if not run.clients and participation is None:
         return "which needs to know who took part in which round (--participation)"
-    if participation is not None:  # nothing is recorded after the last round
-        ends = [t for t in run.sent if run.clients or t + 1 in run.sent]
-        participation = {t: names for t, names in participation.items() if t in ends}
     wide, names = run.aggregates(participation)
     aggregates = cast(wide, jnp.float32)
     if len(names) < FEWEST_SUMMED:

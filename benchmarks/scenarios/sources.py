@@ -55,7 +55,10 @@ def classified(name: str, data_dir: str | None, **options: Any) -> Dataset:
     """A data set with classes. Raises `ValueError` if it has none."""
     data = source(name, data_dir, **options)
     if data.classes is None:
-        raise ValueError(f"dataset={name!r} is a regression; this experiment needs classes")
+        raise ValueError(
+            f"dataset={name!r} is a regression: its target holds numbers; this experiment needs "
+            "classes"
+        )
     return data
 
 

@@ -286,6 +286,11 @@ def _check_inferred(
     others = sorted({text for text in there if not LIKE_NUMBERS.fullmatch(text)})
     if len(known) <= limit:
         return
+    if numbers and not others:
+        raise ValueError(
+            f"column {name!r} has {len(known)} distinct numbers, of which 64 bits tell fewer than "
+            f"three apart; {mend}"
+        )
     if numbers and len(numbers) >= MOSTLY * len(there):
         raise ValueError(
             f"column {name!r} holds numbers, but for {', '.join(map(repr, others[:5]))}; {mend}"

@@ -10,6 +10,9 @@ import numpy as np
 from jaxfl.datasets.cells import DecimalMark, read_cells, read_numbers
 from jaxfl.domains import checked
 
+MOST_LABELS = 100_000
+"""A model has an output for each."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
@@ -106,6 +109,11 @@ def read_inputs(
     if (labels < 0).any() or (labels != np.rint(labels)).any():
         odd = labels[(labels < 0) | (labels != np.rint(labels))][0]
         raise ValueError(f"target={target!r} holds the label {odd:g}; labels are 0, 1, 2, ...")
+    if labels.max(initial=0) >= MOST_LABELS:
+        raise ValueError(
+            f"target={target!r} holds the label {labels.max():.0f}; labels are 0, 1, 2, ..., below "
+            f"{MOST_LABELS}"
+        )
     clients = tuple(cells(client)) if client is not None else ("",) * len(rows)
     return Inputs(tuple(left), x, labels.astype(np.int32), clients)
 

@@ -267,6 +267,12 @@ def _matched(given: list[_Layer], wanted: list[_Layer]) -> list[tuple[_Layer, _L
                 "which by layers={...}"
             )
         pairs.append((layer, fitting[0]))
+    for (layer, place), (other, taken) in itertools.combinations(pairs, 2):
+        if place is taken:
+            raise ValueError(
+                f"layers {layer.name!r} and {other.name!r} both fit {place.name!r} of the model "
+                "alone: they are of another model, or say which is which by layers={...}"
+            )
     return pairs
 
 

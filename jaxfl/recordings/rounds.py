@@ -20,6 +20,10 @@ Returned = Literal["models", "changes", "gradients"]
 """What a client returns: its model; returned - received; or received - returned, of a rate of 1."""
 NEARLY_EQUAL = 1e-4
 """Share of the clients' changes below which models are one."""
+CHECKED, MANY, ROUNDED = 3, 2, 8
+"""Rounds that are looked at for what was sent; parameters for each client, of which fewer are
+always nearly a mean of what came back; relative errors of such a mean, in units of the precision.
+"""
 
 
 @checked
@@ -75,7 +79,7 @@ def read_rounds(  # noqa: PLR0913 - what nobody overrides is how files are usual
         by_client.setdefault(client, {})[number] = back
     _check_different(by_client)
     if after is None:
-        _check_before(globals_by_round, by_client)
+        check_sent_before(globals_by_round, by_client)
     return Recording(reader.layout, globals_by_round, by_client)
 
 
@@ -200,22 +204,33 @@ def _check_different(by_client: Mapping[str, Mapping[int, Any]]) -> None:
                 )
 
 
-def _check_before(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
-    """Raise `ValueError` if what was sent is a mean of what came back in the same round."""
-    for number in list(sent)[:3]:
+def check_sent_before(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raise `ValueError` if what was sent is a mean of what came back in the same round, in all of
+    the first rounds of which this can be told."""
+    told = {}
+    for number in list(sent)[:CHECKED]:
         models = [back[number] for back in by_client.values() if number in back]
-        if len(models) < 2:
-            continue
         start, *others = (_flat(model) for model in (sent[number], *models))
-        changes = np.stack(others, 1) - start[:, None]
-        last, rest = changes[:, -1:], changes[:, :-1] - changes[:, -1:]
-        weights = np.linalg.lstsq(rest, -last[:, 0], rcond=None)[0]
-        left = np.linalg.norm(rest @ weights + last[:, 0])
-        if left < NEARLY_EQUAL * np.linalg.norm(changes):
-            raise ValueError(
-                f"what is called sent in round {number} is a mean of what came back in it: it is "
-                "the global model after the round. Name these files by after=, not by sent="
-            )
+        moved = [model for model in others if (model != start).any()]
+        if len(moved) >= 2 and MANY * len(moved) <= len(start):
+            told[number] = _is_mean(start, np.stack(moved, 1))
+    if told and all(told.values()):
+        raise ValueError(
+            f"what is called sent in round {min(told)} is a mean of what came back in it: it is "
+            "the global model after the round. Name these files by after=, not by sent="
+        )
+
+
+def _is_mean(start: np.ndarray, models: np.ndarray) -> bool:
+    """Whether a model `[parameters]` is a mean of others `[parameters, clients]`, with any weights,
+    to the digits of float32."""
+    changes = models - start[:, None]
+    last, rest = changes[:, -1:], changes[:, :-1] - changes[:, -1:]
+    weights = np.linalg.lstsq(rest, -last[:, 0], rcond=None)[0]
+    left = np.linalg.norm(rest @ weights + last[:, 0])
+    positive = weights.min() > -NEARLY_EQUAL and weights.sum() < 1 + NEARLY_EQUAL
+    rounded = ROUNDED * float(np.finfo(np.float32).eps) * np.linalg.norm(models)
+    return bool(positive and left < min(rounded, NEARLY_EQUAL * np.linalg.norm(changes)))
 
 
 def _flat(model: Any) -> np.ndarray:

@@ -100,3 +100,45 @@ def test_a_protection_whose_answer_is_in_doubt_is_said_to_be() -> None:
     assert "left the attack no better than a guess (there rounding and noise may be as" in told
     unsure = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.5, status="misfit")])
     assert "cannot be told either" in findings.stopped([unsure])
+
+
+def of_client(name: str, value: float, guess: float, **others: Any) -> dict[str, Any]:
+    told = {"client": name, "majority": guess, "imputation": guess, "null": 0.5}
+    return row(value) | told | others
+
+
+def test_guesses_that_differ_do_not_hide_what_all_clients_show() -> None:
+    """Two clients, all of whose records are named, of which one was easily guessed."""
+    for majorities in ((0.5, 0.95), (0.5, *[0.97] * 5)):
+        rows = [of_client(str(i), 1.0, guess) for i, guess in enumerate(majorities)]
+        level = findings.level_of_clients(rows)
+        assert level.learnt
+        finding = findings.Finding("sex", ("f", "m"), (level,), 0.6)
+        assert findings.leaked([finding], findings.of_clients(8)).startswith("Yes")
+
+
+def test_each_client_counts_by_the_method_that_read_it() -> None:
+    rows = [
+        of_client("A", 1.0, 0.6, method="closed_form"),
+        of_client("B", 1.0, 0.7, method="gls"),
+        of_client("C", 0.5, 0.6, method="gls", status="misfit"),
+    ]
+    level = findings.level_of_clients(rows)
+    assert (level.method, level.estimate.mean, level.doubt) == ("gls, closed_form", 1.0, "")
+    told = findings.leaked(
+        [findings.Finding("sex", ("f", "m"), (level,), 0.6)], findings.of_clients(8)
+    )
+    assert told.startswith("Yes")
+    assert "Of C it cannot be told: these updates are not of clients" in told
+    alone = findings.level_of_clients(rows[2:])
+    assert alone.doubt == "misfit"
+    assert not alone.untold
+
+
+def test_what_may_leak_is_no_clean_bill() -> None:
+    rows = [of_client("A", 0.9, 0.5), of_client("B", 0.6, 0.55)]
+    finding = findings.Finding("sex", ("f", "m"), (findings.level_of_clients(rows),), 0.6)
+    assert not finding.levels[0].learnt
+    told = findings.leaked([finding], findings.of_clients(8))
+    assert "So few people, or so few clients, do not show it" in told
+    assert "nothing had to be stopped" not in findings.stopped([finding])

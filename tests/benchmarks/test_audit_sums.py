@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks import audit
-from benchmarks.audits.recorded_sums import read_participation, told_by_sums
+from benchmarks.audits.recorded_sums import (
+    read_participation,
+    summed_participation,
+    told_by_sums,
+)
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 from jaxfl.datasets import read_inputs
 from jaxfl.recordings import read_rounds
@@ -87,22 +91,31 @@ def test_global_models_and_who_took_part_are_enough(
     """What a server has behind secure aggregation; the last round has no sum."""
     shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
     words = recorded(tmp_path, shares, nobody=600)
-    present = [path.stem.split("-") for path in sorted(tmp_path.glob("round-*-client-*.npz"))]
-    lines = ["round,client", *(f"{number},{name}" for _, number, _, name in present)]
+    present_files = [path.stem.split("-") for path in sorted(tmp_path.glob("round-*-client-*.npz"))]
+    lines = ["round,client", *(f"{number},{name}" for _, number, _, name in present_files)]
     (tmp_path / "present.csv").write_text("\n".join(lines))
     run = read_rounds(str(tmp_path), mlp(6, (16,), 2), returned=None)
     table = read_inputs(str(tmp_path / "people.csv"), "default", "site")
     asked = mlp(6, (16,), 2), run, table, ["smoker"], LocalTraining(0.3)
     assert "to know who took part in which round (--participation)" in told_by_sums(*asked)
-    told = told_by_sums(*asked, read_participation(str(tmp_path / "present.csv")))
+    present = summed_participation(run, read_participation(str(tmp_path / "present.csv")))
+    told = told_by_sums(*asked, present)
     right = re.search(r"told rightly, after 39 rounds, of (\d) of 8 clients", told)
     assert right
     assert int(right[1]) >= 7
     assert "taken to count alike" not in told
     rows = dataclasses.replace(table, x=table.x[1:], y=table.y[1:], clients=table.clients[1:])
     unlike = (*asked[:2], rows, *asked[3:])
-    told = told_by_sums(*unlike, read_participation(str(tmp_path / "present.csv")))
+    told = told_by_sums(*unlike, present)
     assert "Clients hold from 59 to 60 people, and were taken to count alike" in told
+    later = [
+        ["round,client", *(f"{int(number) + 1},{name}" for _, number, _, name in present_files)],
+        [*lines, lines[-1]],
+    ]
+    for text, said in zip(later, ("nobody in round 0", "twice: row"), strict=True):
+        (tmp_path / "later.csv").write_text("\n".join(text))
+        with pytest.raises(ValueError, match=said):
+            summed_participation(run, read_participation(str(tmp_path / "later.csv")))
     assert audit.main([*words, "--participation", str(tmp_path / "nobody.csv")]) == 2
     assert "nobody.csv' is no file" in " ".join(capsys.readouterr().err.split())
 

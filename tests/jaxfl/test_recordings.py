@@ -20,6 +20,7 @@ from jaxfl.recordings import (
     messages_from,
     read_arrays,
     read_rounds,
+    rounds,
 )
 
 HERE = Path(__file__).parents[1] / "recordings"
@@ -310,3 +311,42 @@ def test_a_round_without_its_sent_model_is_refused(tmp_path: Path) -> None:
     (folder / "round-3-sent.safetensors").unlink()
     with pytest.raises(ValueError, match=r"is of round 3, of which 'round-{round}-sent' has no"):
         read_rounds(folder, MODEL)
+
+
+def clients_of_three_rounds(count: int, still: bool = False) -> tuple[list[Any], dict[str, Any]]:
+    """Models sent and returned, of more clients than a small model has directions to go."""
+    model, rng = jaxfl.mlp(5, (), 2), np.random.default_rng(0)
+    sent = [model.init(jax.random.key(t)) for t in range(3)]
+
+    def back(start: Any, stays: bool) -> Any:
+        length = 0.0 if stays else 0.1
+        return jax.tree.map(
+            lambda a: np.asarray(a + length * rng.normal(size=a.shape), np.float32), start
+        )
+
+    returned = {
+        f"c{c}": {t: back(start, still and t == c == 1) for t, start in enumerate(sent)}
+        for c in range(count)
+    }
+    return sent, returned
+
+
+@pytest.mark.parametrize(("count", "still"), [(3, False), (14, False), (3, True)])
+def test_what_was_sent_is_no_mean_by_chance(count: int, still: bool) -> None:
+    sent, returned = clients_of_three_rounds(count, still)
+    rounds.check_sent_before(dict(enumerate(sent)), returned)
+
+
+def test_means_of_what_came_back_are_not_what_was_sent() -> None:
+    sent, returned = clients_of_three_rounds(3)
+    weights = (0.5, 0.3, 0.2)
+    means = {
+        t: jax.tree.map(
+            lambda *a: sum(w * v for w, v in zip(weights, a, strict=True)),
+            *(back[t] for back in returned.values()),
+        )
+        for t in range(3)
+    }
+    with pytest.raises(ValueError, match="sent in round 0 is a mean of what came back"):
+        rounds.check_sent_before(means, returned)
+    rounds.check_sent_before(means | {1: sent[1]}, returned)
