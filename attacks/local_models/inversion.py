@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Num
 
+from attacks.fit import energies
 from attacks.matching import (
     Virtual,
     cosine_distance,
@@ -67,7 +68,7 @@ class ClassImages:
 
 @struct.dataclass
 class InvertedImages:
-    """Images out of an update; NaN if the objective was never finite.
+    """Images out of an update; NaN if the objective was never finite, or nothing was sent.
 
     Attributes:
       images: in [0, 1] `[batch, *shape]`.
@@ -207,7 +208,9 @@ def invert_gradient(
         _check.shape((batch,), y=y)
         _check.labels(y, model.classes)
     inverted = _invert_gradient(model, messages, tuple(shape), batch, key, y, settings)
-    return InvertedImages(*inverted)
+    # A client that returned what it received says nothing of its images.
+    moved = (energies(messages.pseudo_gradient) > 0).any()
+    return InvertedImages(*(jnp.where(moved, a, jnp.nan) for a in inverted))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape", "batch"))

@@ -11,6 +11,7 @@ Corollary 2.13; for the noncentral t, Steiger, Fouladi (1997).
 
 import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Num
 from scipy import optimize, stats
 
-from attacks.fit import Status
+from attacks.fit import FALSE_ALARMS, MisfitWarning, Status
 from attacks.precision import in_type_here
 from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, local_update
 from jaxfl._check import plain_sgd
@@ -37,6 +38,8 @@ CLOSE = 1e-3
 """To orthonormal, as rounding leaves directions."""
 FAR = 10.0
 """Standard errors within which a bound of any confidence is looked for."""
+ROUNDED = 0.05
+"""By which share noise and canaries may differ from what a recipe adds: float32 rounds them."""
 MOST_SEEN = 1e3
 """Beyond, SciPy's noncentral t does not converge, and is taken for a normal of its variance."""
 
@@ -53,7 +56,9 @@ class MeasuredEpsilon:
       scores: of each canary, in deviations `[canaries]`. Of a Gaussian mechanism the logarithm of a
         canary's likelihood ratio is linear in its score.
       status: `Status.FAILED` if the messages are not finite, or hold nothing but what the records
-        make; then all numbers are NaN.
+        make; then all numbers are NaN. `Status.MISFIT` if the noise is not what the recipe adds
+        (less, where clients train in batches), or scores are below 0: then the bound is of what
+        messages hold, and not of the stated recipe.
     """
 
     lower: Num[Array, ""]
@@ -105,6 +110,9 @@ def measure_epsilon(
       delta: of the guarantee.
       confidence: of `lower`, one-sided.
 
+    Warns:
+      MisfitWarning: if the messages' noise or canaries are not those of the recipe.
+
     Raises:
       ValueError: if the recipe is not plain SGD with canaries and nothing else, their directions
         are of another model or their rate of other batches, or an argument is bad.
@@ -127,14 +135,56 @@ def measure_epsilon(
         scores = jnp.full(len(along), jnp.nan)
         return MeasuredEpsilon(nothing, nothing, nothing, scores, jnp.asarray(Status.FAILED))
     scores = along / noise
+    status = _judged(scores, noise, len(rest) - 1, training, canaries, len(messages), records)
     mu, low = float(scores.mean()), _least_mu(scores, len(rest) - 1, confidence)
     return MeasuredEpsilon(
         lower=jnp.asarray(gaussian_epsilon(max(low, 0.0), delta=delta)),
         estimate=jnp.asarray(gaussian_epsilon(max(mu, 0.0), delta=delta)),
         mu=jnp.asarray(mu),
         scores=jnp.asarray(scores),
-        status=jnp.asarray(Status.OK),
+        status=jnp.asarray(status),
     )
+
+
+def _judged(
+    scores: np.ndarray,
+    noise: float,
+    freedom: int,
+    training: LocalTraining,
+    canaries: Canaries,
+    rounds: int,
+    records: int,
+) -> Status:
+    """Whether noise and canaries are what the recipe adds; where clients train in batches, whether
+    noise is no less, and scores are not below 0. Of a client that adds less noise than it says the
+    bound is right all the same."""
+    steps = training.steps(records)
+    size = min(training.batch_size or records, records)
+    told = float(training.learning_rate * canaries.clip * canaries.noise_multiplier) / size
+    told *= np.sqrt(rounds * steps)
+    if not told:
+        return Status.OK
+    low, high = np.sqrt(stats.chi2.ppf([FALSE_ALARMS / 4, 1 - FALSE_ALARMS / 4], freedom) / freedom)
+    chance = stats.norm.ppf(1 - FALSE_ALARMS / 4) / np.sqrt(len(scores))
+    # With full batches canaries are in every step; else they are drawn, and the client's own
+    # records were in other batches than is taken away.
+    exact = steps == 1
+    expected = np.sqrt(rounds) / float(canaries.noise_multiplier) if exact else 0.0
+    times = noise / told
+    mu = scores.mean() * times
+    is_other = times < low or (exact and times > (1 + ROUNDED) * high)
+    apart = mu - expected if exact else min(mu / times, 0.0)
+    if not is_other and abs(apart) <= chance + ROUNDED * expected:
+        return Status.OK
+    warnings.warn(
+        f"measure_epsilon: the noise is {times:.3g} times what the recipe adds, and a canary moves "
+        f"the messages by {mu:.3g} deviations of what it adds, where {expected:.3g} or more is "
+        "expected: messages are not of this model, recipe, canaries or records, or the noise is "
+        "not what it is said to be",
+        MisfitWarning,
+        stacklevel=5,
+    )
+    return Status.MISFIT
 
 
 def _canaries_of(training: LocalTraining, records: int) -> Canaries:

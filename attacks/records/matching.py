@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Num
 
+from attacks.fit import energies
 from attacks.matching import (
     Virtual,
     cosine_distance,
@@ -49,8 +50,8 @@ class MatchedRecords:
     """Records that nothing tells right from wrong.
 
     Attributes:
-      x: every column a value of the schema; NaN if the objective was never finite
-        `[count, features]`.
+      x: every column a value of the schema; NaN if the objective was never finite, or
+        nothing was sent `[count, features]`.
       y: labels; -1 then `[count]`.
     """
 
@@ -103,7 +104,9 @@ def match_records(
     virtual = Virtual(training=training, records=count)
     match = _match(model, messages, relaxation, virtual, key, settings)
     x = schema.records(np.asarray(match.places), np.asarray(match.numbers, np.float64))
-    if not np.isfinite(match.distance):
+    # A client that returned what it received says nothing of its records.
+    moved = bool((energies(messages.pseudo_gradient) > 0).any())
+    if not np.isfinite(match.distance) or not moved:
         return MatchedRecords(np.full_like(x, np.nan), np.full(count, -1))
     return MatchedRecords(x, np.asarray(match.labels))
 

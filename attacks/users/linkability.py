@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Bool, Int, Num
 
-from attacks.users.siamese import partners
+from attacks.users.siamese import check_several, partners
 from jaxfl import Model, _check
 from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.models import check_parameters
@@ -102,9 +102,11 @@ def pair_similarities(
       pairs: how many (static).
 
     Raises:
-      ValueError: if there is not one client per sample.
+      ValueError: if there is not one client per sample, a client has one sample alone, or all are
+        of one.
     """
     _check.at_least(0, identities=identities)
+    check_several(identities)
     return _pair_similarities(descriptors, jnp.asarray(identities), key, pairs)
 
 

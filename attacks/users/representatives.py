@@ -85,6 +85,7 @@ class Representatives:
       explained: share of each update's energy that its images account for `[updates]`. No images
         are right ones, whose share could be told: near 1 they stand for the client in the shared
         model, near 0 or below they stand for nothing (another model, recipe or range of pixels).
+        NaN, as the images are, of an update of zeros.
       trace: objective at every evaluation `[updates, evaluations]`; NaN after "lbfgsb" has stopped.
     """
 
@@ -190,7 +191,7 @@ def represent(
         project=lambda x: jnp.clip(x, low, high),
     )
     images = jnp.where(jnp.isfinite(minimum.value), minimum.variables, jnp.nan)
-    return _explaining(images, minimum.value, minimum.trace, settings)
+    return _explaining(observed, images, minimum.value, minimum.trace, settings)
 
 
 @on_host("SciPy's L-BFGS-B, with that solver")
@@ -330,15 +331,18 @@ def _represent_lbfgsb(
     kept = np.full(settings.evaluations, np.nan, np.float32)
     kept[: len(trace)] = trace
     least_value = jnp.asarray(least, start.dtype)
-    return _explaining(jnp.asarray(images), least_value, jnp.asarray(kept), settings)
+    return _explaining(update[1], jnp.asarray(images), least_value, jnp.asarray(kept), settings)
 
 
 def _explaining(
-    images: Array, value: Array, trace: Array, settings: Representing
+    observed: Any, images: Array, value: Array, trace: Array, settings: Representing
 ) -> Representatives:
-    """With the share that images explain, which is in their objective."""
+    """With the share that images explain, which is in their objective. Of an update of zeros there
+    is none, and images stand for nothing."""
     missed = value - settings.tv_weight * power_variation(images, settings.beta)
-    return Representatives(images, value, 1 - missed**2, trace)
+    moved = optax.tree.vdot(observed, observed) > 0
+    images, explained = (jnp.where(moved, a, jnp.nan) for a in (images, 1 - missed**2))
+    return Representatives(images, value, explained, trace)
 
 
 class _SpentError(Exception):

@@ -147,8 +147,7 @@ def train_siamese(  # noqa: PLR0913 - a network, its samples, and what is kept o
     settings = settings or Siamese()
     clients = int(np.max(np.asarray(identities))) + 1
     _check.labels(identities, len(samples), name="identities")
-    if clients < 2:
-        raise ValueError(f"identities name {clients} client; telling clients apart needs two")
+    check_several(identities)
     start_key, key = jax.random.split(key)
     start = embedding.init(start_key) if start is None else start
     try:
@@ -264,6 +263,20 @@ def _train(
     )
     kept = jax.tree.map(lambda a: a[np.asarray(after, int) - 1], descriptors)
     return Trained(params[0], values, kept)
+
+
+def check_several(identities: Any) -> None:
+    """Raise `ValueError` unless every sample has one of the same client beside it, and one of
+    another: pairs are made of both."""
+    if _check.is_unseen(identities):
+        return
+    numbers, counts = np.unique(np.asarray(identities), return_counts=True)
+    if len(numbers) < 2 or counts.min() < 2:
+        which = numbers[counts.argmin()]
+        raise ValueError(
+            f"identities names {len(numbers)} clients, and {which} for {counts.min()} of the "
+            "samples; pairs need two samples of each client, and two clients"
+        )
 
 
 def partners(key: Array, identities: Array, first: Array) -> Array:

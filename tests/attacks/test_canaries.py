@@ -1,6 +1,7 @@
 """A measured epsilon: that of the mechanism, never more, and nothing where there is no canary."""
 
 import dataclasses
+import warnings
 
 import dp_accounting
 import jax
@@ -10,7 +11,7 @@ import optax
 import pytest
 from scipy import stats
 
-from attacks import Status, measure_epsilon
+from attacks import MisfitWarning, Status, measure_epsilon
 from jaxfl import (
     DPSGD,
     Canaries,
@@ -85,17 +86,44 @@ def test_less_noise_than_promised_is_caught():
         halved = dataclasses.replace(canaries, noise_multiplier=canaries.noise_multiplier / 2)
         return dataclasses.replace(training, plugins=(halved,))
 
-    assert measured(0, 2.0, sent=half).lower > exact(2.0)
+    with pytest.warns(MisfitWarning, match=r"the noise is 0\.\d+ times what the recipe adds"):
+        answer = measured(0, 2.0, sent=half)
+    assert answer.lower > exact(2.0)
+    assert answer.status == Status.MISFIT
 
 
 def test_without_canaries_nothing_is_told():
     """Of a client that has none the score is noise, whatever its records are."""
-    none = [
-        measured(seed, 1.0, sent=lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 1.0),)))
-        for seed in range(10)
-    ]
+    with pytest.warns(MisfitWarning, match="a canary moves the messages by"):
+        none = [
+            measured(seed, 1.0, sent=lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 1.0),)))
+            for seed in range(10)
+        ]
+    assert all(a.status == Status.MISFIT for a in none)
     assert np.mean([a.lower for a in none]) < 0.1
     assert exact(1.0) > 5
+
+
+WRONG = {
+    "no privacy and no canaries": lambda t: dataclasses.replace(t, plugins=()),
+    "another rate": lambda t: dataclasses.replace(t, learning_rate=0.5),
+    "batches": lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 1.0),), batch_size=8),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_messages_of_another_recipe_are_misfits(wrong):
+    """They would tell nothing, as if nothing leaked."""
+    with pytest.warns(MisfitWarning):
+        assert measured(0, 1.0, sent=WRONG[wrong]).status == Status.MISFIT
+
+
+def test_right_recipes_are_no_misfits():
+    """Of 20, in full batches and in batches: no more than by chance."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MisfitWarning)
+        answers = [measured(s, 2.0, batch_size=b) for s in range(10) for b in (None, 8)]
+    assert sum(a.status == Status.MISFIT for a in answers) <= stats.binom.ppf(0.999, 20, 0.01)
 
 
 def test_a_step_with_canaries():

@@ -9,7 +9,7 @@ from attacks import GradientInversion, Inversion, Virtual, invert_gradient, inve
 from attacks.local_models.inversion import total_variation
 from attacks.metrics import ssim
 from benchmarks.measurements.local_models.scores import matched_likeness
-from jaxfl import Federated, LocalTraining, linear, logistic, mlp, simulate, stack_clients
+from jaxfl import Federated, LocalTraining, Messages, linear, logistic, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)
 
@@ -79,6 +79,9 @@ def test_an_image_is_read_out_of_one_gradient_and_not_out_of_anothers():
 
     assert error(0) < 0.05
     assert error(1) > 0.2
+    still = Messages(run.received, run.received, run.messages(0).rounds)
+    nothing = invert_gradient(model, still, (8, 8, 1), 1, KEY, settings=settings)
+    assert np.isnan(nothing.images).all()
 
 
 def test_one_logit_stands_for_two_classes():

@@ -83,6 +83,9 @@ def test_pairs_are_of_one_client_and_of_two_by_turns():
     second = siamese.partners(jax.random.key(0), identities, first)
     assert ((identities[first] == identities[second]) == (jnp.arange(9) % 2 == 0)).all()
     assert (first != second).all()
+    alone = jnp.asarray([0, 0, 1])
+    with pytest.raises(ValueError, match="identities names 2 clients, and 1 for 1 of the samples"):
+        link.pair_similarities(jnp.eye(3), alone, jax.random.key(0), 4)
 
 
 def test_no_threshold_is_better_than_the_fitted_one():
@@ -220,7 +223,7 @@ def test_bad_input_is_named():
     embedding = siamese.vector_embedding(3)
     with pytest.raises(ValueError, match="identities has shape"):
         siamese.train_siamese(embedding, samples, jnp.zeros(3, int), jax.random.key(0))
-    with pytest.raises(ValueError, match="telling clients apart needs two"):
+    with pytest.raises(ValueError, match="identities names 1 clients"):
         siamese.train_siamese(embedding, samples, jnp.zeros(4, int), jax.random.key(0))
     with pytest.raises(ValueError, match="identities holds the label -1"):
         siamese.train_siamese(embedding, samples, jnp.array([0, 1, -1, 0]), jax.random.key(0))

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import scipy.stats
 from jax.flatten_util import ravel_pytree
 
@@ -114,7 +115,15 @@ def _judge(
     steps, updates = training.steps(records), messages.pseudo_gradient
     lengths = training.learning_rate * mean_lengths(model, messages.received, data.x, data.y)
     eps = precision(messages)
-    noise = rounding(messages.received, updates, lengths, eps, steps)
+    if free_scale:
+        times = _times_as_long(model, messages, training, (data.x, data.y))
+        noise = rounding(messages.received, updates, times * lengths, eps, steps)
+        shorter = jax.tree.map(lambda u: jax.vmap(jnp.divide)(u, times), updates)
+        # Runs of a lower rate are lost in the rounding of models first.
+        narrow = float(jnp.finfo(data.x.dtype).eps)
+        noise += rounding(messages.received, shorter, lengths, narrow, steps)
+    else:
+        noise = rounding(messages.received, updates, lengths, eps, steps)
     noise = jnp.where(jnp.isfinite(noise), noise, 0).sum()
     # What mixes records, or changes a batch before its gradient is taken, has another span.
     mixes = mixes_records(model, messages.model_shapes, each.x[:, 0])
@@ -144,6 +153,20 @@ def _judge(
     # A client that trains returns another model than it received.
     moved = (energies(updates) > 0).any()
     return dataclasses.replace(fit, misfit=jnp.where(moved, misfit, jnp.inf))
+
+
+def _times_as_long(
+    model: Model, messages: Messages, training: LocalTraining, records: tuple[Array, Array]
+) -> Array:
+    """How many times as long updates are as one of the recipe's rate would be `[rounds]`."""
+
+    def slope(params: Any) -> Array:
+        return optax.tree.norm(jax.grad(lambda w: mean_loss(model, w, *records))(params))
+
+    steps = training.learning_rate * local_path(training, len(records[1])).total
+    expected = steps * jax.vmap(slope)(messages.received)
+    least = jnp.finfo(expected.dtype).tiny
+    return jnp.sqrt(energies(messages.pseudo_gradient)) / jnp.maximum(expected, least)
 
 
 def _is_judged_again(training: LocalTraining, records: int) -> bool:
@@ -312,9 +335,12 @@ def _products(
     along, gains = jnp.zeros(len(rows), x.dtype), jnp.zeros(len(gram), x.dtype)
     if free_scale:
         gains = project(vectors.update)
-        length = jnp.linalg.norm(vectors.mean)
-        unit = vectors.mean / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
-        rows = rows.at[0].set(vectors.update)
+        length = jnp.maximum(jnp.linalg.norm(vectors.mean), jnp.finfo(x.dtype).tiny)
+        unit = vectors.mean / length
+        # Runs of the recipe's rate are noise as long as the messages' where these are as long.
+        times = jnp.linalg.norm(vectors.update) / length
+        runs = slice(1, len(rows) - 2)
+        rows = rows.at[runs].multiply(times).at[0].set(vectors.update)
         along = rows @ vectors.mean
         rows -= jnp.outer(rows @ unit, unit)
         common = project(unit)
