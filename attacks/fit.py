@@ -174,21 +174,26 @@ def rounding(
     squares = energies(updates)
     stored = jax.vmap(_stored)(received, updates) * (2 + steps) / 12
     summed = SQUARED_ROUNDING * steps * (1 + steps) * gradients**2
-    bound = eps**2 * stored + jnp.maximum(eps, _computed(received, updates)) ** 2 * summed
+    of_models, of_updates = (jnp.maximum(eps, e) for e in _narrower(received, updates))
+    bound = of_models**2 * stored + of_updates**2 * summed
     return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
 
 
-def _computed(received: Any, updates: Any) -> Array:
-    """The relative spacing of the numbers in which updates were computed: float32's, if all of
-    them are such numbers but for the rounding of models, else that of what they are held in."""
+def _narrower(received: Any, updates: Any) -> tuple[Array, Array]:
+    """The relative spacings of the numbers that models and updates were before they were held in
+    wider ones: float32's, if all of them are such numbers; of updates but for the rounding of
+    models."""
     narrow, wide = (jnp.finfo(kind).eps for kind in (jnp.float32, jnp.result_type(float)))
 
-    def is_narrow(w: Array, u: Array) -> Array:
-        off = jnp.abs(u - u.astype(jnp.float32).astype(u.dtype))
-        return (off <= 2 * wide * jnp.maximum(jnp.abs(w), jnp.abs(w - u))).all()
+    def off(a: Array) -> Array:
+        return jnp.abs(a - a.astype(jnp.float32).astype(a.dtype))
 
-    told = jax.tree.leaves(jax.tree.map(is_narrow, received, updates))
-    return jnp.where(jnp.stack(told).all(), narrow, wide)
+    models, changes = [], []
+    for w, u in zip(jax.tree.leaves(received), jax.tree.leaves(updates), strict=True):
+        models.append((off(w) == 0).all() & (off(w - u) == 0).all())
+        changes.append((off(u) <= 2 * wide * jnp.maximum(jnp.abs(w), jnp.abs(w - u))).all())
+    of_models, of_updates = (jnp.stack(told).all() for told in (models, changes))
+    return jnp.where(of_models, narrow, wide), jnp.where(of_updates, narrow, wide)
 
 
 def _stored(received: Any, update: Any) -> Array:

@@ -8,6 +8,7 @@ import pytest
 
 import attacks
 import jaxfl
+from tests.attacks.test_cosine import hidden, make_victim
 from tests.bad_input.examples import GROUPS
 
 
@@ -33,6 +34,17 @@ def test_every_attack_reads_them(group):
         given = {name: wide(value) for name, value in arguments.items()}
         if any(given[name] is not value for name, value in arguments.items()):
             assert function(**given) is not None, function.__name__
+
+
+def test_models_in_float32_held_in_float64_are_no_misfits():
+    model, x, y, messages = make_victim()
+    known = attacks.Knowledge(hidden(x), y, (attacks.binary_column(6, 0.4),))
+    settings = attacks.GLS(jaxfl.LocalTraining(0.1), orders=4)
+    for answer in (
+        attacks.closed_form(model, wide(messages), known),
+        attacks.gls(model, wide(messages), known, jax.random.key(0), settings=settings),
+    ):
+        assert answer.status == attacks.Status.OK
 
 
 def test_gradients_in_float32_are_no_misfits():
