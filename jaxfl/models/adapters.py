@@ -5,12 +5,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxfl.domains import Count, Shape, checked
-from jaxfl.models import DenseLayers, Model
+from jaxfl.models import DenseLayers, Model, binary_cross_entropy, cross_entropy
 from jaxfl.models.probe import layers_hold
 
 Array = jax.Array
@@ -33,7 +34,8 @@ def from_flax(
         of the batch.
       record_shape: shape of one record.
       loss: per-record loss, `loss(outputs, y) -> [batch]`.
-      classes: number of classes for integer labels; None for regression.
+      classes: number of classes for integer labels; None: as many as outputs, of `cross_entropy`,
+        two, of `binary_cross_entropy`, and of any other loss none, as for regression.
 
     Raises:
       ValueError: if the module is no Flax module, or reads running averages in evaluation, which
@@ -90,7 +92,31 @@ def _wrapped(
 
     if other and any(name in accepted for name in _switches(True)):
         _check_statistics(module, record_shape, accepted, variables)
+    if classes is None:
+        classes = _classes_of(init, apply, record_shape, loss)
     return Model(init, apply, loss, classes, _dense_layers(module, record_shape))
+
+
+def _classes_of(
+    init: Any, apply: Any, record_shape: tuple[int, ...], loss: Callable[..., Array]
+) -> int | None:
+    if loss is binary_cross_entropy:
+        return 2
+    if loss is not cross_entropy:
+        return None
+    x = jax.ShapeDtypeStruct((1, *record_shape), jnp.float32)
+    try:
+        params = jax.eval_shape(init, jax.random.key(0))
+        outputs = jax.eval_shape(functools.partial(apply, key=jax.random.key(1)), params, x)
+        count = int(outputs.shape[-1])
+    except (TypeError, ValueError, IndexError, flax.errors.FlaxError):
+        return None  # what the module does not take is said where records are given
+    if count < 2:
+        raise ValueError(
+            "loss=cross_entropy is of two outputs or more, and the module has one: nothing can be "
+            "trained; use jaxfl.binary_cross_entropy"
+        )
+    return count
 
 
 def _switches(train: bool) -> dict[str, bool]:

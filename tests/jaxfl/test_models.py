@@ -10,6 +10,7 @@ import pytest
 from flax import struct
 from jax import Array
 
+import jaxfl
 from jaxfl import (
     DPSGD,
     LocalTraining,
@@ -167,3 +168,18 @@ def test_labels_that_are_shares_of_classes_are_scored_by_the_largest():
 
 def logistic_of_three():
     return from_flax(nn.Dense(3), (2,), cross_entropy, 3)
+
+
+def test_a_modules_outputs_say_how_many_classes_there_are():
+    """Labels outside them would train in silence: one-hot codes of none."""
+    outputs = nn.Dense(3)
+    model = jaxfl.from_flax(outputs, (4,), jaxfl.cross_entropy)
+    assert model.classes == 3
+    assert jaxfl.from_flax(nn.Dense(1), (4,), jaxfl.binary_cross_entropy).classes == 2
+    assert jaxfl.from_flax(nn.Dense(1), (4,), jaxfl.squared_error).classes is None
+    with pytest.raises(ValueError, match="loss=cross_entropy is of two outputs or more"):
+        jaxfl.from_flax(nn.Dense(1), (4,), jaxfl.cross_entropy)
+    clients = jaxfl.stack_clients([(np.ones((2, 4), np.float32), np.asarray([1, 3]))])
+    params, key = model.init(jax.random.key(0)), jax.random.key(1)
+    with pytest.raises(ValueError, match=r"holds the label 3; labels must be integers in 0\.\.2"):
+        jaxfl.simulate(model, params, clients, key, jaxfl.Federated(1, jaxfl.LocalTraining(0.1)))
