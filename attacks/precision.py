@@ -52,15 +52,11 @@ def cast(tree: Any, floating: Any, integer: Any = None) -> Any:
 
 
 def in_type_here(function: Function) -> Function:
-    """An attack that computes in the type that JAX computes in around it: what was recorded in
-    float64 (`Messages.from_gradients`) is rounded to float32 where 64-bit types are off."""
-
-    @functools.wraps(function)
-    def rounded(*arguments: Any, **named: Any) -> Any:
-        arguments, named = jax.tree.map(_in_type_here, (arguments, named))
-        return function(*arguments, **named)
-
-    return rounded  # type: ignore[return-value]
+    """A `checked` attack that computes in the type that JAX computes in around it: what was
+    recorded in float64 (`Messages.from_gradients`) is rounded to float32 where 64-bit types are
+    off."""
+    function.prepare = functools.partial(jax.tree.map, _in_type_here)  # type: ignore[attr-defined]
+    return function
 
 
 def _in_type_here(leaf: Any) -> Any:

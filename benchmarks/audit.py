@@ -43,6 +43,8 @@ from jaxfl.datasets.csv import NOTES
 from jaxfl.recordings import read_rounds
 
 PROG = "python -m benchmarks.audit"
+ASIDE = ("messages", "csv")
+"""What tells one audit from another, and is named first."""
 KEPT = "finished rows are kept; run the same command to go on"
 
 
@@ -72,12 +74,13 @@ def _keep_settings(arguments: Arguments, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
     earlier = options.settings_in(folder)
-    other = [name for name in earlier if name != "out" and earlier[name] != chosen.get(name)]
-    recorded_runs = [each for each in (earlier, chosen) if each.get("messages")]
-    if other and recorded_runs and (folder / "results.csv").is_file():
+    ordered = {name: chosen[name] for name in ASIDE} | chosen | {"out": earlier.get("out")}
+    other = [name for name, value in ordered.items() if earlier.get(name) != value]
+    of_recording = arguments.messages or earlier.get("messages")
+    if other and of_recording and (folder / "results.csv").is_file():
         raise UsageError(
-            f"--out {arguments.out!r} holds another audit, with {other[0]}={earlier[other[0]]!r}; "
-            "choose another folder, so that its results are kept"
+            f"--out {arguments.out!r} holds another audit, with {other[0]}="
+            f"{earlier.get(other[0])!r}; choose another folder, so that its results are kept"
         )
     write_whole(folder / "audit.yaml", yaml.safe_dump(chosen, sort_keys=False))
 

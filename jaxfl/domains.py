@@ -377,9 +377,10 @@ def returned_by(function: Callable[..., Any]) -> Any:
 
 def checked(function: Function) -> Function:
     """A public function whose arguments are what its annotations say, or `ValueError`; and whose
-    result has the axes that they say, those of its arguments among them. It computes products in
-    full precision (`jaxfl.products`), and whoever watches calls sees it (`jaxfl.watching`)."""
+    result has the axes that they say. Its `prepare`, if any, is given all arguments first. Products
+    are in full precision (`jaxfl.products`); whoever watches calls sees it (`jaxfl.watching`)."""
     signature = inspect.signature(function)
+    prepare: Any = getattr(function, "prepare", tuple)
 
     @functools.wraps(function)
     def boundary(*arguments: Any, **named: Any) -> Any:
@@ -388,11 +389,12 @@ def checked(function: Function) -> Function:
             if name in hints:
                 check(name, value, hints[name], sizes)
         with full_precision():
+            arguments, named = prepare((arguments, named))
             watched = watched_call(boundary, arguments, named)
             result = function(*arguments, **named) if watched is None else watched()
-        if _has_axes(returned_by(function)):
+        if _has_axes(returned := returned_by(function)):
             shown = f"what {function.__name__} returns"
-            _check_axes(shown, np.shape(result), returned_by(function).dim_str, sizes)
+            _check_axes(shown, np.shape(result), returned.dim_str, sizes)
         return result
 
     return boundary  # type: ignore[return-value]

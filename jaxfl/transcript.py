@@ -350,6 +350,12 @@ class Transcript:
             raise ValueError(
                 f"path={str(path)!r} lacks {sorted(missing)}; it is not a saved transcript"
             )
+        unknown = set(tree) - {f.name for f in dataclasses.fields(Transcript)}
+        if unknown:
+            raise ValueError(
+                f"path={str(path)!r} holds {sorted(unknown)}, which no transcript has: it was "
+                "saved by another version"
+            )
         evaluation, clients_per_round = (
             tree.pop("evaluation", None),
             tree.pop("clients_per_round", None),

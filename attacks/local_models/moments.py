@@ -19,8 +19,9 @@ from jaxfl.watching import on_host
 
 ROUNDED = 1e-3
 """By how much decoded moments may lie outside what is possible."""
-SUMMED = 16
-"""Relative errors of a client's mean of products, in units of its precision, at most."""
+SUMMED, ROOTED = 16, 10
+"""Relative errors of a client's mean of products, in units of its precision; and the root of a
+number of records of which they are twice as large."""
 UNDETERMINED = 1e-3
 """Share of a parameter in directions of which nothing is known, above which it is not determined:
 far above what rounding brings about, far below the share of a column which depends on others."""
@@ -125,7 +126,7 @@ def structured_moments(
                                                                  q = s'y / m.
 
     So two messages are enough, of a deterministic run too, where the generic decoder has nothing to
-    go by. Beyond Driouich 2022 and 2023.
+    go by. Of one message nothing contradicts a wrong rate. Beyond Driouich 2022 and 2023.
 
     Args:
       messages: of a linear model whose client takes one full-batch step per round. With several
@@ -169,21 +170,30 @@ def structured_moments(
     told = theta @ second[attribute] - slopes[:, attribute]
     cross[attribute] = told.mean()
     stored = digits * np.abs(received).max() / (2 * learning_rate * steps)
-    left = np.c_[missing - np.outer(weight, row), told - told.mean()]
     lengths = np.abs(public).T @ (np.abs(public) @ np.abs(theta[:, at]).T + np.abs(y)[:, None])
-    computed = max(digits, _computed_in(received, returned))
-    summed = SUMMED * computed * (lengths.max() / len(x) + np.abs(weight).max())
-    exact = steps == 1 and bool(np.abs(left).max() <= 2 * stored + summed)
-    if steps == 1 and not exact:
-        warnings.warn(
-            f"structured_moments: {np.abs(left).max():.2g} of a slope is left where rounding may "
-            f"leave {2 * stored + summed:.2g}: messages are not of one full-batch step of rate "
-            f"{learning_rate} on these records without noise; nothing is proven by these moments",
-            MisfitWarning,
-            stacklevel=4,
-        )
+    summed = max(digits, _computed_in(received, returned))
+    summed *= (
+        SUMMED * (1 + np.sqrt(len(x)) / ROOTED) * (lengths.max() / len(x) + np.abs(weight).max())
+    )
+    # The row's own errors come back multiplied by the other weights.
+    pulled = 1 + np.abs(theta).sum(1).max() / np.linalg.norm(weight)
+    left = np.abs(missing - np.outer(weight, row)).max(), np.abs(told - told.mean()).max() / pulled
+    exact = steps == 1
+    if exact and max(left) > 2 * stored + summed:
+        exact = False
+        _warn_of_other_steps(max(left) / (2 * stored + summed), float(learning_rate))
     rounding = stored / np.linalg.norm(weight)
     return Moments(second, cross, float(learning_rate), exact, float(rounding))
+
+
+def _warn_of_other_steps(times: float, learning_rate: float) -> None:
+    warnings.warn(
+        f"structured_moments: messages leave {times:.2g} times what rounding may: they are not of "
+        f"one full-batch step of rate {learning_rate} on these records without noise; nothing is "
+        "proven by these moments",
+        MisfitWarning,
+        stacklevel=5,
+    )
 
 
 def _computed_in(received: np.ndarray, returned: np.ndarray) -> float:

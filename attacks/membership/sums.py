@@ -183,7 +183,9 @@ def _warn_of_misfits(status: Array) -> None:
 def _judged(status: Array, surprises: Array) -> Array:
     """Status of each round by how far the sums are from either data set `[rounds, 2]`."""
     finite = status == Status.OK
-    together = jnp.abs(surprises.mean(0, where=finite[:, None])) > FAR_TOGETHER
+    # One round that is far off says nothing of the others.
+    near = jnp.clip(surprises, -FAR, FAR)
+    together = jnp.abs(near.mean(0, where=finite[:, None])) > FAR_TOGETHER
     misfit = (jnp.abs(surprises) > FAR).any(1) | together.any()
     return jnp.where(finite & misfit, Status.MISFIT, status)
 

@@ -5,9 +5,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from benchmarks.harness.intervals import Interval, accuracy_interval, student_interval
+from benchmarks.harness.intervals import (
+    Interval,
+    accuracy_interval,
+    equivalent_count,
+    student_interval,
+    wilson_interval,
+)
 from benchmarks.harness.report import GUESSES
 
 DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos")
@@ -117,21 +121,28 @@ def level_of_clients(rows: Rows) -> Level:
         for doubt in DOUBTS
     }
     untold = {doubt: names for doubt, names in doubted.items() if names} if sure else {}
-    return dataclasses.replace(level, untold=untold)
+    read = [row for row in sure if row["value"] is not None]
+    sizes = [int(row["detail"].get("scored_records", 0)) for row in read]
+    if not read or not all(sizes):
+        return dataclasses.replace(level, untold=untold)
+    values = [row["value"] for row in read]
+    # A recorded run is asked of its own clients, all of whom are there.
+    margin = margin_here(values, [_best_of(row) for row in read], sizes)
+    return dataclasses.replace(level, untold=untold, margin=margin)
 
 
 def _level(epsilon: float, method: str, rows: Rows) -> Level:
     chosen = [row for row in rows if row["value"] is not None]
     values = [row["value"] for row in chosen]
-    best = [max((row[name] or 0.0) for name in GUESSES) for row in chosen]
+    best = [_best_of(row) for row in chosen]
     sizes = [int(row["detail"].get("scored_records", 0)) for row in chosen]
-    scored = round(len(sizes) / sum(1 / n for n in sizes)) if sizes and all(sizes) else 0
+    scored = equivalent_count(sizes) // len(sizes) if sizes and all(sizes) else 0
     return Level(
         epsilon,
         method,
         accuracy_interval(values, scored),
         {name: mean([row[name] for row in chosen if row[name] is not None]) for name in GUESSES},
-        margin_of(values, best, scored),
+        margin_of(values, best, sizes),
         next((d for d in DOUBTS if any(row["status"] == d for row in chosen)), "")
         if chosen
         else "failed",
@@ -139,15 +150,34 @@ def _level(epsilon: float, method: str, rows: Rows) -> Level:
     )
 
 
-def margin_of(values: Sequence[float], best: Sequence[float], scored: int) -> Interval:
-    """By how much accuracies exceed the best guess of the same client: Student's t over clients.
-    Where guesses differ between clients by more than the attack does, they are taken as they are:
-    then the interval is the accuracy's; of one client Wilson's, over its records."""
-    differences = [v - g for v, g in zip(values, best, strict=True)]
-    if (values and np.ptp(values) < np.ptp(differences)) or (len(values) == 1 and scored):
-        ends = accuracy_interval(values, scored)
-        return Interval(*(end - mean(best) for end in ends))
-    return student_interval(differences)
+def _best_of(row: Mapping[str, Any]) -> float:
+    return max((row[name] or 0.0) for name in GUESSES)
+
+
+def margin_of(values: Sequence[float], best: Sequence[float], sizes: Sequence[int]) -> Interval:
+    """By how much accuracies exceed the best guess of the same client: for other clients like
+    these, Student's t over clients, and no narrower than for these clients alone."""
+    over_clients = student_interval([v - g for v, g in zip(values, best, strict=True)])
+    if not values or not all(sizes):
+        return over_clients
+    here = margin_here(values, best, sizes)
+    if len(values) == 1:
+        return here
+    low, high = min(over_clients.low, here.low), max(over_clients.high, here.high)
+    return Interval(over_clients.mean, low, high)
+
+
+def margin_here(values: Sequence[float], best: Sequence[float], sizes: Sequence[int]) -> Interval:
+    """The same for these very clients, chance being in their records alone: the mean of differences
+    of two proportions, each with the score interval of Newcombe (1998)."""
+    below, above = 0.0, 0.0
+    for value, guess, size in zip(values, best, sizes, strict=True):
+        read, guessed = (wilson_interval(round(p * size), size) for p in (value, guess))
+        below += (value - read.low) ** 2 + (guessed.high - guess) ** 2
+        above += (read.high - value) ** 2 + (guess - guessed.low) ** 2
+    difference = mean(values) - mean(best)
+    low, high = (math.sqrt(max(each, 0.0)) / len(values) for each in (below, above))
+    return Interval(difference, difference - low, difference + high)
 
 
 def _or_least(value: float) -> float:
@@ -277,11 +307,12 @@ def _may_leak(finding: Finding) -> bool:
 
 def _untold_clients(findings: Sequence[Finding]) -> list[str]:
     """Of which clients nothing can be said, and why."""
-    doubted = {d: [n for f in findings for n in f.levels[0].untold.get(d, ())] for d in DOUBTS}
+    several = len(findings) > 1
     return [
-        f"Of {listed(dict.fromkeys(names))} it cannot be told: {DOUBTS[doubt]}."
-        for doubt, names in doubted.items()
-        if names
+        f"Of {listed(names)}{f', {f.column!r},' if several else ''} it cannot be told: "
+        f"{DOUBTS[doubt]}."
+        for f in findings
+        for doubt, names in f.levels[0].untold.items()
     ]
 
 

@@ -5,7 +5,7 @@ the table that name no client), how many clients hold many, and the mean share t
 holds."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -97,21 +97,25 @@ def summed_participation(run: Recording, participation: Participation | None) ->
     Raises:
       ValueError: if rounds of the table and of the recording are not the same.
     """
-    ends = [t for t in run.sent if run.clients or t + 1 in run.sent]
-    told = {t: names for t, names in (participation or {}).items() if t != max(run.sent)}
-    rounds = f"rounds {min(told, default='of none')} to {max(told, default='none')}"
-    for number in {*ends, *told}:
-        if number not in told and number != max(run.sent):
-            raise ValueError(
-                f"participation names nobody in round {number}, of which a sum is recorded; it "
-                f"names {rounds}: are they counted from another number?"
-            )
-        if number not in ends:
-            raise ValueError(
-                f"participation names round {number}, of which no sum is recorded; sums are of "
-                f"rounds {min(ends, default='of none')} to {max(ends, default='none')}"
-            )
-    return {t: names for t, names in (participation or {}).items() if t in ends}
+    summed = [t for t in run.sent if run.clients or t + 1 in run.sent]
+    told = participation or {}
+    there = f"it names {_span(told)}; sums are of {_span(summed)}"
+    missing = [t for t in summed if t not in told]
+    if missing:
+        raise ValueError(
+            f"participation names nobody in round {missing[0]}, of which a sum is recorded: "
+            f"{there}; are they counted from another number?"
+        )
+    outside = [t for t in told if not min(run.sent) <= t <= max(run.sent)]
+    if outside:
+        raise ValueError(
+            f"participation names round {outside[0]}, of which no sum is recorded: {there}"
+        )
+    return {t: names for t, names in told.items() if t in summed}
+
+
+def _span(rounds: Collection[int]) -> str:
+    return f"{len(rounds)} rounds from {min(rounds)} to {max(rounds)}" if rounds else "no round"
 
 
 def told_by_sums(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from attacks import (
     structured_moments,
 )
 from attacks.fit import MisfitWarning
+from attacks.local_models import attribute
 from jaxfl import Federated, LocalTraining, linear, simulate, stack_clients
 from tests.attacks.linear_clients import as_messages, optimum_of, trained
 
@@ -244,3 +246,38 @@ def test_dependent_columns_and_few_digits_cost_no_accuracy_and_no_truth(seed):
     assert np.mean(answers[0].values == answers[1].values) >= 0.99
     depends = structured_moments(messages, x, y, 1, 0.05)
     assert np.isnan(infer_binary_attribute(x, y, 1, depends).bound)
+
+
+@pytest.mark.parametrize(("records", "weight", "scale"), [(200, 1e-3, 1.0), (20_000, 1.0, 30.0)])
+def test_moments_say_whether_messages_are_of_the_rate(records, weight, scale):
+    """Small weights of the attribute, and many records of long columns, are rounded more."""
+    rng = np.random.default_rng(0)
+    x = scale * rng.normal(size=(records, 6)).astype(np.float32)
+    x[:, 0] = rng.random(records) < 0.4
+    y = (x @ rng.normal(size=6) + rng.normal(size=records)).astype(np.float32)
+    rate, model = 0.05 / scale**2, linear(6)
+    params = jax.tree.map(lambda a: weight * a, model.init(jax.random.key(0)))
+    clients = stack_clients([(x, y)])
+    federated = Federated(5, LocalTraining(rate))
+    run = simulate(model, params, clients, jax.random.key(1), federated)
+    moments = structured_moments(run.messages(0), x, y, 0, rate)  # warnings are errors
+    assert moments.exact
+    with pytest.warns(MisfitWarning, match="times what rounding may"):
+        assert not structured_moments(run.messages(0), x, y, 0, 1.05 * rate).exact
+
+
+def test_weights_in_the_box_are_the_least_squares_ones():
+    """As SciPy finds them, though no weights fulfil the equations; and where they do."""
+    rng = np.random.default_rng(1)
+    for records, columns in ((60, 30), (20, 30), (200, 15)):
+        z = np.c_[rng.normal(size=(records, columns)), np.ones(records)].T / np.sqrt(records)
+        truth = (rng.random(records) < 0.3).astype(float)
+        for off in (0.0, 0.05):
+            sums = z @ truth + off * rng.normal(size=columns + 1)
+            prior = float(np.clip(sums[-1] / np.sqrt(records), 0, 1))
+            stacked = np.r_[z, attribute.PULL * np.eye(records)]
+            target = np.r_[sums, np.full(records, attribute.PULL * prior)]
+            least = scipy.optimize.lsq_linear(stacked, target, (0, 1), "bvls", tol=1e-14)
+            weights = attribute._in_box(z, sums, prior)
+            left = ((stacked @ weights - target) ** 2).sum()
+            assert left == pytest.approx(2 * least.cost, rel=1e-3)

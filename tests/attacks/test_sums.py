@@ -167,6 +167,13 @@ def test_sums_that_are_a_little_wrong_in_all_rounds_are_misfits(games, wrong):
     assert (answer.status == Status.MISFIT).all()
 
 
+def test_one_round_that_is_far_off_says_nothing_of_the_others(games):
+    aggregates, pairs = games
+    sums = jax.tree.map(lambda a: a.at[7].multiply(50), aggregates.pseudo_gradient)
+    with pytest.warns(MisfitWarning, match="sums of 1 of 40 rounds"):
+        told(dataclasses.replace(aggregates, pseudo_gradient=sums), pairs)
+
+
 def test_own_clients_of_the_other_labels_are_misfits(games):
     aggregates, pairs = games
     flipped = dataclasses.replace(OTHERS, y=1 - OTHERS.y)

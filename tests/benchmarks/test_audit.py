@@ -1,6 +1,7 @@
 """The audit: of a table of one's own, and of recorded runs of PyTorch and Flower."""
 
 import csv
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import yaml
 
 from benchmarks import audit
 from benchmarks.audits import notes, recorded
+from benchmarks.audits.options import Arguments
+from benchmarks.harness.command_line import UsageError
 from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
 from jaxfl.datasets import read_inputs
 from jaxfl.recordings import RecordingWarning, read_rounds
@@ -378,3 +381,19 @@ def test_the_values_of_a_column_are_those_of_the_table_not_of_the_client(tmp_pat
     found = recorded.read(mlp(8, (12,), 2), clients, ["smoker"], LocalTraining(0.1)).finding
     assert found.values == ("0", "1", "2")
     assert found.levels[0].estimate.mean > 0.95
+
+
+def test_a_folder_keeps_the_results_of_another_recorded_run(tmp_path: Path) -> None:
+    """Its rows are kept nowhere else."""
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    first = Arguments(csv="a.csv", target="y", sensitive="s", messages="run", out=str(folder))
+    audit._keep_settings(first, folder)
+    (folder / "results.csv").write_text("rows")
+    audit._keep_settings(first, folder)
+    for changed in ({"client": "ana"}, {"messages": None}, {"csv": "b.csv"}):
+        with pytest.raises(UsageError, match=f"holds another audit, with {next(iter(changed))}="):
+            audit._keep_settings(dataclasses.replace(first, **changed), folder)
+    (folder / "audit.yaml").unlink()
+    with pytest.raises(UsageError, match="holds another audit"):
+        audit._keep_settings(first, folder)
