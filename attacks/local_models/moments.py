@@ -192,7 +192,7 @@ def _warn_of_other_steps(times: float, learning_rate: float) -> None:
         f"one full-batch step of rate {learning_rate} on these records without noise; nothing is "
         "proven by these moments",
         MisfitWarning,
-        stacklevel=5,
+        stacklevel=4,
     )
 
 

@@ -182,7 +182,7 @@ def _judged(
         "expected: messages are not of this model, recipe, canaries or records, or the noise is "
         "not what it is said to be",
         MisfitWarning,
-        stacklevel=5,
+        stacklevel=4,
     )
     return Status.MISFIT
 

@@ -17,5 +17,6 @@ def test_updates_of_any_length_are_no_misfits(rate):
     known = Knowledge(hidden(x), y, (binary_column(6, 0.4),))
     assert cos_matching(model, messages, known, KEY, settings=FAST).status == Status.OK
     wrong = dataclasses.replace(known, y=np.roll(y, 1))
-    with pytest.warns(MisfitWarning):
+    with pytest.warns(MisfitWarning) as told:
         assert cos_matching(model, messages, wrong, KEY, settings=FAST).status == Status.MISFIT
+    assert told[0].filename == __file__

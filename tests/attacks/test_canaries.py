@@ -86,10 +86,11 @@ def test_less_noise_than_promised_is_caught():
         halved = dataclasses.replace(canaries, noise_multiplier=canaries.noise_multiplier / 2)
         return dataclasses.replace(training, plugins=(halved,))
 
-    with pytest.warns(MisfitWarning, match=r"the noise is 0\.\d+ times what the recipe adds"):
+    with pytest.warns(MisfitWarning, match=r"is 0\.\d+ times what the recipe adds") as told:
         answer = measured(0, 2.0, sent=half)
     assert answer.lower > exact(2.0)
     assert answer.status == Status.MISFIT
+    assert told[0].filename == __file__
 
 
 def test_without_canaries_nothing_is_told():

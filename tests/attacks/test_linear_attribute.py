@@ -262,8 +262,9 @@ def test_moments_say_whether_messages_are_of_the_rate(records, weight, scale):
     run = simulate(model, params, clients, jax.random.key(1), federated)
     moments = structured_moments(run.messages(0), x, y, 0, rate)  # warnings are errors
     assert moments.exact
-    with pytest.warns(MisfitWarning, match="times what rounding may"):
+    with pytest.warns(MisfitWarning, match="times what rounding may") as told:
         assert not structured_moments(run.messages(0), x, y, 0, 1.05 * rate).exact
+    assert told[0].filename == __file__
 
 
 def test_weights_in_the_box_are_the_least_squares_ones():

@@ -170,8 +170,9 @@ def test_sums_that_are_a_little_wrong_in_all_rounds_are_misfits(games, wrong):
 def test_one_round_that_is_far_off_says_nothing_of_the_others(games):
     aggregates, pairs = games
     sums = jax.tree.map(lambda a: a.at[7].multiply(50), aggregates.pseudo_gradient)
-    with pytest.warns(MisfitWarning, match="sums of 1 of 40 rounds"):
+    with pytest.warns(MisfitWarning, match="sums of 1 of 40 rounds") as warned:
         told(dataclasses.replace(aggregates, pseudo_gradient=sums), pairs)
+    assert warned[0].filename == __file__
 
 
 def test_own_clients_of_the_other_labels_are_misfits(games):
