@@ -207,17 +207,23 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         run.aggregates(participation)  # what does not fit is said before anything is computed
     clients = recorded.clients_of(run, table, options.names("client", arguments.client or ""))
     layout = str(run.layout).replace("\n", "; ")
-    answers, remarks = [], [f"Arrays were taken for these parameters: {layout}"]
+    answers, rows, remarks = [], [], [f"Arrays were taken for these parameters: {layout}"]
     attributes = [a.split("+") for a in options.names("sensitive", arguments.sensitive)]
     for columns in attributes:
         table.values_of(columns)  # a wrong name is said before anything is computed
     _keep_settings(arguments, folder)
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        write_whole(folder / "results.csv", _lines(rows))
+        of = f"{len(rows)} of {len(attributes) * len(clients)}"
+        told = f"{of}: {row['client']}, {row['attribute']}: {row['status']}"
+        console.print(told, style="dim", markup=False, highlight=False)
+
     for columns in attributes:
-        console.print(f"[dim]{' + '.join(columns)}: {len(clients)} clients are attacked[/dim]")
-        answers.append(recorded.read(model, clients, columns, training))
+        answers.append(recorded.read(model, clients, columns, training, keep))
         asked = model, run, table, columns, training
         remarks += [*answers[-1].notes, told_by_sums(*asked, participation)]
-    write_whole(folder / "results.csv", _lines([row for each in answers for row in each.rows]))
     made = [answer.finding for answer in answers]
     told = _told_of_recording(arguments, clients, made, remarks, alone=not run.clients)
     return _done(console, told, folder, failed=False)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -90,34 +90,33 @@ class Read(NamedTuple):
 
     Attributes:
       finding: of all clients.
-      rows: of each client, by names of columns of a file.
       notes: what the messages say where they are not of the stated recipe.
     """
 
     finding: Finding
-    rows: list[dict[str, Any]]
     notes: list[str]
 
 
 def read(
-    model: Model, clients: Sequence[Client], columns: Sequence[str], training: LocalTraining
+    model: Model,
+    clients: Sequence[Client],
+    columns: Sequence[str],
+    training: LocalTraining,
+    done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Read:
-    """Attack every client."""
-    rows, notes = [], []
+    """Attack every client. Each one's row is given away as soon as it is there."""
+    rows, notes, attribute = [], [], " + ".join(columns)
     for place, client in enumerate(clients):
         row, told = _row(model, client, clients[place - 1], columns, training)
         rows.append(row)
         notes += told
+        kept = {name: row[name] for name in COLUMNS}
+        done({"client": client.name, "attribute": attribute} | kept)
     _, values, _ = clients[0].table.values_of(columns)
     labels = np.concatenate([client.records.y for client in clients])
     usual = float(np.bincount(labels).max() / len(labels))
     named = tuple(" ".join(f"{v:g}" for v in value) for value in values)
-    attribute = " + ".join(columns)
-    kept = [
-        {"client": row["client"], "attribute": attribute} | {name: row[name] for name in COLUMNS}
-        for row in rows
-    ]
-    return Read(Finding(attribute, named, (level_of_clients(rows),), usual), kept, notes)
+    return Read(Finding(attribute, named, (level_of_clients(rows),), usual), notes)
 
 
 def _row(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attacks import MeasuredEpsilon, Status, measure_epsilon
+from attacks.fit import STATES
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
 from benchmarks.harness.jobs import Job, Outcome
@@ -53,6 +54,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         shared: dict[str, Any] = {
             **spent._asdict(),
             "dtype": "float32",
+            "status": STATES[Status(int(answer.status))],
             "note": audited.note,
             "detail": {"canaries": len(answer.scores)},
         }

@@ -116,6 +116,11 @@ def messages_from(
     pairs = []
     for number, sent, back in zip(numbers, received, returned, strict=True):
         if back is not None:
+            if sent is None:
+                raise ValueError(
+                    f"received[{number}] is None, but returned[{number}] is a model: what was sent "
+                    "in that round is missing"
+                )
             before = reader.placed(_named(sent), f"received[{number}]")
             after = reader.placed(_named(back), f"returned[{number}]")
             pairs.append((before, _model_of(before, after, returned_as), number))

@@ -331,6 +331,20 @@ def clients_of_three_rounds(count: int, still: bool = False) -> tuple[list[Any],
     return sent, returned
 
 
+def test_a_model_that_came_back_without_one_that_was_sent_is_named() -> None:
+    sent, returned = clients_of_three_rounds(1)
+    model, back = jaxfl.mlp(5, (), 2), list(returned["c0"].values())
+    named = [{f"Dense_0/{k}": a for k, a in p["Dense_0"].items()} for p in [*sent, *back]]
+    with pytest.raises(ValueError, match=r"received\[1\] is None, but returned\[1\] is a model"):
+        messages_from(model, [named[0], None, named[2]], named[3:])
+
+
+def test_layers_that_fit_one_alone_are_named() -> None:
+    shapes = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (4, 3), "b.bias": (4,)}
+    with pytest.raises(ValueError, match="'a' and 'b' both fit 'Dense_0' of the model"):
+        layout_of(jaxfl.mlp(3, (4,), 2), {name: np.zeros(s) for name, s in shapes.items()})
+
+
 @pytest.mark.parametrize(("count", "still"), [(3, False), (14, False), (3, True)])
 def test_what_was_sent_is_no_mean_by_chance(count: int, still: bool) -> None:
     sent, returned = clients_of_three_rounds(count, still)
