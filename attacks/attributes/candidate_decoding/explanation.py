@@ -9,8 +9,8 @@ which another learning rate or number of steps adds to, and the model, which wei
 far r may lie out is said by the prediction interval of Student's t over the runs.
 
 Gradients are taken at the centre of the client's path, which is exact to first order; the answer
-that does not pass is corrected by the least squares and judged again, and the better verdict
-counts.
+that does not pass is corrected by the least squares and judged again, while that brings it closer,
+and the best verdict counts.
 """
 
 import dataclasses
@@ -34,14 +34,19 @@ from attacks.attributes.candidate_decoding.alternatives import (
 from attacks.attributes.candidate_decoding.candidates import (
     factored_gradients,
     mean_lengths,
-    with_first,
 )
-from attacks.attributes.candidate_decoding.constraints import onto_simplex
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
+from attacks.attributes.candidate_decoding.looks import (
+    CLOSER,
+    Look,
+    is_judged_again,
+    looks_on,
+    moved_by,
+    on_weights,
+)
 from attacks.attributes.candidate_decoding.simulated_client import (
     Guess,
     clipping,
-    guess_of,
     model_of_gradients,
     runs_that_tell,
     simulated_runs,
@@ -112,19 +117,8 @@ def _judge(
     each = alternatives(model, knowledge, answer)
     records, count = each.x.shape[:2]
     unsure, data = least_sure(each), records_of(each)
-    steps, updates = training.steps(records), messages.pseudo_gradient
-    lengths = training.learning_rate * mean_lengths(model, messages.received, data.x, data.y)
-    eps = precision(messages)
-    if free_scale:
-        times = _times_as_long(model, messages, training, (data.x, data.y))
-        noise = rounding(messages.received, updates, times * lengths, eps, steps)
-        shorter = jax.tree.map(lambda u: jax.vmap(jnp.divide)(u, times), updates)
-        # Runs of a lower rate are lost in the rounding of models first.
-        narrow = float(jnp.finfo(data.x.dtype).eps)
-        noise += rounding(messages.received, shorter, lengths, narrow, steps)
-    else:
-        noise = rounding(messages.received, updates, lengths, eps, steps)
-    noise = jnp.where(jnp.isfinite(noise), noise, 0).sum()
+    updates = messages.pseudo_gradient
+    noise = _rounding_of(model, messages, training, (data.x, data.y), free_scale)
     # What mixes records, or changes a batch before its gradient is taken, has another span.
     mixes = mixes_records(model, messages.model_shapes, each.x[:, 0])
     plain = not (mixes or overriding("batch", training.plugins))
@@ -132,27 +126,59 @@ def _judge(
     model_told, model = model, model_of_gradients(model, training, data.y)
     labels = data.y if answer[2] is None else each.y
 
-    def seen_with(guess: Guess, number: int) -> tuple[Fit, Array]:
+    def seen_with(guess: Guess, number: int | Array) -> tuple[Fit, Array]:
         pass_key = jax.random.fold_in(key, number)
         left = left_of(model, messages, guess, each, unsure, pass_key, free_scale)
         fit = verdict(left, noise, (energies(updates) > 0).sum(), free_scale)
         misfit = jnp.where(_is_backwards(left), jnp.inf, fit.misfit)
         return dataclasses.replace(fit, misfit=misfit), left.step
 
-    def again(fit: Fit, step: Array) -> Array:
-        guess = _corrected(model, training, each, labels, unsure, step)
-        return jnp.minimum(fit.misfit, seen_with(guess, 1)[0].misfit)
+    def again(look: Look) -> Look:
+        guess = on_weights(model, training, each, labels, unsure, look.weights)
+        fit, step = seen_with(guess, look.number)
+        return Look(
+            look.number + 1,
+            moved_by(training, records, look.weights, step),
+            jnp.minimum(look.misfit, fit.misfit),
+            fit.misfit < look.misfit / CLOSER,
+        )
 
     with jax.default_matmul_precision("highest"):
         fit, step = seen_with(Guess(model_told, data, training), 0)
         misfit = fit.misfit
-        if _is_judged_again(training, records):
-            # Most answers pass at once, and the second look is as dear as the first.
-            misfit = jax.lax.cond(misfit <= 1, lambda *_: misfit, again, fit, step)
+        if is_judged_again(training, records):
+            # Most answers pass at once, and another look is as dear as the first.
+            weights = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)[unsure]
+            first = Look(jnp.ones((), int), weights, misfit, jnp.ones((), bool))
+            first = first._replace(weights=moved_by(training, records, weights, step))
+            misfit = jax.lax.while_loop(looks_on, again, first).misfit
     misfit = jnp.where(told, misfit, jnp.nan)
     # A client that trains returns another model than it received.
     moved = (energies(updates) > 0).any()
     return dataclasses.replace(fit, misfit=jnp.where(moved, misfit, jnp.inf))
+
+
+def _rounding_of(
+    model: Model,
+    messages: Messages,
+    training: LocalTraining,
+    records: tuple[Array, Array],
+    free_scale: bool,
+) -> Array:
+    """What rounding may leave of a right answer, of all rounds together."""
+    received, updates = messages.received, messages.pseudo_gradient
+    eps, steps = precision(messages), training.steps(len(records[1]))
+    lengths = training.learning_rate * mean_lengths(model, received, *records)
+    if free_scale:
+        times = _times_as_long(model, messages, training, records)
+        noise = rounding(received, updates, times * lengths, eps, steps)
+        shorter = jax.tree.map(lambda u: jax.vmap(jnp.divide)(u, times), updates)
+        # Runs of a lower rate are lost in the rounding of models first.
+        narrow = float(jnp.finfo(records[0].dtype).eps)
+        noise += rounding(received, shorter, lengths, narrow, steps)
+    else:
+        noise = rounding(received, updates, lengths, eps, steps)
+    return jnp.where(jnp.isfinite(noise), noise, 0).sum()
 
 
 def _times_as_long(
@@ -167,29 +193,6 @@ def _times_as_long(
     expected = steps * jax.vmap(slope)(messages.received)
     least = jnp.finfo(expected.dtype).tiny
     return jnp.sqrt(energies(messages.pseudo_gradient)) / jnp.maximum(expected, least)
-
-
-def _is_judged_again(training: LocalTraining, records: int) -> bool:
-    """Whether a correction may help: one step is linear in what is unknown; what plug-ins do to
-    weighted records cannot be simulated again."""
-    return training.steps(records) > 1 and not training.plugins
-
-
-def _corrected(
-    model: Model,
-    training: LocalTraining,
-    each: Alternatives,
-    labels: Array,
-    unsure: Array,
-    step: Array,
-) -> Guess:
-    """The client on candidates whose weights least squares has moved from the answer."""
-    records, count = each.x.shape[:2]
-    weights = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)
-    unit = training.learning_rate * local_path(training, records).total / records
-    moved = with_first(onto_simplex(weights[unsure, 1:] + step.reshape(len(unsure), -1) / unit))
-    scores = weights.at[unsure].set(moved.astype(weights.dtype))
-    return guess_of(model, training.without(), scores, each.x, labels, lambda: scores)
 
 
 class Left(NamedTuple):
