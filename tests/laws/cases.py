@@ -8,7 +8,7 @@ from benchmarks.measurements import attributes, generators
 SEEN_IN_ROWS = {"majority", "cos", "gls"}
 """Attacks on attributes whose rows are tried where not all is: all of them have laws of their own,
 of leaks and of failures too."""
-SIMULATED = {"cos_unrolled", "gls_unrolled"}
+SIMULATED = {"cos_unrolled": pytest.mark.slow, "gls_unrolled": pytest.mark.very_slow}
 """Attacks whose programs hold the client's training: they compile for long."""
 REPEATED = {
     "constants_of_an_outer_jit_are_no_tracers",  # an outer jit is tried by another law
@@ -29,13 +29,13 @@ def cases(experiment, *methods):
 def _marks(experiment, method, law):
     of_rows, of_calls = ({each.__name__ for each in some} for some in (rows.LAWS, calls.LAWS))
     if experiment.name != attributes.EXPERIMENT.name:
-        # What is generated is scored without a guess, which messages of nobody could exceed.
-        generated = experiment.name == generators.EXPERIMENT.name and "of_nobody" in law
-        if law in of_calls or generated:
+        # Games of generators are played through for all their laws, and tested on their own
+        # (`tests/attacks/test_generative.py`).
+        if law in of_calls or experiment.name == generators.EXPERIMENT.name:
             return [pytest.mark.very_slow]
         return [pytest.mark.slow] if "of_nobody_tell" in law else []
     if law in of_rows:
         return [pytest.mark.slow if method in SEEN_IN_ROWS else pytest.mark.very_slow]
     if law in REPEATED:
         return [pytest.mark.very_slow]
-    return [pytest.mark.slow] if method in SIMULATED else []
+    return [SIMULATED[method]] if method in SIMULATED else []

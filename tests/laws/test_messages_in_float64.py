@@ -27,7 +27,13 @@ def wide(value):
 
 
 @pytest.mark.filterwarnings("ignore::attacks.FitWarning")
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(g, id=g.__name__, marks=[pytest.mark.very_slow] * (g.__name__ == "users"))
+        for g in GROUPS
+    ],
+)
 def test_every_attack_reads_them(group):
     """Without a warning of types, nor a crash."""
     for function, arguments in group().items():
