@@ -211,6 +211,13 @@ def _stored(received: Any, update: Any) -> Array:
     )
 
 
+def chi_square_deviations(mean: Array, freedom: float | Array) -> Array:
+    """In how many deviations the mean of so many squared normal numbers of variance 1 is more or
+    less than likely: its cube root is nearly normal (Wilson and Hilferty 1931)."""
+    error = 2 / (9 * freedom)
+    return (jnp.cbrt(mean) - 1 + error) / jnp.sqrt(error)
+
+
 def largest_square(variance: Array, count: Array) -> Array:
     """The sum of `count` squared Gaussian numbers of a variance exceeds it in at most
     `FALSE_ALARMS` of cases."""

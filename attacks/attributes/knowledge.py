@@ -283,7 +283,7 @@ def float_type(params: Any) -> Any:
 def check_records_known(model: Model, params: Any, knowledge: Knowledge) -> Knowledge:
     """As `check_knowledge`, whatever is seen of the records' training. `params` may be shapes."""
     check("knowledge", knowledge, Knowledge)  # for attacks of one's own, which nothing has checked
-    dtype = jax.dtypes.canonicalize_dtype(float_type(params))
+    dtype = float_type(params) if jax.config.read("jax_enable_x64") else np.float32
     columns = tuple(
         jax.tree.map(lambda a: jnp.asarray(a, dtype), column).replace(
             positions=jnp.asarray(column.positions, jnp.int32)

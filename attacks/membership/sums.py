@@ -25,7 +25,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Int, Num
 
-from attacks.fit import FALSE_ALARMS, MisfitWarning, Status
+from attacks.fit import FALSE_ALARMS, MisfitWarning, Status, chi_square_deviations
 from jaxfl import Aggregates, ClientData, LocalTraining, Model, _check, client_round
 from jaxfl.clients import check_records_of_one
 from jaxfl.domains import Count, Key, NotNegative, checked
@@ -306,7 +306,7 @@ class _Beside:
         """In how many deviations a sum `[parameters]` leaves what is likely for it, with the data
         set `[2, draws, parameters]` that explains it better: its squared distance from the mean is
         nearly a chi-square of as many degrees of freedom as the others' covariance has
-        (Satterthwaite; its cube root is nearly normal, by Wilson and Hilferty)."""
+        (Satterthwaite)."""
         centred = self.updates - self.updates.mean(0)
         unit = jnp.maximum(jnp.abs(centred).max(), jnp.finfo(centred.dtype).tiny)
         products = (centred / unit) @ (centred / unit).T
@@ -315,9 +315,7 @@ class _Beside:
         residuals, draws = (pair - pair.mean(1, keepdims=True)) / unit, pair.shape[1]
         spread += (residuals**2).sum() / 2 / max(draws - 1, 1) * (1 + 1 / draws)
         left = ((total - self.mean - pair.mean(1)) / unit) ** 2
-        cube = jnp.cbrt(left.sum(-1).min() / spread)
-        error = 2 / (9 * freedom)
-        return (cube - 1 + error) / jnp.sqrt(error)
+        return chi_square_deviations(left.sum(-1).min() / spread, freedom)
 
 
 def _compared(beside: _Beside, pair: Array, total: Array) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Int, Num
 
-from attacks.fit import FALSE_ALARMS, MisfitWarning
+from attacks.fit import FALSE_ALARMS, MisfitWarning, chi_square_deviations
 from attacks.properties.law_of_sums import residuals
 from attacks.properties.observations import Observations, check_observed, until
 from jaxfl import _check
@@ -34,11 +34,11 @@ def surprise(
     normal numbers exceed, the sums, who took part, the shadows' recipe or the detectors' model are
     not those that were told. Exchanged names of clients change nothing of it.
 
-    The residuals' squares, divided by their covariance, are a chi-square; its cube root is nearly
-    normal (Wilson and Hilferty 1931). Too much is judged with the variance of what p leaves open, p
-    (1 - p) of each client, and as many degrees of freedom as rounds in which anyone took part; too
-    little without it, and one degree less for every client that p is fitted to: not before there
-    are more such rounds than clients.
+    The residuals' squares, divided by their covariance, are a chi-square
+    (`attacks.fit.chi_square_deviations`). Too much is judged with the variance of what p leaves
+    open, p (1 - p) of each client, and as many degrees of freedom as rounds in which anyone took
+    part; too little without it, and one degree less for every client that p is fitted to: not
+    before there are more such rounds than clients.
 
     Args:
       observations: see there.
@@ -82,8 +82,7 @@ def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Arra
 
 def _deviations(white: Array, freedom: Array) -> Array:
     freedom = jnp.maximum(freedom, 1)
-    error = 2 / (9 * freedom)
-    return (jnp.cbrt(jnp.square(white).sum() / freedom) - 1 + error) / jnp.sqrt(error)
+    return chi_square_deviations(jnp.square(white).sum() / freedom, freedom)
 
 
 @jax.jit

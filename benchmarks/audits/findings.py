@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.intervals import (
@@ -106,7 +106,7 @@ def level_of(epsilon: float, rows: Rows) -> Level:
     """From the rows of one column under one protection."""
     ran = {row["method"] for row in rows if row["value"] is not None}
     method = next((name for name in DECODERS if name in ran), "")
-    return _level(epsilon, method, [row for row in rows if row["method"] == method])
+    return _level(epsilon, method, [row for row in rows if row["method"] == method], margin_of)
 
 
 def level_of_clients(rows: Rows) -> Level:
@@ -115,23 +115,18 @@ def level_of_clients(rows: Rows) -> Level:
     sure = [row for row in rows if row["status"] == "ok"]
     counted = sure or rows
     methods = {row["method"] for row in counted}
-    level = _level(math.inf, ", ".join(name for name in DECODERS if name in methods), counted)
+    # A recorded run is asked of its own clients, all of whom are there.
+    judge = margin_here if sure else margin_of
+    named = ", ".join(name for name in DECODERS if name in methods)
     doubted = {
         doubt: tuple(row["client"] for row in rows if DOUBTFUL.get(row["status"]) == doubt)
         for doubt in DOUBTS
     }
     untold = {doubt: names for doubt, names in doubted.items() if names} if sure else {}
-    read = [row for row in sure if row["value"] is not None]
-    sizes = [int(row["detail"].get("scored_records", 0)) for row in read]
-    if not read or not all(sizes):
-        return dataclasses.replace(level, untold=untold)
-    values = [row["value"] for row in read]
-    # A recorded run is asked of its own clients, all of whom are there.
-    margin = margin_here(values, [_best_of(row) for row in read], sizes)
-    return dataclasses.replace(level, untold=untold, margin=margin)
+    return dataclasses.replace(_level(math.inf, named, counted, judge), untold=untold)
 
 
-def _level(epsilon: float, method: str, rows: Rows) -> Level:
+def _level(epsilon: float, method: str, rows: Rows, judge: Callable[..., Interval]) -> Level:
     chosen = [row for row in rows if row["value"] is not None]
     values = [row["value"] for row in chosen]
     best = [_best_of(row) for row in chosen]
@@ -142,7 +137,7 @@ def _level(epsilon: float, method: str, rows: Rows) -> Level:
         method,
         accuracy_interval(values, scored),
         {name: mean([row[name] for row in chosen if row[name] is not None]) for name in GUESSES},
-        margin_of(values, best, sizes),
+        judge(values, best, sizes),
         next((d for d in DOUBTS if any(row["status"] == d for row in chosen)), "")
         if chosen
         else "failed",
@@ -176,7 +171,7 @@ def margin_here(values: Sequence[float], best: Sequence[float], sizes: Sequence[
         below += (value - read.low) ** 2 + (guessed.high - guess) ** 2
         above += (read.high - value) ** 2 + (guess - guessed.low) ** 2
     difference = mean(values) - mean(best)
-    low, high = (math.sqrt(max(each, 0.0)) / len(values) for each in (below, above))
+    low, high = (math.sqrt(each) / len(values) for each in (below, above))
     return Interval(difference, difference - low, difference + high)
 
 
@@ -307,11 +302,10 @@ def _may_leak(finding: Finding) -> bool:
 
 def _untold_clients(findings: Sequence[Finding]) -> list[str]:
     """Of which clients nothing can be said, and why."""
-    several = len(findings) > 1
+    which = [f", {f.column!r}," if len(findings) > 1 else "" for f in findings]
     return [
-        f"Of {listed(names)}{f', {f.column!r},' if several else ''} it cannot be told: "
-        f"{DOUBTS[doubt]}."
-        for f in findings
+        f"Of {listed(names)}{column} it cannot be told: {DOUBTS[doubt]}."
+        for f, column in zip(findings, which, strict=True)
         for doubt, names in f.levels[0].untold.items()
     ]
 

@@ -100,7 +100,8 @@ def summed_participation(run: Recording, participation: Participation | None) ->
     summed = [t for t in run.sent if run.clients or t + 1 in run.sent]
     told = participation or {}
     there = f"it names {_span(told)}; sums are of {_span(summed)}"
-    missing = [t for t in summed if t not in told]
+    # Of a round in which nobody took part the next model is the same.
+    missing = [t for t in summed if t not in told and _changed(run, t)]
     if missing:
         raise ValueError(
             f"participation names nobody in round {missing[0]}, of which a sum is recorded: "
@@ -112,6 +113,14 @@ def summed_participation(run: Recording, participation: Participation | None) ->
             f"participation names round {outside[0]}, of which no sum is recorded: {there}"
         )
     return {t: names for t, names in told.items() if t in summed}
+
+
+def _changed(run: Recording, number: int) -> bool:
+    """Whether a client returned a model in a round, or the global model changed in it."""
+    if run.clients:
+        return any(number in models for models in run.returned.values())
+    pairs = zip(*(jax.tree.leaves(run.sent[t]) for t in (number, number + 1)), strict=True)
+    return any((before != after).any() for before, after in pairs)
 
 
 def _span(rounds: Collection[int]) -> str:

@@ -108,6 +108,10 @@ def test_global_models_and_who_took_part_are_enough(
     unlike = (*asked[:2], rows, *asked[3:])
     told = told_by_sums(*unlike, present)
     assert "Clients hold from 59 to 60 people, and were taken to count alike" in told
+    idle = {**run.sent, 5: run.sent[4]}  # nobody took part in round 4
+    quiet = dataclasses.replace(run, sent=idle)
+    some = {t: names for t, names in present.items() if t != 4}
+    assert 4 not in summed_participation(quiet, some)
     later = [
         ["round,client", *(f"{int(number) + 1},{name}" for _, number, _, name in present_files)],
         [*lines, lines[-1]],
