@@ -12,34 +12,44 @@ import optax
 from attacks.fixed_draws import SEED
 from attacks.records.spans import scales_of, told_by
 from jaxfl import LocalTraining, Messages, Model
-from jaxfl.models import check_parameters
+from jaxfl.models import DenseLayers, check_parameters
 from jaxfl.schema import Schema
 
 MOST_BATCHES = 64
 """Batches of an epoch that are looked for where the recipe decays weights."""
 
 
-def check_dense(model: Model, messages: Messages) -> None:
-    """Raise `ValueError` unless gradients of the model are sums of outer products over records, of
-    which a hidden layer says more than labels."""
+def dense_of(model: Model, messages: Messages) -> DenseLayers:
+    """The dense layers whose gradients are sums of outer products over records: all of the model's,
+    or those that come after others.
+
+    Raises:
+      ValueError: if there are none, or an output layer alone, which tells of labels and no more;
+        if messages are of another model.
+    """
     check_parameters(model, messages.model_shapes, "messages")
-    if model.layers is None:
+    layers = model.layers or model.tail
+    if layers is None:
         raise ValueError(
-            "model has parameters outside dense layers, or mixes the records of a batch (batch "
-            "normalisation?): its gradients are no sum of outer products"
+            "model has no dense layers that take one vector of each record, or mixes the records "
+            "of a batch (batch normalisation?): its gradients are no sum of outer products"
         )
-    if len(model.layers.names) < 2:
+    if len(layers.names) < 2:
         raise ValueError(
-            f"model has the one layer {model.layers.names[0]!r}; records need a hidden one"
+            f"model has the one dense layer {layers.names[0]!r}; records need a hidden one"
         )
+    return layers
 
 
 def check_readable(model: Model, messages: Messages, schema: Schema) -> None:
-    """As `check_dense`; and unless the model is a classifier whose first layer takes the schema's
-    records as they are."""
-    check_dense(model, messages)
-    layers = model.layers
-    assert layers is not None
+    """Raise `ValueError` unless the model is a classifier whose layers are all dense, and whose
+    first one takes the schema's records as they are; see also `dense_of`."""
+    layers = dense_of(model, messages)
+    if model.layers is None:
+        raise ValueError(
+            f"model has parameters outside the dense layers {layers.names}; a record is looked for "
+            "in the span of what the first layer takes, which must be the record"
+        )
     if model.classes is None:
         raise ValueError("model has classes=None; labels of a regression cannot be enumerated")
     first = features_of(model, messages)
@@ -110,7 +120,7 @@ def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
 def dense_gradients(model: Model, messages: Messages, rate: float = 1.0) -> list[np.ndarray]:
     """What the client's model lost by every dense layer, over its learning rate: `[rounds, outputs,
     inputs]`, float64, the bias last among the inputs, if there is one."""
-    layers = model.layers
+    layers = model.layers or model.tail
     assert layers is not None
 
     def of(layer: str) -> np.ndarray:

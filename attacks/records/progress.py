@@ -148,7 +148,7 @@ def evidence_of(task: Task, reading: Reading, place: int) -> Evidence:
     left, rank = reading.left, reading.ranks[place]
     stacked, whole = (np.concatenate(list(g[0])) for g in (left, task.gradients))
     values = np.linalg.svd(stacked, compute_uv=False)
-    most = min(max(reading.ranks), min(stacked.shape) - 1)
+    most = min(max(reading.ranks), min(stacked.shape))
     first = rank_of(values, float(np.linalg.norm(whole, 2)), most)[0] or min(rank, most)
     spans = [span_of(gradient, rank) for gradient in left[place]]
     layer = jax.tree.map(lambda *leaves: np.stack(leaves), *spans)

@@ -94,7 +94,8 @@ def _wrapped(
         _check_statistics(module, record_shape, accepted, variables)
     if classes is None:
         classes = _classes_of(init, apply, record_shape, loss)
-    return Model(init, apply, loss, classes, _dense_layers(module, record_shape))
+    layers, whole = _dense_layers(module, record_shape)
+    return Model(init, apply, loss, classes, layers if whole else None, None if whole else layers)
 
 
 def _classes_of(
@@ -159,9 +160,11 @@ def _check_statistics(
         )
 
 
-def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLayers | None:
-    """The dense layers of a module whose variables all belong to them; None if there are others, or
-    if it behaves differently in training, as dropout does."""
+def _dense_layers(
+    module: nn.Module, record_shape: tuple[int, ...]
+) -> tuple[DenseLayers | None, bool]:
+    """The dense layers of a module, and whether all variables belong to them; None if it has none
+    that are used once, or behaves differently in training, as dropout does."""
 
     def forward(
         params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None
@@ -185,22 +188,23 @@ def _dense_layers(module: nn.Module, record_shape: tuple[int, ...]) -> DenseLaye
 
     accepted = inspect.signature(type(module).__call__).parameters
     if _needed(accepted) or any(name in accepted for name in _switches(True)):
-        return None
+        return None, False
     variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, *record_shape)))
     if set(variables) != {"params"}:
-        return None
+        return None, False
     order = _order(module, variables["params"], record_shape)
-    if len(set(order)) < len(order):
-        return None
-    layers = DenseLayers(tuple(order), forward, getattr(module, "takes_records", False))
-    dense = sum(len(layers.parameters(variables["params"], name)) for name in order)
-    if dense < len(jax.tree.leaves(variables)):
-        return None
+    names = tuple(name for name in order if order.count(name) == 1)
+    if not names:
+        return None, False
+    layers = DenseLayers(names, forward, getattr(module, "takes_records", False))
+    dense = sum(len(layers.parameters(variables["params"], name)) for name in names)
+    whole = dense == len(jax.tree.leaves(variables))
 
     def apply(params: Any, x: Array) -> Array:
         return jnp.asarray(module.apply({"params": params}, x))
 
-    return layers if layers_hold(layers, variables["params"], apply, record_shape) else None
+    held = layers_hold(layers, variables["params"], apply, record_shape)
+    return (layers, whole) if held else (None, False)
 
 
 def _order(module: nn.Module, params: Any, record_shape: tuple[int, ...]) -> list[str]:
@@ -209,9 +213,10 @@ def _order(module: nn.Module, params: Any, record_shape: tuple[int, ...]) -> lis
 
     def note(call: Callable[..., Array], arguments: Any, keywords: Any, context: Any) -> Array:
         if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
-            # An input of more axes is as good as a layer used several times: its gradient is no
-            # single outer product.
-            order.extend(["/".join(context.module.path)] * (1 if arguments[0].ndim == 2 else 2))
+            # Several vectors of a record are as good as a layer used several times: its gradient is
+            # no single outer product.
+            single = arguments[0].shape[:-1] == (1,)
+            order.extend(["/".join(context.module.path)] * (1 if single else 2))
         return call(*arguments, **keywords)
 
     def probe(params: Any, x: Array) -> Any:

@@ -25,8 +25,8 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class DenseLayers:
-    """A model all of whose parameters belong to dense layers, so that gradients of single records
-    are outer products.
+    """Dense layers of a model, each of which takes one vector of every record: gradients of single
+    records by their parameters are outer products.
 
     Attributes:
       names: the layers in order of evaluation, as paths in the parameters ("Dense_0",
@@ -80,6 +80,9 @@ class Model:
       classes: number of classes for integer labels; None for regression.
       layers: the dense layers, if all parameters belong to some and no operation mixes records;
         otherwise None. Attacks that use it are faster; those that need it say so.
+      tail: the dense layers among others, as after convolutions or embeddings: gradients of single
+        records are outer products there, and nothing is said of the other parameters. None where
+        `layers` has all, or there are none.
       trunk: the convolutions before the last layer, for attacks that describe images by them; None
         if there are none.
     """
@@ -91,6 +94,7 @@ class Model:
     loss: Callable[[Array, Array], Array]
     classes: int | None = None
     layers: DenseLayers | None = None
+    tail: DenseLayers | None = None
     trunk: Trunk | None = None
 
 

@@ -75,7 +75,7 @@ def _draws(
 
 
 def layers_hold(layers: DenseLayers, params: Any, apply: Any, shape: tuple[int, ...]) -> bool:
-    """Whether gradients by named dense layers are those by all parameters: not where a kernel is
+    """Whether gradients by named dense layers are those by their parameters: not where a kernel is
     used in another way too.
 
     Args:
@@ -88,16 +88,21 @@ def layers_hold(layers: DenseLayers, params: Any, apply: Any, shape: tuple[int, 
     x = np.random.default_rng(1).normal(size=(1, *shape)).astype(np.float32)
 
     def tried(params: Any) -> tuple[Array, Array]:
-        model = Model(lambda key: params, apply, lambda outputs, y: outputs.sum(1), layers=layers)
+        model = Model(lambda key: params, apply, _summed, layers=layers)
         inputs, errors = inputs_and_errors(model, params, jnp.asarray(x), jnp.zeros(1))
         whole = jax.grad(lambda p: apply(p, x).sum())(params)
         squares = jnp.zeros(())
         for name in layers.names:
             at = jnp.square(inputs[name]).sum() + ("bias" in layers.parameters(params, name))
             squares += at * jnp.square(errors[name]).sum()
-        return squares, optax.tree.norm(whole, squared=True)
+        named = [layers.parameters(whole, name) for name in layers.names]
+        return squares, optax.tree.norm(named, squared=True)
 
     return _alike(*_compiled(tried, params)(params))
+
+
+def _summed(outputs: Array, y: Array) -> Array:
+    return outputs.reshape(len(outputs), -1).sum(1)
 
 
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
