@@ -105,10 +105,11 @@ from attacks.membership.sources import (
     majority_of_rounds,
 )
 from attacks.membership.sums import SumsTold, SumTest, distinguish_in_sums
+from attacks.properties.box import box
 from attacks.properties.detector_laws import Detectors, observe
 from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
 from attacks.properties.detectors import train_detectors
-from attacks.properties.gibbs import Gibbs, box, gibbs
+from attacks.properties.gibbs import Gibbs, gibbs
 from attacks.properties.observations import (
     Observations,
     gradient_votes,

@@ -37,10 +37,10 @@ from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.sums import rarer_value
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.sweep import seeds_of
-from jaxfl import mlp
+from jaxfl import Model, mlp
 from jaxfl.datasets import Dataset, Inputs, read_inputs
 from jaxfl.datasets.csv import NOTES
-from jaxfl.recordings import read_rounds
+from jaxfl.recordings import OtherModelError, Recording, read_rounds
 
 PROG = "python -m benchmarks.audit"
 ASIDE = ("messages", "csv")
@@ -194,13 +194,7 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     """Attack a recorded run."""
     table, training = _inputs(arguments), options.training(arguments)
     model = mlp(len(table.names), options.widths(arguments.hidden), int(table.y.max()) + 1)
-    run = read_rounds(
-        str(arguments.messages),
-        model,
-        sent=None if arguments.after else arguments.sent,
-        returned=arguments.returned or None,
-        after=arguments.after,
-    )
+    run = _recording(arguments, model, table)
     participation = read_participation(arguments.participation)
     if participation is not None:
         participation = summed_participation(run, participation)
@@ -209,8 +203,9 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     layout = str(run.layout).replace("\n", "; ")
     answers, rows, remarks = [], [], [f"Arrays were taken for these parameters: {layout}"]
     attributes = [a.split("+") for a in options.names("sensitive", arguments.sensitive)]
-    for columns in attributes:
-        table.values_of(columns)  # a wrong name is said before anything is computed
+    for columns in attributes:  # a wrong name is said before anything is computed
+        _check_sensitive(arguments, columns)
+        table.values_of(columns)
     _keep_settings(arguments, folder)
 
     def keep(row: dict[str, Any]) -> None:
@@ -227,6 +222,36 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     made = [answer.finding for answer in answers]
     told = _told_of_recording(arguments, clients, made, remarks, alone=not run.clients)
     return _done(console, told, folder, failed=False)
+
+
+def _recording(arguments: Arguments, model: Model, table: Inputs) -> Recording:
+    """The files of a run, as messages of a model that takes the table's inputs."""
+    try:
+        return read_rounds(
+            str(arguments.messages),
+            model,
+            sent=None if arguments.after else arguments.sent,
+            returned=arguments.returned or None,
+            after=arguments.after,
+        )
+    except OtherModelError as error:
+        inputs = f"{len(table.names)} inputs ({', '.join(table.names)})"
+        raise UsageError(
+            f"{error}. By --csv the model takes {inputs} and tells labels up to {table.y.max()}, "
+            f"by --hidden {arguments.hidden!r} that is between them. A column too many goes to "
+            "--drop, or to --clients if it says whose a record is; labels count from 0"
+        ) from None
+
+
+def _check_sensitive(arguments: Arguments, columns: Sequence[str]) -> None:
+    """Raise `UsageError` on a column that the model is not given."""
+    others = {arguments.target, arguments.clients, *options.names("drop", arguments.drop)}
+    for column in columns:
+        if column in others:
+            raise UsageError(
+                f"--sensitive {column!r} is the target, the client or dropped; it must be among "
+                "the model's inputs"
+            )
 
 
 def _told_of_recording(

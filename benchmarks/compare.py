@@ -18,6 +18,7 @@ from benchmarks.harness.command_line import check_options, exit_code, run_comman
 from jaxfl.domains import NotNegativeFloat
 
 PLACE = ("suite", "table", "size", "dataset", "method", "selection", "metric", "seed")
+COMPARED = ("status", "value", "settings")
 
 
 def read(path: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
@@ -29,14 +30,25 @@ def read(path: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            missing = set(PLACE) - set(reader.fieldnames or ())
+            missing = {*PLACE, *COMPARED} - set(reader.fieldnames or ())
             if missing:
                 raise csv.Error(f"it has no column {min(missing)!r}")
             for row in reader:
+                _check_row(row, reader.line_num)
                 rows[tuple(row[name] for name in PLACE)].append(row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no results.csv: {error}") from error
     return rows
+
+
+def _check_row(row: dict[str, str], line: int) -> None:
+    """Raise `csv.Error` unless a row has all columns, and a number or nothing for its value."""
+    if None in row or None in row.values():
+        raise csv.Error(f"line {line} has other columns than the first; is the file whole?")
+    try:
+        float(row["value"] or 0)
+    except ValueError:
+        raise csv.Error(f"line {line} has the value {row['value']!r}, which is no number") from None
 
 
 def differences(old: Path, new: Path, tolerance: float) -> list[str]:

@@ -148,6 +148,16 @@ def at_least(least: float, **named: Any) -> None:
             )
 
 
+def different(**named: Any) -> None:
+    """Raise `ValueError` if an entry of any named array is there twice."""
+    for name, array in named.items():
+        if is_unseen(array):
+            continue
+        values, counts = np.unique(np.asarray(array), return_counts=True)
+        if (counts > 1).any():
+            raise ValueError(f"{name} holds {values[counts > 1][0]} twice; name each once")
+
+
 def zeros_or_ones(**named: Any) -> None:
     """Raise `ValueError` unless every named array holds 0 and 1, or booleans, alone."""
     for name, array in named.items():

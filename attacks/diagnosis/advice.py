@@ -9,11 +9,15 @@ BY_ROUND = "another rate in every round"
 BY_ARRAY = "a rate for every array"
 FROZEN = "arrays that are not trained"
 SIGNS = "signs"
+UNCHANGED = "nothing came back changed"
+ROUND_LATE = "rounds off by one"
+ONE_ROUND = "one round of something else"
+LABELS = "other labels"
 
 
-def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
+def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> str:
     """Which attack to use on messages of a cause, of a client that was told a recipe."""
-    one_step = training.steps(len(knowledge.x)) == 1
+    one_step = knowledge is None or training.steps(len(knowledge.x)) == 1
     linear = "gls" if is_linear(training.optimizer) else "gls_unrolled"
     unknown_rate = "`closed_form` with `learning_rate=None`, or the rate found"
     by_round = "`closed_form` with `ClosedForm(by_round=True)`"
@@ -38,6 +42,10 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge) -> str:
         "another activation": "the same attack on the model with that activation",
         "layout of arrays": "the same attack on messages in that layout",
         "no training": "other rounds",
+        UNCHANGED: "messages whose models were sent before the round, and came back after it",
+        ROUND_LATE: "the same attack on messages that pair each model with what came back of it",
+        ONE_ROUND: "the same attack without that round",
+        LABELS: "the same attack with the right labels, or with unknown ones (`y=None`)",
         NO_STEP: "`diagnose` with `training=LocalTraining(rate)`, the client's learning rate",
         "noise": "the same attack: its values are the likeliest, and no longer certain",
         "cannot be judged": "more rounds, or fewer unknown columns",

@@ -14,10 +14,11 @@ import numpy as np
 
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, closed_form
 from attacks.attributes.knowledge import Knowledge, check_knowledge
-from attacks.diagnosis.advice import BY_ROUND, NO_STEP, advice
+from attacks.diagnosis.advice import BY_ROUND, NO_STEP, UNCHANGED, advice
 from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
+from attacks.diagnosis.exchanged import exchanged
 from attacks.diagnosis.numbers import Finding, numbers_say
-from attacks.diagnosis.shares import adds_much, named, shares_of
+from attacks.diagnosis.shares import Left, adds_much, is_smoothing, named, shares_of
 from attacks.diagnosis.simulated import by_simulation, is_simulated
 from attacks.diagnosis.steps import Otherwise, means, moved, recipes, shown
 from attacks.diagnosis.structure import Structure, activations, layouts
@@ -78,6 +79,8 @@ def diagnose(
         diverged = Finding("diverged", "the messages hold NaN or infinity", 1.0)
         return Diagnosis((diverged,), None, "none: no attack reads a model that diverged")
     findings = numbers_say(messages)
+    if any(finding.cause == UNCHANGED for finding in findings):
+        return Diagnosis(tuple(findings), None, advice(UNCHANGED, LocalTraining(), None))
     if knowledge is None:
         return Diagnosis(tuple(findings), None, "give `knowledge` to try recipes")
     knowledge = check_knowledge(model, messages, knowledge)
@@ -113,16 +116,13 @@ def _causes(trial: RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
     are tried where the numbers themselves say nothing (`surprised`): that takes a minute, as other
     recipes do."""
     shares, left = shares_of(trial)
+    if "label smoothing" in shares and not is_smoothing(trial, left):
+        del shares["label smoothing"]
     one_step = trial.training.steps(len(trial.knowledge.x)) == 1
-    if one_step:
-        misfit, rate = float(fit.misfit), shares["learning rate"]
-        for name, share in shares.items():
-            better = name != "learning rate" and 1 - share < (1 - rate) / FAR_BETTER
-            if misfit * (1 - share) < COMPLETE or (share > NEARLY and better):
-                return [named(trial, name, share, left)]
-        by_round = _by_round(trial)
-        if by_round is not None:
-            return [by_round]
+    whole = _of_one_step(trial, fit, shares, left) if one_step else None
+    whole = whole or (exchanged(trial) if surprised else None)
+    if whole is not None:
+        return [whole]
     steps = float(trial.decoded.learning_rate) / float(trial.training.learning_rate)
     if one_step and shares["learning rate"] > SIMILAR and steps > 1:
         path = (
@@ -146,6 +146,19 @@ def _causes(trial: RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
     unknown_cause = Finding(UNKNOWN, evidence, 0.5)
     partial = [named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)
+
+
+def _of_one_step(
+    trial: RecipeTrial, fit: Fit, shares: dict[str, float], left: Left
+) -> Finding | None:
+    """What accounts for all that one full-batch step leaves, but for values that were read
+    wrongly."""
+    misfit, rate = float(fit.misfit), shares["learning rate"]
+    for name, share in shares.items():
+        better = name != "learning rate" and 1 - share < (1 - rate) / FAR_BETTER
+        if misfit * (1 - share) < COMPLETE or (share > NEARLY and better):
+            return named(trial, name, share, left)
+    return _by_round(trial)
 
 
 def _by_round(trial: RecipeTrial) -> Finding | None:

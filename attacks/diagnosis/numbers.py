@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.diagnosis.advice import FROZEN, SIGNS
+from attacks.diagnosis.advice import FROZEN, SIGNS, UNCHANGED
 from jaxfl import Messages
 
 NEARLY_ALL = 0.99
@@ -58,7 +58,7 @@ def numbers_say(messages: Messages) -> list[Finding]:
     models = [np.asarray(a) for a in jax.tree.leaves((messages.received, messages.returned))]
     flat = np.concatenate([u.reshape(len(u), -1) for u in updates], 1)
     looks = [
-        _unchanged(flat),
+        _unchanged(flat, models),
         _frozen(messages),
         _half(models),
         _sparse(updates, flat),
@@ -70,7 +70,13 @@ def numbers_say(messages: Messages) -> list[Finding]:
     return [finding for finding in looks if finding is not None]
 
 
-def _unchanged(flat: np.ndarray) -> Finding | None:
+def _unchanged(flat: np.ndarray, models: Sequence[np.ndarray]) -> Finding | None:
+    if np.abs(flat).max() <= _rounding(models):
+        evidence = (
+            "every model came back as it was sent, but for rounding: are those that were sent the "
+            "models after the round?"
+        )
+        return Finding(UNCHANGED, evidence, 1.0)
     still = int((np.abs(flat).max(1) == 0).sum())
     if not still:
         return None
@@ -120,7 +126,7 @@ def _scattered(matrix: np.ndarray) -> float:
 
 def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Finding | None:
     """Whether changes are multiples of one step, array by array."""
-    rounding = ROUNDED * max(float(np.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
+    rounding = _rounding(models)
     levels = []
     for one in (one for update in updates for one in update.reshape(len(update), -1)):
         if one.size < ENOUGH or np.ptp(one) < WIDE * rounding:
@@ -141,6 +147,11 @@ def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Findin
         return Finding(SIGNS, evidence, 1.0)
     bits = float(np.log2(max(levels) + 1))
     return Finding("quantised", f"every array holds multiples of one step, {bits:.1f} bits", 1.0)
+
+
+def _rounding(models: Sequence[np.ndarray]) -> float:
+    """By how much numbers of two models may differ by rounding."""
+    return ROUNDED * max(float(jnp.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
 
 
 def _are_signs(updates: Sequence[np.ndarray]) -> bool:

@@ -68,14 +68,27 @@ def named(trial: RecipeTrial, cause: str, share: float, left: Left) -> Finding:
         return Finding(cause, f"{_rates(trial, left)}; that is {share:.1%} of what is left", share)
     rate = float(trial.decoded.learning_rate) / trial.length
     decay = left.coefficients["weight decay"][0] / step
+    smoothing = smoothing_of(trial, left) if "label smoothing" in left.coefficients else 0.0
     told = {
         "learning rate": f"the rate is {rate:.4g}, not {float(training.learning_rate):.4g}",
         "weight decay": f"the model is subtracted, {decay:.3g} of it a step",
         "rate and weight decay": "another rate, and the model is subtracted",
-        "label smoothing": "part of each loss is towards all classes alike",
+        "label smoothing": f"{smoothing:.2g} of each loss is towards all classes alike",
         "class weights": "records count by their class",
     }
     return Finding(cause, f"{told[cause]}; that is {share:.1%} of what is left", share)
+
+
+def smoothing_of(trial: RecipeTrial, left: Left) -> float:
+    """How much of each loss is towards all classes alike."""
+    step = float(trial.training.learning_rate) * trial.length
+    return float(left.coefficients["label smoothing"][0] / step)
+
+
+def is_smoothing(trial: RecipeTrial, left: Left) -> bool:
+    """Whether what is towards all classes alike is a part of each loss: two classes whose labels
+    are exchanged have twice the loss of it."""
+    return 0 < smoothing_of(trial, left) < 1
 
 
 def _rates(trial: RecipeTrial, left: Left) -> str:

@@ -92,7 +92,8 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
     8).
 
     Raises:
-      ValueError: if rounds or parameters do not fit.
+      ValueError: if rounds or parameters do not fit, or two rounds have one sum: it is no news
+        twice.
     """
     for path, leaf in jax.tree.leaves_with_path(aggregates.pseudo_gradient):
         _check.finite(**{f"aggregates.pseudo_gradient{jax.tree_util.keystr(path)}": leaf})
@@ -108,6 +109,7 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         # What every round's detector makes of every round's aggregate, without offsets: for
         # gradient disaggregation.
         cross = sums @ detectors.direction.T
+    _check_no_copies(features, participation, sums)
     return Observations(
         features=features,
         participation=participation,
@@ -123,3 +125,19 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         rounds=aggregates.rounds,
         clients_per_round=aggregates.clients_per_round,
     )
+
+
+def _check_no_copies(features: Array, participation: Array, sums: Array) -> None:
+    """Raise `ValueError` if two rounds have the same participants and the same sum, which is not
+    0."""
+    if _check.is_unseen((features, participation, sums)):
+        return
+    rows = np.column_stack([np.asarray(features), np.asarray(participation)])
+    _, first, place = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    for later, earlier in enumerate(first[place.ravel()]):
+        pair = np.asarray(sums[earlier]), np.asarray(sums[later])
+        if later != earlier and np.array_equal(*pair) and pair[0].any():
+            raise ValueError(
+                f"aggregates hold one sum twice, at the places {earlier} and {later}: give each "
+                "round once"
+            )

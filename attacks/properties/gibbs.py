@@ -4,79 +4,24 @@ Threat model: as in `attacks.properties.detectors`. PROLIN (`attacks.properties.
 everyone's feature in every round; but given who has the property, a sum of normal features is
 normal (`attacks.properties.law_of_sums`), so features need not be found.
 
-`box` is weighted least squares over p in [0, 1]; `gibbs` samples p in {0, 1} with the assumed rate
-as prior. Both answer for several numbers of observed rounds at once.
+`gibbs` samples p in {0, 1} with the assumed rate as prior, and answers for several numbers of
+observed rounds at once. It warns where `attacks.properties.box` would, and where it is sure of a
+client for no reason in the sums (`attacks.properties.exchanges`).
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
-from attacks.properties.law_of_sums import Quadratic, likeliest_drift, likelihood
-from attacks.properties.observations import Observations, check_observed, until
+from attacks.properties.box import ITERATIONS, box_and_quadratic, boxes
+from attacks.properties.exchanges import warn_of_exchanged_rounds
+from attacks.properties.observations import Observations, check_observed
 from attacks.properties.surprise import warn_of_surprise
 from jaxfl import _check
 from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
-ITERATIONS = 500
-"""Of `box`, projected gradients."""
-PASSES = 3
-"""How often variances are computed anew from the decoded p: one pass takes them most of the way."""
-
-
-@checked
-def box(
-    observations: Observations, seen: Int[Array, "prefixes"], iterations: Count = ITERATIONS
-) -> Num[Array, "prefixes clients"]:
-    """Weighted least squares over p in [0, 1]: `[prefixes, clients]`; above 1/2 the property is
-    more likely than not.
-
-    Args:
-      observations: see there.
-      seen: how many rounds are used `[prefixes]`.
-      iterations: of projected gradients (static).
-
-    Warns:
-      MisfitWarning: if the sums contradict any answer (`attacks.surprise`).
-
-    Raises:
-      ValueError: as `least_squares`; if iterations are no positive integer.
-    """
-    seen = check_observed(observations, seen)
-    p = boxes(observations, seen, iterations)
-    warn_of_surprise("box", observations, seen, p)
-    return p
-
-
-@functools.partial(jax.jit, static_argnames="iterations")
-def boxes(observations: Observations, seen: Array, iterations: int) -> Array:
-    """`box` of what is checked."""
-    with jax.default_matmul_precision("highest"):
-        return jax.vmap(lambda t: _box(observations, t, iterations)[0])(seen)
-
-
-def _box(observations: Observations, seen: Array, iterations: int) -> tuple[Array, Quadratic]:
-    observations = until(observations, seen)
-    rate, drift = observations.rate, likeliest_drift(observations)
-    start = jnp.full(observations.participation.shape[1], rate, observations.features.dtype)
-
-    def again(p: Array, _: None) -> tuple[Array, None]:
-        quadratic = likelihood(observations, p, drift)
-        # What no round tells keeps the assumed rate.
-        faint = 1e-4 * jnp.trace(quadratic.matrix) / len(p)
-        matrix = quadratic.matrix + faint * jnp.eye(len(p), dtype=p.dtype)
-        # No eigenvalue is larger than the largest row sum.
-        largest = abs(matrix).sum(1).max() + jnp.finfo(p.dtype).tiny
-        slope = lambda q: matrix @ q - quadratic.vector - faint * rate  # noqa: E731
-        return minimize_quadratic(slope, p, lambda q: jnp.clip(q, 0, 1), largest, iterations), None
-
-    p, _ = jax.lax.scan(again, start, length=PASSES)
-    return p, likelihood(observations, p, drift)
 
 
 @struct.dataclass
@@ -111,7 +56,9 @@ def gibbs(
       settings: see `Gibbs`.
 
     Warns:
-      MisfitWarning: as `box`.
+      MisfitWarning: as `box`; and where it is sure of a client (`SURE`), though the sums go no
+        better with who took part than with other rounds' participants. Judged by the last of `seen`
+        of which that holds, if it is twice the number of clients or more.
 
     Raises:
       ValueError: as `least_squares`; if a setting is no positive integer.
@@ -121,7 +68,9 @@ def gibbs(
     if not _check.is_unseen((observations, seen)):
         # Chains that have not mixed are no evidence against the sums.
         warn_of_surprise("gibbs", observations, seen, boxes(observations, seen, ITERATIONS))
-    return _gibbs(observations, seen, key, settings)
+    answer = _gibbs(observations, seen, key, settings)
+    warn_of_exchanged_rounds("gibbs", observations, seen, answer)
+    return answer
 
 
 @jax.jit
@@ -130,7 +79,7 @@ def _gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs)
     prior = jnp.log(observations.rate) - jnp.log1p(-observations.rate)
 
     def one(t: Array, key: Array) -> Array:
-        _, (matrix, vector) = _box(observations, t, 200)
+        _, (matrix, vector) = box_and_quadratic(observations, t, 200)
         start_key, key = jax.random.split(key)
         diagonal = jnp.diag(matrix)
 

@@ -137,6 +137,15 @@ def residuals(observations: Observations, p: Array, variances: Array) -> Array:
     return jax.lax.map(white, variances)
 
 
+def log_likelihood(observations: Observations, p: Array) -> Array:
+    """Log density of the sums given who has the property `[]`, up to a constant."""
+    with jax.default_matmul_precision("highest"):
+        sums, drift = _sums(observations, p), likeliest_drift(observations)
+        left = sums.observed - sums.design @ p
+        root, white = _white(sums.covariance + drift**2 * sums.walk, left)
+        return -(white @ white) / 2 - jnp.log(jnp.diag(root)).sum()
+
+
 def _white(covariance: Array, *arrays: Array) -> tuple[Array, ...]:
     """The covariance's Cholesky factor, and each vector or matrix divided by it, in one call (see
     `attacks.lapack`)."""

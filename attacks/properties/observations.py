@@ -66,6 +66,7 @@ class Observations:
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`. Rounds that nobody looks at may hold anything."""
         _check.at_least(0, **{f"{name}.rounds": self.rounds})
+        _check.different(**{f"{name}.rounds": self.rounds})
         _check.zeros_or_ones(**{f"{name}.participation": self.participation})
 
 
@@ -114,9 +115,10 @@ def check_seen(seen: Any, rounds: int) -> Array:
 
 
 def check_weights(weights: Any, rounds: int) -> None:
-    """Raise `ValueError` unless rounds have finite weights `[rounds]`."""
+    """Raise `ValueError` unless rounds have finite weights of at least 0 `[rounds]`."""
     _check.shape((rounds,), weights=weights)
     _check.finite(weights=weights)
+    _check.at_least(0, weights=weights)
 
 
 def prefix(rounds: int, seen: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.properties.gibbs import ITERATIONS, boxes
+from attacks.properties.box import ITERATIONS, boxes
 from attacks.properties.observations import (
     Observations,
     check_observed,

@@ -73,8 +73,8 @@ def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Arra
     if abs(worst) > most_surprise(len(far)):
         warnings.warn(
             f"{name}: sums lie {abs(worst):.1f} deviations {side} any answer than the detectors' "
-            "laws say: the sums, who took part, the shadows' recipe or the detectors' model are "
-            "not those that were told",
+            "laws say: the sums, who took part, the rate, the shadows' recipe or the detectors' "
+            "model are not those that were told",
             MisfitWarning,
             stacklevel=4,
         )

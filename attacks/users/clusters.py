@@ -15,6 +15,7 @@ import warnings
 import numpy as np
 from jaxtyping import Int, Num
 
+from attacks.users.linkability import check_unit
 from jaxfl.domains import Count, Index, checked
 from jaxfl.watching import on_host
 
@@ -48,9 +49,10 @@ def cluster_updates(
       Names `[rounds, participants]`, whose order is arbitrary; -1 if a descriptor is not finite.
 
     Raises:
-      ValueError: if there are fewer updates than clients, or, one to one, fewer clients than
-        participants.
+      ValueError: if descriptors are of another length; if there are fewer updates than clients, or,
+        one to one, fewer clients than participants.
     """
+    check_unit(descriptors=descriptors)
     rounds, participants = descriptors.shape[:2]
     if rounds * participants < clients:
         raise ValueError(f"clients={clients}; descriptors are of {rounds * participants} updates")

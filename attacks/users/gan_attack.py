@@ -80,7 +80,7 @@ def gan_attack(
     """
     settings = settings or Adversarial()
     settings.check(None)
-    check_images(data, (model.classes or 0) - 1, "data")
+    check_images(model, data, (model.classes or 0) - 1, "data")
     fake_class = (model.classes or 0) - 1
     if not 0 <= target < fake_class:
         raise ValueError(

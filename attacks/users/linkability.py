@@ -25,6 +25,9 @@ from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.models import check_parameters
 
 Array = jax.Array
+TINY, NEARLY_UNIT = 1e-6, 0.02
+"""Length of a descriptor of an update of zeros, at most; and what rounding to 16 bits may change
+of a unit."""
 
 
 @checked
@@ -80,6 +83,21 @@ def _unit(descriptors: Array, centred: bool) -> Array:
     if centred:
         descriptors = descriptors - descriptors.mean(1, keepdims=True)
     return descriptors / jnp.maximum(jnp.linalg.norm(descriptors, axis=-1, keepdims=True), 1e-12)
+
+
+def check_unit(**named: Any) -> None:
+    """Raise `ValueError` unless all descriptors `[..., d]` are of unit length, or 0, or not
+    finite: distances between others go by their lengths."""
+    for name, descriptors in named.items():
+        if _check.is_unseen(descriptors):
+            continue
+        lengths = np.linalg.norm(np.asarray(descriptors, np.float64), axis=-1)
+        odd = np.isfinite(lengths) & (lengths > TINY) & (np.abs(lengths - 1) > NEARLY_UNIT)
+        if odd.any():
+            raise ValueError(
+                f"{name} holds a descriptor of length {lengths[odd][0]:.3g}; they must be of unit "
+                "length, as attacks.unit makes them"
+            )
 
 
 def similarity(a: Array, b: Array) -> Array:
@@ -187,9 +205,10 @@ def link_precision(
       gallery_senders: whose those are `[rounds, gallery]`.
 
     Raises:
-      ValueError: if shapes do not go together.
+      ValueError: if shapes do not go together, or descriptors are of another length.
     """
     _check.at_least(0, senders=senders, gallery_senders=gallery_senders)
+    check_unit(queries=queries, galleries=galleries)
     return _link_precision(queries, senders, galleries, gallery_senders)
 
 
@@ -225,8 +244,9 @@ def follow(
         descriptor is not finite.
 
     Raises:
-      ValueError: if `votes` is no positive integer, or descriptors have other axes.
+      ValueError: if `votes` is no positive integer, or descriptors have other axes or lengths.
     """
+    check_unit(descriptors=descriptors)
     return _follow(descriptors, votes, one_to_one)
 
 

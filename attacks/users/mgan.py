@@ -30,7 +30,7 @@ from attacks.users.generators import Generator, generator
 from jaxfl import ClientData, IsolatingServer, Messages, Model, Server, ServerState, _check
 from jaxfl.clients import OneClient
 from jaxfl.domains import Index, Key, checked
-from jaxfl.models import check_parameters, zero_rows
+from jaxfl.models import check_parameters, check_record_shape, zero_rows
 
 Array = jax.Array
 
@@ -87,6 +87,7 @@ def mgan_passive(  # noqa: PLR0913 - what the threat model grants, item by item
     check_parameters(model, messages.model_shapes, "messages")
     for name, images in (("victim", victim), ("others", others)):
         _check.shape((len(messages), None, *game.x.shape[1:]), **{name: images})
+        check_range(name, images)
     networks, traces = _passive(game, messages, victim, others, key)
     # Rectifiers and pooling pass over NaN: what diverged is not to look like an answer.
     seen = jax.tree.leaves((messages, victim, others))
@@ -101,7 +102,7 @@ def _game(
     trunk_of(model)
     classes = model.classes or 0
     settings.check(len(auxiliary.x))
-    check_images(auxiliary, classes, "auxiliary")
+    check_images(model, auxiliary, classes, "auxiliary")
     if not _check.is_unseen(auxiliary) and not auxiliary.mask.all():
         raise ValueError("auxiliary must have no padding")
     categories = jnp.full(classes, 1 / classes) if categories is None else jnp.asarray(categories)
@@ -110,21 +111,26 @@ def _game(
     return Game(model, make, auxiliary.x, auxiliary.y, categories, settings)
 
 
-def check_images(data: ClientData, classes: int, name: str) -> None:
-    """Raise `ValueError` unless these are images like the generator's, with labels; padding may
-    hold anything."""
+def check_images(model: Model, data: ClientData, classes: int, name: str) -> None:
+    """Raise `ValueError` unless these are images like the generator's, which the model takes, with
+    labels; padding may hold anything."""
     for field, axes in (("x", 4), ("y", 1)):
         shape = np.shape(getattr(data, field))
         if len(shape) != axes or 0 in shape:
             raise ValueError(f"{name}.{field} has shape {shape}; images have {axes} axes")
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    check_record_shape(model, shapes, **{f"{name}.x": np.shape(data.x)[1:]})
     _check.finite(data.mask, **{f"{name}.x": data.x})
     _check.labels(data.y, classes, data.mask, name=f"{name}.y")
     if not _check.is_unseen(data):
-        largest = float(abs(zero_rows(data.x, data.mask)).max())
-        if largest > 1:
-            raise ValueError(
-                f"{name}.x holds {largest:g}; images must be in [-1, 1], as the generator's"
-            )
+        check_range(f"{name}.x", zero_rows(data.x, data.mask))
+
+
+def check_range(name: str, images: Any) -> None:
+    """Raise `ValueError` if images hold numbers that the generator's never do."""
+    largest = 0.0 if _check.is_unseen(images) else float(np.abs(np.nan_to_num(images)).max())
+    if largest > 1:
+        raise ValueError(f"{name} holds {largest:g}; images must be in [-1, 1], as the generator's")
 
 
 @jax.jit

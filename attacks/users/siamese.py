@@ -5,7 +5,7 @@ Threat model: as in `attacks.users.linkability`.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,10 +16,13 @@ from flax import errors, struct
 from jaxtyping import Int, Num
 
 from jaxfl import Model, _check
-from jaxfl.domains import Count, Key, NotNegative, Positive, checked
+from jaxfl.domains import Count, Domain, Key, NotNegative, Positive, checked, numbers_where
 from jaxfl.parallel import map_clients, strategy_here
 
 Array = jax.Array
+Momentum = Annotated[
+    float | Array, Domain("at least 0 and below 1", numbers_where(lambda v: (v >= 0) & (v < 1)))
+]
 ACCELERATOR_CHUNK = 64
 """Samples worked on at once where the backend likes batches."""
 
@@ -91,7 +94,7 @@ class Siamese:
     epochs: Count = struct.field(pytree_node=False, default=100)
     batch_size: Count = struct.field(pytree_node=False, default=64)
     learning_rate: Positive = 1e-3
-    momentum: NotNegative = 0.9
+    momentum: Momentum = 0.9
     embedding_rate: NotNegative = 1.0
     centred: bool = struct.field(pytree_node=False, default=False)
 
@@ -150,13 +153,9 @@ def train_siamese(  # noqa: PLR0913 - a network, its samples, and what is kept o
     check_several(identities)
     start_key, key = jax.random.split(key)
     start = embedding.init(start_key) if start is None else start
-    try:
-        jax.eval_shape(embedding.apply, start, samples[0])
-    except (TypeError, ValueError, errors.FlaxError) as error:
-        raise ValueError(
-            f"samples has samples of shape {jnp.shape(samples)[1:]}, which the embedding does not "
-            f"take ({str(error).splitlines()[0]})"
-        ) from None
+    _check_taken(embedding, start, "samples", samples)
+    for _, leaf in jax.tree.leaves_with_path(described):
+        _check_taken(embedding, start, "described", leaf)
     begun = describe(embedding, start, samples)
     middle, spread = jnp.zeros_like(begun[0]), jnp.ones((), begun.dtype)
     if settings.centred:
@@ -171,6 +170,16 @@ def train_siamese(  # noqa: PLR0913 - a network, its samples, and what is kept o
             f"{settings.epochs}"
         )
     return _train(network, start, described, key, settings, tuple(after))
+
+
+def _check_taken(embedding: Embedding, start: Any, name: str, samples: Any) -> None:
+    try:
+        jax.eval_shape(embedding.apply, start, samples[0])
+    except (TypeError, ValueError, errors.FlaxError) as error:
+        raise ValueError(
+            f"{name} has samples of shape {jnp.shape(samples)[1:]}, which the embedding does not "
+            f"take ({str(error).splitlines()[0]})"
+        ) from None
 
 
 @struct.dataclass

@@ -19,7 +19,8 @@ DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos")
 anything is scored."""
 ROUNDING = 1e-6
 DOUBTS = {
-    "failed": "training, or every attack, ended with numbers that are not finite",
+    "failed": "training, or every attack, ended with numbers that are not finite, or no model came "
+    "back changed",
     "misfit": "these updates are not of clients that train as was said, and nothing was found in "
     "them",
     "unchecked": "rounding and noise may be as large as these updates, so that they contradict no "

@@ -133,6 +133,8 @@ def configured(words: list[str]) -> Arguments:
     for name, value in told.items():
         default = fields[name].default
         kind = str if default is None else type(default)
+        if kind is str and type(value) in (int, float):  # as `clients: 3`
+            told[name] = value = str(value)
         whole = kind is float and type(value) is int
         if type(value) is not kind and not whole and not (value is None and default is None):
             raise UsageError(f"--config {path!r} has {name}={value!r}, which is no {kind.__name__}")

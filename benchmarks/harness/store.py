@@ -102,6 +102,12 @@ class Store:
                     f"out={str(folder)!r} was written by another version of jaxfl; choose "
                     "another folder"
                 )
+            if not version and (self.folder / "results.csv").is_file():
+                raise ValueError(
+                    f"out={str(folder)!r} holds a results.csv, and {self.path.name} is empty or "
+                    "missing: move results.csv away, which would be written anew, or choose "
+                    "another folder"
+                )
             self._database.execute(_CREATE)
             self._database.execute(_CREATE_IMAGES)
             self._database.execute(f"PRAGMA user_version={_VERSION}")
@@ -169,7 +175,10 @@ class Store:
             if keys is None or job in keys
         ]
         parsed = ("settings", "detail")
-        return [row | {name: json.loads(row[name]) for name in parsed} for row in rows]
+        try:
+            return [row | {name: json.loads(row[name]) for name in parsed} for row in rows]
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"{self.path} holds a damaged row: {error}") from error
 
     def images(self) -> list[dict[str, Any]]:
         """All images, ordered: `suite`, `table`, `size`, `dataset`, `method`, `seed` of their job,
@@ -206,10 +215,10 @@ def opened(folder: str | Path) -> Iterator[Store]:
     Raises:
       ValueError: if it holds none, or as `Store`.
     """
-    if not (Path(folder) / "results.sqlite").is_file():
-        raise ValueError(
-            f"out={str(folder)!r} holds no results.sqlite; run python -m benchmarks.sweep first"
-        )
+    path = Path(folder) / "results.sqlite"
+    if not path.is_file() or not path.stat().st_size:
+        what = "an empty results.sqlite" if path.is_file() else "no results.sqlite"
+        raise ValueError(f"out={str(folder)!r} holds {what}; run python -m benchmarks.sweep first")
     store = Store(folder)
     try:
         yield store

@@ -24,6 +24,8 @@ from jaxfl.domains import Count, checked
 UNKNOWN = "(missing)"
 MOST_IN_ONE_BIN = 0.9
 """Share of the records in one bin of several from which on a table says so."""
+MANY_CLASSES = 20
+"""Numbers that are taken for classes without a word."""
 NOTES = "; "
 """What stands between the facts of a table's note."""
 Kind = Literal["numeric", "categorical"]
@@ -104,6 +106,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         return [row[header.index(name)] for row in rows]
 
     y, classes = _target(target, texts_of(target), task, max_categories, decimal)
+    notes += _note_of_classes(target, texts_of(target), classes, decimal)
     values, options = [], []
     for name in features:
         texts = texts_of(name)
@@ -239,6 +242,15 @@ def _note_of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[st
         f"of {len(bins)} bins of equal width of {name!r} one, {fullest}, holds {counts.max()} of "
         f"{len(places)} records: an answer tells little"
     ]
+
+
+def _note_of_classes(
+    name: str, texts: Sequence[str], classes: int | None, decimal: str
+) -> list[str]:
+    """What is to be said of a target of many numbers that are taken for classes."""
+    if classes is None or classes <= MANY_CLASSES or _kind(texts, decimal) != "numeric":
+        return []
+    return [f"{name!r} was taken for {classes} classes, one for each of its numbers"]
 
 
 def _note_of_missing(name: str, texts: Sequence[str], options: Sequence[str]) -> list[str]:

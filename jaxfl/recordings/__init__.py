@@ -12,12 +12,13 @@ fc2.bias (2,) -> Dense_1/bias (2,)
 """
 
 from jaxfl.recordings.arrays import read_arrays
-from jaxfl.recordings.layout import Layout, Placed, layout_of
+from jaxfl.recordings.layout import Layout, OtherModelError, Placed, layout_of
 from jaxfl.recordings.recording import Recording, RecordingWarning
 from jaxfl.recordings.rounds import messages_from, read_rounds
 
 __all__ = [
     "Layout",
+    "OtherModelError",
     "Placed",
     "Recording",
     "RecordingWarning",

@@ -25,6 +25,10 @@ Shape = tuple[int, ...]
 Change = Literal["", "transposed", "transposed, channels last"]
 
 
+class OtherModelError(ValueError):
+    """Arrays are those of another model, whatever their names and order."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Placed:
     """Where one array goes.
@@ -227,7 +231,7 @@ def _pairs(given: list[_Layer], wanted: list[_Layer], told: Mapping[str, str]) -
         if odd:
             raise ValueError(f"layers names {min(odd)!r}; there are {_names(side)}")
     if len(given) != len(wanted):
-        raise ValueError(
+        raise OtherModelError(
             f"arrays are of {len(given)} layers ({_names(given)}); the model has {len(wanted)} "
             f"({_names(wanted)})"
         )
@@ -261,9 +265,11 @@ def _matched(given: list[_Layer], wanted: list[_Layer]) -> list[tuple[_Layer, _L
     for layer in given:
         fitting = [other for other in wanted if layer.fits(other)]
         if len(fitting) != 1:
-            several = f"may be each of {_names(fitting)}" if fitting else "is none of the model's"
+            has = f"which has {'; '.join(map(_told, wanted))}"
+            if not fitting:
+                raise OtherModelError(f"layer {_told(layer)} is none of the model's, {has}")
             raise ValueError(
-                f"layer {_told(layer)} {several}, which has {'; '.join(map(_told, wanted))}: say "
+                f"layer {_told(layer)} may be each of {_names(fitting)} of the model, {has}: say "
                 "which by layers={...}"
             )
         pairs.append((layer, fitting[0]))

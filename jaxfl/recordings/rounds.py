@@ -151,7 +151,7 @@ class _Reader:
                 self._known[names] = self._find(arrays)
             return self._known[names].params(arrays)
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+            raise type(error)(f"{where}: {error}") from None
 
 
 def _named(arrays: Any) -> dict[str, np.ndarray]:
@@ -211,14 +211,22 @@ def _check_different(by_client: Mapping[str, Mapping[int, Any]]) -> None:
 
 def check_sent_before(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
     """Raise `ValueError` if what was sent is a mean of what came back in the same round, in all of
-    the first rounds of which this can be told."""
-    told = {}
+    the first rounds of which this can be told, or if all that came back in them is what was
+    sent."""
+    told, still = {}, []
     for number in list(sent)[:CHECKED]:
         models = [back[number] for back in by_client.values() if number in back]
         start, *others = (_flat(model) for model in (sent[number], *models))
-        moved = [model for model in others if (model != start).any()]
+        rounding = float(np.finfo(np.float32).eps) * np.abs(start).max()
+        moved = [model for model in others if np.abs(model - start).max() > rounding]
+        still += [number] if others and not moved else []
         if len(moved) >= 2 and MANY * len(moved) <= len(start):
             told[number] = _is_mean(start, np.stack(moved, 1))
+    if still and len(still) == len(list(sent)[:CHECKED]):
+        raise ValueError(
+            f"every model that came back in the rounds {still} is what is called sent there: if "
+            "that is the global model after the round, name these files by after=, not by sent="
+        )
     if told and all(told.values()):
         raise ValueError(
             f"what is called sent in round {min(told)} is a mean of what came back in it: it is "

@@ -73,7 +73,7 @@ def test_agreement_is_that_of_pairs():
 def test_one_round_links_nothing_and_updates_that_are_alike_are_one_cluster():
     descriptors, senders = sent(np.random.default_rng(8), 1, 4, 4, 0.1)
     assert np.isnan(cluster_agreement(cluster_updates(descriptors, 4), senders))
-    alike = np.ones((3, 4, 5), np.float32)
+    alike = np.full((3, 4, 4), 0.5, np.float32)
     assert (cluster_updates(alike, 4) == 0).all()
 
 

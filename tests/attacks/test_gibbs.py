@@ -23,8 +23,8 @@ from attacks import (
     ridge,
 )
 from attacks.metrics import ranking
+from attacks.properties.box import box_and_quadratic
 from attacks.properties.detector_laws import overlap
-from attacks.properties.gibbs import _box
 from attacks.properties.law_of_sums import DRIFTS, drift_evidence, likelihood
 from attacks.properties.observations import until
 
@@ -150,7 +150,7 @@ def test_posterior_is_that_of_enumeration():
     found = np.asarray(gibbs(observations, jnp.asarray([12]), KEY, settings=settings))[0]
     # Gibbs takes the variances from the box estimate, and so must the enumeration.
     _, (matrix, vector) = jax.tree.map(
-        lambda a: np.asarray(a, float), _box(observations, jnp.asarray(12), 200)
+        lambda a: np.asarray(a, float), box_and_quadratic(observations, jnp.asarray(12), 200)
     )
     every = np.asarray(list(itertools.product((0, 1), repeat=8)), float)
     log = (

@@ -258,3 +258,15 @@ def test_bad_input_is_named():
 def test_shapes_that_do_not_go_together_are_named(score, message):
     with pytest.raises(ValueError, match=message):
         score()
+
+
+def test_descriptors_of_other_lengths_are_refused():
+    """Distances between them go by their lengths."""
+    raw = jax.random.normal(jax.random.key(0), (3, 4, 5))
+    with pytest.raises(ValueError, match="descriptors holds a descriptor of length"):
+        link.follow(raw)
+    senders = jnp.tile(jnp.arange(4), (3, 1))
+    with pytest.raises(ValueError, match="galleries holds"):
+        link.link_precision(link.unit(raw), senders, raw, senders)
+    nothing = link.unit(raw).at[1, 2].set(0.0)
+    assert link.follow(nothing).shape == (3, 4)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from attacks import box, gibbs, surprise
 from attacks.fit import MisfitWarning
+from attacks.properties.exchanges import SURE
 from tests.attacks.test_gibbs import CLIENTS, KEY, PER_ROUND, ROUNDS, observed
 
 
@@ -63,3 +65,31 @@ def test_what_is_no_probability_is_refused_and_what_is_not_known_is_not():
     with pytest.raises(ValueError, match="p holds numbers below 0 or above 1"):
         surprise(observations, seen, np.full(shape, 2.0))
     assert np.isnan(surprise(observations, seen, np.full(shape, np.nan))).all()
+
+
+def test_sure_answers_of_other_rounds_participants_are_said_to_have_no_reason():
+    """Of rounds off by one, or in reverse, at least half of the sure answers are named; of right
+    ones, and of exchanged names, none."""
+    seen, sure, warned = jnp.asarray([ROUNDS]), {}, {}
+    for separation, seed in itertools.product((4.0, 6.0), range(8)):
+        told, _ = observed(separation, seed)
+        a = told.participation
+        orders = {"right": a, "names": a[:, ::-1], "late": jnp.roll(a, 1, 0), "reverse": a[::-1]}
+        for name, participation in orders.items():
+            other = dataclasses.replace(told, participation=participation)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                p = np.asarray(gibbs(other, seen, KEY))
+            sure[name] = sure.get(name, 0) + (p.max() > SURE)
+            warned[name] = warned.get(name, 0) + bool(p.max() > SURE and said)
+    assert sure["right"] == sure["names"] == 16
+    assert warned["right"] == warned["names"] == 0
+    assert sure["late"] + sure["reverse"] >= 8
+    assert 2 * (warned["late"] + warned["reverse"]) >= sure["late"] + sure["reverse"]
+
+
+def test_a_round_counts_once():
+    observations, _ = observed(4.0)
+    twice = dataclasses.replace(observations, rounds=observations.rounds // 2)
+    with pytest.raises(ValueError, match=r"observations\.rounds holds 0 twice"):
+        box(twice, jnp.asarray([ROUNDS]))

@@ -108,6 +108,17 @@ def test_report_is_written_anew_from_the_store(finished, capsys):
     assert "holds no results.sqlite" in capsys.readouterr().err
 
 
+def test_rows_beside_an_empty_store_are_kept(finished, tmp_path, capsys):
+    text = (finished / "results.csv").read_text()
+    (tmp_path / "results.csv").write_text(text)
+    (tmp_path / "results.sqlite").touch()
+    assert report.main(["--out", str(tmp_path)]) == 2
+    assert "holds an empty results.sqlite" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"move results\.csv away"):
+        Store(tmp_path)
+    assert (tmp_path / "results.csv").read_text() == text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -341,6 +352,10 @@ def test_two_runs_are_compared_row_by_row(finished, tmp_path, capsys):
     assert any("rows, then" in line for line in lines)
     assert any(" then " in line and "rows" not in line for line in lines)
     text = path.read_text()
+    for damage in (text[: text.rstrip().rfind("\n") + 40], text.replace(",ok,", ",x,ok,", 1)):
+        (tmp_path / "damaged.csv").write_text(damage)
+        with pytest.raises(ValueError, match=r"damaged\.csv is no results\.csv: .*other columns"):
+            differences(path, tmp_path / "damaged.csv", 1e-6)
     (tmp_path / "status.csv").write_text(text.replace(",ok,", ",not_converged,"))
     assert len(differences(path, tmp_path / "status.csv", 1e-6)) == text.count(",ok,") > 0
 

@@ -364,3 +364,6 @@ def test_means_of_what_came_back_are_not_what_was_sent() -> None:
     with pytest.raises(ValueError, match="sent in round 0 is a mean of what came back"):
         rounds.check_sent_before(means, returned)
     rounds.check_sent_before(means | {1: sent[1]}, returned)
+    alone = {"c0": returned["c0"]}
+    with pytest.raises(ValueError, match="every model that came back in the rounds"):
+        rounds.check_sent_before(returned["c0"], alone)

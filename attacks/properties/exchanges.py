@@ -1,0 +1,68 @@
+"""Do sums go with who is said to have taken part, or would other rounds' participants do as well?
+
+Threat model: as in `attacks.properties.detectors`. Where participation is of other rounds, no
+client's property explains the sums, and few rounds still make a decoder sure of some. The rounds'
+participants are exchanged at random, and each order is given its own best answer: of the right
+order it is better than of nearly all others.
+"""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks.fit import MisfitWarning
+from attacks.fixed_draws import fixed_key
+from attacks.properties.box import boxes
+from attacks.properties.law_of_sums import log_likelihood
+from attacks.properties.observations import Observations, until
+from jaxfl import _check
+
+Array = jax.Array
+SURE = 0.9
+"""Probability above which a client is said to have the property."""
+EXCHANGES, SELDOM, ENOUGH = 39, 0.1, 2
+"""Orders that are drawn; the share of them that may explain the sums as well; and how many times as
+many rounds as clients there must be: some answer explains fewer in any order."""
+ITERATIONS = 200
+"""Projected gradients for each order."""
+
+
+def warn_of_exchanged_rounds(name: str, observations: Observations, seen: Array, p: Array) -> None:
+    """Warn with a `MisfitWarning` if an answer `[prefixes, clients]` is sure of a client though
+    exchanged rounds explain the sums as well. The last sure one of `ENOUGH` rounds is judged. Not
+    where it is traced."""
+    if _check.is_unseen((observations, seen, p)):
+        return
+    sure = np.nan_to_num(np.asarray(p)).max(1, initial=0.0) > SURE
+    rounds = np.asarray(seen)[sure & (np.asarray(seen) >= ENOUGH * np.shape(p)[1])]
+    if len(rounds) and float(_as_likely(observations, jnp.asarray(rounds.max()))) > SELDOM:
+        warnings.warn(
+            f"{name}: it is sure of a client, and the sums go with who took part no better than "
+            "with other rounds' participants: participation is of other rounds, or the detectors "
+            "tell nothing",
+            MisfitWarning,
+            stacklevel=4,
+        )
+
+
+@jax.jit
+def _as_likely(observations: Observations, seen: Array) -> Array:
+    """Share of orders of the rounds' participants, the told one among them, whose best answer
+    explains the sums as well as that of the told one `[]`."""
+    known = until(observations, seen)
+    inside = jnp.arange(len(known.features)) < seen
+
+    def explained(participation: Array) -> Array:
+        other = dataclasses.replace(known, participation=participation)
+        return log_likelihood(other, boxes(other, seen[None], ITERATIONS)[0])
+
+    def exchanged(key: Array) -> Array:
+        drawn = jnp.argsort(jnp.where(inside, jax.random.uniform(key, inside.shape), jnp.inf))
+        return explained(known.participation[drawn])
+
+    told = explained(known.participation)
+    others = jax.lax.map(exchanged, jax.random.split(fixed_key(), EXCHANGES), batch_size=8)
+    return (1 + (others >= told).sum()) / (1 + EXCHANGES)
