@@ -29,8 +29,11 @@ throughput: $(VENV)/.installed  ## every program of every method beside this mac
 accelerator: $(VENV)/.installed  ## throughput, laws and rows of an accelerator, into accelerator/
 	PYTHON=$(BIN)/python benchmarks/accelerator.sh accelerator $(ARGS)
 
-site: $(VENV)/.installed  ## the documents and the reference as a site, into site/; no network is needed
+site: $(VENV)/.installed  ## the documents and the reference as a site, into site/, the examples as notebooks, into site/notebooks; no network is needed
 	$(BIN)/zensical build --clean --strict
+	mkdir -p site/notebooks
+	for page in examples/*.py; do \
+	  $(BIN)/jupytext --quiet --to ipynb --output "site/notebooks/$$(basename "$$page" .py).ipynb" "$$page"; done
 
 lint: $(VENV)/.installed  ## linters and types
 	$(BIN)/ruff check .

@@ -69,3 +69,4 @@ print("of the others at least:", f"{np.maximum(*beside).min():.3f}")
 print("apart:", bool(1000 * np.maximum(*client).max() < np.maximum(*beside).min()))
 for file in (word for word in sys.argv[1:] if word.endswith(".svg")):
     figure.savefig(Path(file), metadata={"Date": None})
+figure  # noqa: B018 (a notebook shows it)

@@ -1,5 +1,6 @@
 """The examples run, and say what they are there to say."""
 
+import ast
 import runpy
 from pathlib import Path
 
@@ -22,6 +23,17 @@ def test_an_example_runs(name, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     said = " ".join(capsys.readouterr().out.split())
     assert all(words in said for words in SAYS[name]), said
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_an_example_is_a_notebook(name):
+    """Its cells are its code, in order, so that what runs as a script runs as a notebook."""
+    jupytext = pytest.importorskip("jupytext")
+    path = EXAMPLES / f"{name}.py"
+    cells = jupytext.read(path).cells
+    assert len(cells) > 2
+    together = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    assert ast.dump(ast.parse(together)) == ast.dump(ast.parse(path.read_text()))
 
 
 def test_every_example_is_run():

@@ -81,7 +81,9 @@ def _wide(dataset: str) -> Callable[[str, str | None], list[Place]]:
             WholeRecordsSettings(100, (256, 256)),
             WholeRecordsSettings(100, (128,), rounds=20),
         ]
-        messages += [WholeRecordsSettings(200, (512, 512))] if size == "paper" else []
+        if size == "paper":
+            messages += [WholeRecordsSettings(200, (512, 512))]
+            messages += [WholeRecordsSettings(300, (384,), rounds=20)]
         return _places(dataset, messages)
 
     return places

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
 
     y, classes = _target(target, texts_of(target), task, max_categories, decimal)
     notes += _note_of_classes(target, texts_of(target), classes, decimal)
-    values, options = [], []
+    columns: list[tuple[Any, Any]] = []
     for name in features:
         texts = texts_of(name)
         declared = "categorical" if name in categories else kinds.get(name)
@@ -121,14 +121,13 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
             column = _numbers(name, texts, decimal), ()
         if name == sensitive:
             notes += _note_of_missing(name, texts, column[1])
-        values.append(column[0])
-        options.append(column[1])
+        columns.append(column)
     return Table(
         Path(path).stem,
-        np.stack(values, 1).astype(np.float64),
+        np.stack([values for values, _ in columns], 1).astype(np.float64),
         y,
         tuple(features),
-        tuple(options),
+        tuple(options for _, options in columns),
         classes,
         group=None if client is None else np.unique(texts_of(client), return_inverse=True)[1],
         note=NOTES.join(notes),

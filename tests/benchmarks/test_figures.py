@@ -18,7 +18,7 @@ from benchmarks.harness.intervals import (
     wilson_interval,
 )
 from benchmarks.harness.store import Store
-from benchmarks.suites import frontier_figure
+from benchmarks.suites import frontier_figure, records_figure
 
 
 def test_intervals():
@@ -61,6 +61,23 @@ def test_the_frontier_figure_shows_every_axis_that_has_rows(tmp_path, capsys):
     assert [p.place for p in lines["closed_form"]] == [25, 75]
     assert [p.accuracy.mean for p in lines["closed_form"]] == [1.0, 1.0]
     assert all(p.accuracy.mean == p.majority or p.majority < 1 for p in lines["majority"])
+
+
+def test_the_figure_of_records_has_a_bar_for_each_defence(tmp_path):
+    def row(metric, value, **changed):
+        flat = {"upload.noise_multiplier": 0.0, "upload.bits": 0, "half": False}
+        settings = flat | {"training.plugins": ""} | changed
+        place = {"table": "defenses", "method": "reconstruct_records", "settings": settings}
+        return place | {"metric": metric, "value": value}
+
+    noise = {"upload.noise_multiplier": 1e-5}
+    rows = [row("complete", value) for value in (1.0, 1.0)] + [row("records_exact", 1.0)]
+    rows += [row("complete", 0.0, **noise), row("records_exact", 0.75, **noise)]
+    shown = records_figure.bars([*rows, row("complete", None, half=True)])
+    assert [bar.name for bar in shown] == ["nothing", "noise 1e-05"]
+    assert [(b.complete.mean, b.records, b.batches) for b in shown] == [(1, 1, 2), (0, 0.75, 1)]
+    assert records_figure.draw(shown).axes
+    assert records_figure.main(["--out", str(tmp_path)]) == 2
 
 
 def test_the_figure_copes_with_what_is_there():
