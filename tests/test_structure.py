@@ -16,7 +16,6 @@ LONG = {
     "tests/bad_input/examples.py: users": "likewise",
     "tests/bad_input/examples.py: local_models": "likewise",
     "tests/bad_input/examples.py: simulation": "likewise",
-    "jaxfl/datasets/sources.py": "one source, with its checksums, after the other",
     "tests/attacks/test_order_noise.py: test_drift_is_a_row_of_noise_per_record": "writes a "
     "covariance out, parameter by parameter",
 }

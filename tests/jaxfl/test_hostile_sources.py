@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from jaxfl.datasets import Table, compressed, load, sources
+from jaxfl.datasets import Table, compressed, formats, load, sources
 from jaxfl.datasets.builders import prepared
 
 
@@ -13,14 +13,14 @@ def _toy_source(monkeypatch, **file):
     source = sources.Source(
         (sources.SourceFile("toy.csv", "http://localhost/toy.csv", **file),),
         lambda contents: Table(
-            "toy", sources._integers(contents["toy.csv"])[:, 1:], *_labels(contents)
+            "toy", formats.integers(contents["toy.csv"])[:, 1:], *_labels(contents)
         ),
     )
     monkeypatch.setitem(sources.SOURCES, "toy", source)
 
 
 def _labels(contents):
-    return sources._integers(contents["toy.csv"])[:, 0] - 1, ("a",), ((),), 2
+    return formats.integers(contents["toy.csv"])[:, 0] - 1, ("a",), ((),), 2
 
 
 def test_a_replaced_file_is_prepared_anew(tmp_path, cache, monkeypatch):
