@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from jaxfl.datasets import embedded, encode, load, partitions, sources
+from jaxfl.datasets import embedded, encode, formats, load, partitions, sources
 from jaxfl.datasets.embedded import PURCHASE_MARGINALS
 from jaxfl.datasets.federations import flight_airlines
 
@@ -249,7 +249,7 @@ def test_idx_and_cifar_files_are_parsed():
     contents = {
         f"{part}-{kind}": b
         for part in ("train", "t10k")
-        for kind, b in zip(sources.IDX, (images, labels), strict=True)
+        for kind, b in zip(formats.IDX, (images, labels), strict=True)
     }
     table = sources.SOURCES["mnist"].parse(contents)
     assert table.values.shape == (6, 784)
