@@ -32,7 +32,7 @@ accelerator: $(VENV)/.installed  ## throughput, laws and rows of an accelerator,
 site: $(VENV)/.installed  ## the documents and the reference as a site, into site/, the examples as notebooks, into site/notebooks; no network is needed
 	$(BIN)/zensical build --clean --strict
 	mkdir -p site/notebooks
-	for page in examples/*.py; do \
+	set -e; for page in examples/*.py; do \
 	  $(BIN)/jupytext --quiet --to ipynb --output "site/notebooks/$$(basename "$$page" .py).ipynb" "$$page"; done
 
 lint: $(VENV)/.installed  ## linters and types

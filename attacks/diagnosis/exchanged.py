@@ -36,14 +36,11 @@ def _round_late(trial: RecipeTrial) -> Finding | None:
         ("before", slice(None, -1), slice(1, None)),
         ("after", slice(1, None), slice(None, -1)),
     ):
-        pair = (
+        sent, back = (
             jax.tree.map(lambda a, part=part: a[part], tree)
             for tree, part in ((seen.received, received), (seen.returned, returned))
         )
-        after, before = pair
-        shifted = dataclasses.replace(
-            seen, received=after, returned=before, rounds=seen.rounds[:-1]
-        )
+        shifted = dataclasses.replace(seen, received=sent, returned=back, rounds=seen.rounds[:-1])
         if _explains(dataclasses.replace(trial, messages=shifted)):
             evidence = f"what came back is as told of the model that was sent the round {place}"
             return Finding(ROUND_LATE, evidence, 1.0)
@@ -71,7 +68,8 @@ def _one_round(trial: RecipeTrial) -> Finding | None:
 
 
 def _labels(trial: RecipeTrial) -> Finding | None:
-    """Other labels than were told, of one full-batch step: the messages tell them."""
+    """Other labels than were told, of one full-batch step: those that the messages tell explain
+    them."""
     knowledge = trial.knowledge
     if knowledge.y is None or trial.model.classes is None:
         return None
@@ -85,7 +83,8 @@ def _labels(trial: RecipeTrial) -> Finding | None:
         return None
     told, read = np.asarray(knowledge.y), np.asarray(answer.labels)
     wrong = np.flatnonzero(told != read)
-    if not len(wrong):
+    right = dataclasses.replace(knowledge, y=answer.labels)
+    if not len(wrong) or not _explains(dataclasses.replace(trial, knowledge=right)):
         return None
     which = ", ".join(f"record {k} is {read[k]} and not {told[k]}" for k in wrong[:3])
     evidence = f"{len(wrong)} of {len(told)} labels are others than told: {which}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from attacks.diagnosis.advice import FROZEN, SIGNS, UNCHANGED
 from jaxfl import Messages
+from jaxfl.rounding import same_but_rounding
 
 NEARLY_ALL = 0.99
 """Share of numbers that half precision holds: of float32 numbers at random it holds 1 in 8,192 or
@@ -71,7 +72,8 @@ def numbers_say(messages: Messages) -> list[Finding]:
 
 
 def _unchanged(flat: np.ndarray, models: Sequence[np.ndarray]) -> Finding | None:
-    if np.abs(flat).max() <= _rounding(models):
+    half = len(models) // 2  # those received, then those returned
+    if same_but_rounding(zip(models[:half], models[half:], strict=True)):
         evidence = (
             "every model came back as it was sent, but for rounding: are those that were sent the "
             "models after the round?"
@@ -126,7 +128,7 @@ def _scattered(matrix: np.ndarray) -> float:
 
 def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Finding | None:
     """Whether changes are multiples of one step, array by array."""
-    rounding = _rounding(models)
+    rounding = ROUNDED * max(float(jnp.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
     levels = []
     for one in (one for update in updates for one in update.reshape(len(update), -1)):
         if one.size < ENOUGH or np.ptp(one) < WIDE * rounding:
@@ -147,11 +149,6 @@ def _grid(updates: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Findin
         return Finding(SIGNS, evidence, 1.0)
     bits = float(np.log2(max(levels) + 1))
     return Finding("quantised", f"every array holds multiples of one step, {bits:.1f} bits", 1.0)
-
-
-def _rounding(models: Sequence[np.ndarray]) -> float:
-    """By how much numbers of two models may differ by rounding."""
-    return ROUNDED * max(float(jnp.finfo(a.dtype).eps * np.abs(a).max()) for a in models)
 
 
 def _are_signs(updates: Sequence[np.ndarray]) -> bool:

@@ -135,8 +135,7 @@ def _check_no_copies(features: Array, participation: Array, sums: Array) -> None
     rows = np.column_stack([np.asarray(features), np.asarray(participation)])
     _, first, place = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     for later, earlier in enumerate(first[place.ravel()]):
-        pair = np.asarray(sums[earlier]), np.asarray(sums[later])
-        if later != earlier and np.array_equal(*pair) and pair[0].any():
+        if later != earlier and sums[later].any() and (sums[earlier] == sums[later]).all():
             raise ValueError(
                 f"aggregates hold one sum twice, at the places {earlier} and {later}: give each "
                 "round once"

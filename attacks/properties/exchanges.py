@@ -23,9 +23,13 @@ from jaxfl import _check
 Array = jax.Array
 SURE = 0.9
 """Probability above which a client is said to have the property."""
+EVEN = 0.5
+"""Probability below which another one must lie: what all clients share, any order explains."""
 EXCHANGES, SELDOM, ENOUGH = 39, 0.1, 2
 """Orders that are drawn; the share of them that may explain the sums as well; and how many times as
 many rounds as clients there must be: some answer explains fewer in any order."""
+ALIKE = 1e-5
+"""Relative difference of two likelihoods that rounding makes."""
 ITERATIONS = 200
 """Projected gradients for each order."""
 
@@ -36,7 +40,8 @@ def warn_of_exchanged_rounds(name: str, observations: Observations, seen: Array,
     where it is traced."""
     if _check.is_unseen((observations, seen, p)):
         return
-    sure = np.nan_to_num(np.asarray(p)).max(1, initial=0.0) > SURE
+    known = np.nan_to_num(np.asarray(p))
+    sure = (known.max(1, initial=0.0) > SURE) & (known.min(1, initial=1.0) < EVEN)
     rounds = np.asarray(seen)[sure & (np.asarray(seen) >= ENOUGH * np.shape(p)[1])]
     if len(rounds) and float(_as_likely(observations, jnp.asarray(rounds.max()))) > SELDOM:
         warnings.warn(
@@ -51,7 +56,7 @@ def warn_of_exchanged_rounds(name: str, observations: Observations, seen: Array,
 @jax.jit
 def _as_likely(observations: Observations, seen: Array) -> Array:
     """Share of orders of the rounds' participants, the told one among them, whose best answer
-    explains the sums as well as that of the told one `[]`."""
+    explains the sums better than that of the told one `[]`. Equal orders are no others."""
     known = until(observations, seen)
     inside = jnp.arange(len(known.features)) < seen
 
@@ -65,4 +70,4 @@ def _as_likely(observations: Observations, seen: Array) -> Array:
 
     told = explained(known.participation)
     others = jax.lax.map(exchanged, jax.random.split(fixed_key(), EXCHANGES), batch_size=8)
-    return (1 + (others >= told).sum()) / (1 + EXCHANGES)
+    return (1 + (others > told + ALIKE * jnp.abs(told)).sum()) / (1 + EXCHANGES)

@@ -64,7 +64,7 @@ class Observations:
     clients_per_round: Count | None = struct.field(pytree_node=False, default=None)
 
     def check_whole(self, name: str) -> None:
-        """See `jaxfl.domains.Whole`. Rounds that nobody looks at may hold anything."""
+        """See `jaxfl.domains.Whole`. Features of rounds that nobody looks at may be anything."""
         _check.at_least(0, **{f"{name}.rounds": self.rounds})
         _check.different(**{f"{name}.rounds": self.rounds})
         _check.zeros_or_ones(**{f"{name}.participation": self.participation})

@@ -3,6 +3,7 @@
 Threat model: as in `attacks.records.reconstruction`.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -14,10 +15,12 @@ from attacks.records.gradients import dense_gradients, dense_of, looked_at
 from attacks.records.spans import MARGIN, off_rows, scales_of, span_of, told_by
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import checked
-from jaxfl.models import DenseLayers, check_record_shape
+from jaxfl.models import check_record_shape
 from jaxfl.models.probe import mixes_records
 
 Array = jax.Array
+TOGETHER = 256
+"""Records that go through a model at once."""
 
 
 @checked
@@ -39,9 +42,10 @@ def count_records(model: Model, messages: Messages) -> int:
     """
     dense_of(model, messages)
     gradients = dense_gradients(model, messages)
-    layer = gradients[looked_at(len(gradients))]
-    count, _ = told_by(layer, scales_of(layer))
-    return count
+    if model.layers is not None:
+        gradients = [gradients[looked_at(len(gradients))], gradients[-1]]
+    # Which of several layers among others has all records' traces is not known beforehand.
+    return max(told_by(layer, scales_of(layer))[0] for layer in gradients[:-1])
 
 
 @checked
@@ -52,8 +56,9 @@ def lies_in_span(
     dense layer takes, one projection each.
 
     Where that is the record itself, rounds count together, and it holds for any number of local
-    steps of plain SGD. Where other layers come before, a record must lie in every round's own span,
-    and the client takes one full-batch step a round.
+    steps of plain SGD. Where other layers come before, a record must lie in the span of a round, by
+    the dense layer that tells of the most records, and the client takes one full-batch step a
+    round.
 
     Args:
       model: as of `count_records` (static).
@@ -61,7 +66,8 @@ def lies_in_span(
       x: records to judge.
 
     Returns:
-      True for every record of the client; for others too if what the layer takes of them is a
+      True for every record of the client, but, where other layers come before, those of which no
+      round has a trace above the noise; for others too if what the layer takes of them is a
       combination of what it takes of records, as it is for all of a client with more records than
       the layer has inputs, or if messages tell nothing.
 
@@ -78,35 +84,63 @@ def lies_in_span(
             "model mixes the records of a batch (batch normalisation?): what its dense layer takes "
             "of a record depends on the others"
         )
-    first = dense_gradients(model, messages)[0]
-    inputs = _first_inputs(layers, messages, records)
-    with_bias = np.ones((*inputs.shape[:2], first.shape[-1] - inputs.shape[-1]))
-    inputs = np.concatenate([inputs, with_bias], -1)
+    gradients = dense_gradients(model, messages)[:-1]
     if model.layers is not None:
-        first, inputs = first.reshape(1, -1, first.shape[-1]), inputs[:1]
-    return np.all([_may_lie_in(g, i) for g, i in zip(first, inputs, strict=True)], axis=0)
+        first = gradients[0].reshape(-1, gradients[0].shape[-1])
+        inputs = _inputs_of(
+            model, layers.names[0], messages.select([int(messages.rounds[0])]), records
+        )
+        return _may_lie_in(first, inputs[0], _rank(first))
+    ranks = np.asarray([[_rank(g) for g in layer] for layer in gradients])
+    if not ranks.any():
+        return np.ones(len(records), bool)
+    place = int(ranks.max(1).argmax())
+    inputs = _inputs_of(model, layers.names[place], messages, records)
+    told = [r for r, rank in enumerate(ranks[place]) if rank]
+    each = [_may_lie_in(gradients[place][r], inputs[r], ranks[place][r]) for r in told]
+    return np.any(each, axis=0)
 
 
-def _first_inputs(layers: DenseLayers, messages: Messages, records: np.ndarray) -> np.ndarray:
-    """What the first of some layers takes of records in every round `[rounds, records, inputs]`,
-    float64."""
+def _inputs_of(model: Model, layer: str, messages: Messages, records: np.ndarray) -> np.ndarray:
+    """What a dense layer takes of records in every round, its 1 for the bias included `[rounds,
+    records, inputs]`, float64."""
     with jax.enable_x64(True):
         received = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), messages.received)
-        x = jnp.asarray(records)
+        inputs = np.asarray(_layer_inputs(model, layer, received, jnp.asarray(records)))
+    layers = model.layers or model.tail
+    assert layers is not None
+    bias = int("bias" in layers.parameters(messages.model_shapes, layer))
+    return np.concatenate([inputs, np.ones((*inputs.shape[:2], bias))], -1)
 
-        def of(params: Any) -> Array:
-            return layers.forward(params, x, {})[1][layers.names[0]]
 
-        return np.asarray(jax.jit(lambda models: jax.lax.map(of, models))(received), np.float64)
+@functools.partial(jax.jit, static_argnames=("model", "layer"))
+def _layer_inputs(model: Model, layer: str, received: Any, x: Array) -> Array:
+    layers = model.layers or model.tail
+    assert layers is not None
+    forward = layers.forward
+
+    def of_round(params: Any) -> Array:
+        def one(record: Array) -> Array:
+            return forward(params, record[None], {})[1][layer][0]
+
+        return jax.lax.map(one, x, batch_size=TOGETHER)
+
+    return jax.lax.map(of_round, received)
 
 
-def _may_lie_in(gradient: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-    """Whether inputs `[records, inputs]` lie in the span of a gradient's rows `[..., inputs]`, or
-    it tells none; rows that are not finite tell nothing."""
+def _rank(gradient: np.ndarray) -> int:
+    """How many records a gradient's rows `[..., inputs]` tell of, 0 if none; rows that are not
+    finite tell nothing."""
     rows = gradient[np.isfinite(gradient).all(-1)]
-    rank, _ = told_by(rows[None], scales_of(rows[None])) if rows.any() else (0, 1.0)
+    return told_by(rows[None], scales_of(rows[None]))[0] if rows.any() else 0
+
+
+def _may_lie_in(gradient: np.ndarray, inputs: np.ndarray, rank: int) -> np.ndarray:
+    """Whether inputs `[records, inputs]` lie in the span of a gradient's rows `[..., inputs]` of a
+    rank, or that is 0."""
     if not rank:
         return np.ones(len(inputs), bool)
+    rows = gradient[np.isfinite(gradient).all(-1)]
     with jax.enable_x64(True):
         off = jax.vmap(off_rows, (None, 0))(span_of(rows, rank), jnp.asarray(inputs))
     return np.asarray(off) <= MARGIN

@@ -82,7 +82,10 @@ def unit(
 def _unit(descriptors: Array, centred: bool) -> Array:
     if centred:
         descriptors = descriptors - descriptors.mean(1, keepdims=True)
-    return descriptors / jnp.maximum(jnp.linalg.norm(descriptors, axis=-1, keepdims=True), 1e-12)
+    # By the largest number first: squares of tiny ones vanish.
+    largest = jnp.abs(descriptors).max(-1, keepdims=True)
+    scaled = descriptors / jnp.where(largest > 0, largest, 1)
+    return scaled / jnp.maximum(jnp.linalg.norm(scaled, axis=-1, keepdims=True), 1e-12)
 
 
 def check_unit(**named: Any) -> None:

@@ -128,7 +128,9 @@ def check_images(model: Model, data: ClientData, classes: int, name: str) -> Non
 
 def check_range(name: str, images: Any) -> None:
     """Raise `ValueError` if images hold numbers that the generator's never do."""
-    largest = 0.0 if _check.is_unseen(images) else float(np.abs(np.nan_to_num(images)).max())
+    if _check.is_unseen(images):
+        return
+    largest = float(np.abs(np.nan_to_num(images)).max(initial=0.0))
     if largest > 1:
         raise ValueError(f"{name} holds {largest:g}; images must be in [-1, 1], as the generator's")
 

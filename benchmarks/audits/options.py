@@ -13,6 +13,8 @@ from benchmarks.harness.command_line import UsageError, check_options, option
 from jaxfl import LocalTraining, sgd
 from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
 
+AS_NUMBERS = ("clients", "hidden", "seeds", "epsilon")
+"""Texts that a file may hold as numbers."""
 ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
 ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
 DEFAULT_CLIENTS = "10"
@@ -133,7 +135,7 @@ def configured(words: list[str]) -> Arguments:
     for name, value in told.items():
         default = fields[name].default
         kind = str if default is None else type(default)
-        if kind is str and type(value) in (int, float):  # as `clients: 3`
+        if name in AS_NUMBERS and type(value) in (int, float):  # as `clients: 3`
             told[name] = value = str(value)
         whole = kind is float and type(value) is int
         if type(value) is not kind and not whole and not (value is None and default is None):

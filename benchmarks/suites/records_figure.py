@@ -48,16 +48,17 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """Rows of `records/defenses`, one bar a defence, in the order in which they were run."""
     by_name: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        wanted = row["table"] == "defenses" and row["method"] == METHOD
-        if wanted and row["metric"] in METRICS and row["value"] is not None:
+        of_suite = (row["table"], row["method"], row["dataset"]) == ("defenses", METHOD, "adult")
+        if of_suite and row["metric"] in METRICS and row["value"] is not None:
             named = by_name.setdefault(name_of(row["settings"]), {m: [] for m in METRICS})
             named[row["metric"]].append(float(row["value"]))
-    return [_bar(name, *(named[m] for m in METRICS)) for name, named in by_name.items()]
+    told = {name: named for name, named in by_name.items() if named["complete"]}
+    return [_bar(name, *(named[m] for m in METRICS)) for name, named in told.items()]
 
 
 def _bar(name: str, complete: list[float], exact: list[float]) -> Bar:
     whole = wilson_interval(round(sum(complete)), len(complete))
-    return Bar(name, whole, sum(exact) / len(exact), len(complete))
+    return Bar(name, whole, sum(exact) / max(len(exact), 1), len(complete))
 
 
 def draw(shown: Sequence[Bar]) -> Any:

@@ -163,8 +163,8 @@ def _check_statistics(
 def _dense_layers(
     module: nn.Module, record_shape: tuple[int, ...]
 ) -> tuple[DenseLayers | None, bool]:
-    """The dense layers of a module, and whether all variables belong to them; None if it has none
-    that are used once, or behaves differently in training, as dropout does."""
+    """The dense layers of a module, and whether all variables belong to them; None if it has too
+    few that are used once, or behaves differently in training, as dropout does."""
 
     def forward(
         params: Any, x: Array, offsets: dict[str, Array], first: Array | None = None
@@ -194,16 +194,19 @@ def _dense_layers(
         return None, False
     order = _order(module, variables["params"], record_shape)
     names = tuple(name for name in order if order.count(name) == 1)
-    if not names:
-        return None, False
     layers = DenseLayers(names, forward, getattr(module, "takes_records", False))
     dense = sum(len(layers.parameters(variables["params"], name)) for name in names)
     whole = dense == len(jax.tree.leaves(variables))
+    if not names or (not whole and len(names) < 2):  # an output layer among others tells nothing
+        return None, False
 
     def apply(params: Any, x: Array) -> Array:
         return jnp.asarray(module.apply({"params": params}, x))
 
-    held = layers_hold(layers, variables["params"], apply, record_shape)
+    try:
+        held = layers_hold(layers, variables["params"], apply, record_shape)
+    except (jax.errors.UnexpectedTracerError, TypeError):  # within a transformation of their own
+        held = False
     return (layers, whole) if held else (None, False)
 
 

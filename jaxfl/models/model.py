@@ -80,9 +80,10 @@ class Model:
       classes: number of classes for integer labels; None for regression.
       layers: the dense layers, if all parameters belong to some and no operation mixes records;
         otherwise None. Attacks that use it are faster; those that need it say so.
-      tail: the dense layers among others, as after convolutions or embeddings: gradients of single
-        records are outer products there, and nothing is said of the other parameters. None where
-        `layers` has all, or there are none.
+      tail: the dense layers among others, as after convolutions or embeddings, if there are two or
+        more: their gradients are sums of outer products, and nothing is said of the other
+        parameters, nor of whether records of a batch are mixed. None where `layers` has all, where
+        one of them is used in another way too, and under dropout or running statistics.
       trunk: the convolutions before the last layer, for attacks that describe images by them; None
         if there are none.
     """

@@ -85,9 +85,9 @@ def layers_hold(layers: DenseLayers, params: Any, apply: Any, shape: tuple[int, 
       shape: of a record.
     """
     params = _drawn(_shapes(params))
-    x = np.random.default_rng(1).normal(size=(1, *shape)).astype(np.float32)
+    drawn = np.random.default_rng(1).normal(size=(1, *shape)).astype(np.float32)
 
-    def tried(params: Any) -> tuple[Array, Array]:
+    def tried(params: Any, x: Array) -> tuple[Array, Array]:
         model = Model(lambda key: params, apply, _summed, layers=layers)
         inputs, errors = inputs_and_errors(model, params, jnp.asarray(x), jnp.zeros(1))
         whole = jax.grad(lambda p: apply(p, x).sum())(params)
@@ -98,7 +98,12 @@ def layers_hold(layers: DenseLayers, params: Any, apply: Any, shape: tuple[int, 
         named = [layers.parameters(whole, name) for name in layers.names]
         return squares, optax.tree.norm(named, squared=True)
 
-    return _alike(*_compiled(tried, params)(params))
+    program = _compiled(tried, params, drawn)
+    for x in (drawn, np.abs(drawn)):  # a logarithm takes the second alone
+        squares = [np.asarray(square) for square in program(params, x)]
+        if np.isfinite(squares).all():
+            return _alike(*squares)
+    return False
 
 
 def _summed(outputs: Array, y: Array) -> Array:

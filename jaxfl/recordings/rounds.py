@@ -12,8 +12,9 @@ import numpy as np
 from jaxfl.domains import checked
 from jaxfl.models import Model
 from jaxfl.recordings.arrays import read_arrays
-from jaxfl.recordings.layout import Layout, layout_of
+from jaxfl.recordings.layout import Layout, OtherModelError, layout_of
 from jaxfl.recordings.recording import Recording, stacked_messages
+from jaxfl.rounding import same_but_rounding
 from jaxfl.transcript import Messages
 
 Returned = Literal["models", "changes", "gradients"]
@@ -151,7 +152,8 @@ class _Reader:
                 self._known[names] = self._find(arrays)
             return self._known[names].params(arrays)
         except ValueError as error:
-            raise type(error)(f"{where}: {error}") from None
+            kind = OtherModelError if isinstance(error, OtherModelError) else ValueError
+            raise kind(f"{where}: {error}") from None
 
 
 def _named(arrays: Any) -> dict[str, np.ndarray]:
@@ -211,26 +213,35 @@ def _check_different(by_client: Mapping[str, Mapping[int, Any]]) -> None:
 
 def check_sent_before(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
     """Raise `ValueError` if what was sent is a mean of what came back in the same round, in all of
-    the first rounds of which this can be told, or if all that came back in them is what was
-    sent."""
-    told, still = {}, []
+    the first rounds of which this can be told, or if all that ever came back is what was sent."""
+    _check_changed(sent, by_client)
+    told = {}
     for number in list(sent)[:CHECKED]:
         models = [back[number] for back in by_client.values() if number in back]
         start, *others = (_flat(model) for model in (sent[number], *models))
-        rounding = float(np.finfo(np.float32).eps) * np.abs(start).max()
-        moved = [model for model in others if np.abs(model - start).max() > rounding]
-        still += [number] if others and not moved else []
+        moved = [model for model in others if (model != start).any()]
         if len(moved) >= 2 and MANY * len(moved) <= len(start):
             told[number] = _is_mean(start, np.stack(moved, 1))
-    if still and len(still) == len(list(sent)[:CHECKED]):
-        raise ValueError(
-            f"every model that came back in the rounds {still} is what is called sent there: if "
-            "that is the global model after the round, name these files by after=, not by sent="
-        )
     if told and all(told.values()):
         raise ValueError(
             f"what is called sent in round {min(told)} is a mean of what came back in it: it is "
             "the global model after the round. Name these files by after=, not by sent="
+        )
+
+
+def _check_changed(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
+    pairs = [
+        (sent[number], model)
+        for back in by_client.values()
+        for number, model in back.items()
+        if number in sent
+    ]
+    if pairs and all(
+        same_but_rounding(zip(*map(jax.tree.leaves, pair), strict=True)) for pair in pairs
+    ):
+        raise ValueError(
+            "every model that came back is what is called sent in its round: if that is the global "
+            "model after the round, name these files by after=, not by sent="
         )
 
 

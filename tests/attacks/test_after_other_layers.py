@@ -98,9 +98,61 @@ def test_what_does_not_hold_is_named():
     tied = convolutional(tied=True)
     with pytest.raises(ValueError, match="no dense layers"):
         count_records(tied, messages_of(tied, IMAGES.x[:5], IMAGES.y[:5]))
-    mixing = mlp(64, (32, 32), 10, batch_norm=True)
-    with pytest.raises(ValueError, match="mixes the records"):
+    mixing = from_flax(Centred(), (64,), cross_entropy)
+    with pytest.raises(ValueError, match="depends on the others"):
         lies_in_span(mixing, messages_of(mixing, IMAGES.x[:5], IMAGES.y[:5]), IMAGES.x[:5])
+
+
+class Centred(nn.Module):
+    """A scale of its own for every number, less the batch's mean."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = (x - x.mean(0)) * self.param("scale", nn.initializers.ones, (64,))
+        return nn.Dense(10)(nn.relu(nn.Dense(32)(x)))
+
+
+@pytest.mark.parametrize("transformed", [nn.remat, nn.jit])
+def test_layers_within_a_transformation_are_no_tail(transformed):
+    class Inside(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.LayerNorm()(transformed(nn.Dense)(32)(x))
+            return transformed(nn.Dense)(10)(nn.relu(x))
+
+    model = from_flax(Inside(), (64,), cross_entropy)
+    assert model.layers is None
+    assert mean_loss(model, model.init(KEY), IMAGES.x[:3], IMAGES.y[:3]) > 0
+
+
+def test_records_that_left_no_trace_in_one_round_are_found_in_another():
+    """At a large rate units die, and with them what some rounds say of some images."""
+    model = convolutional()
+    federated = Federated(8, LocalTraining(1.0))
+    clients = stack_clients([(IMAGES.x[:12], IMAGES.y[:12])])
+    seen = simulate(model, model.init(KEY), clients, KEY, federated).messages(client=0)
+    assert lies_in_span(model, seen, IMAGES.x[:12]).all()
+    assert lies_in_span(model, seen, IMAGES.x[300:400]).mean() < 0.05
+
+
+class Branches(nn.Module):
+    """A category's vector has a layer of its own, before what joins it to the other columns."""
+
+    @nn.compact
+    def __call__(self, x):
+        category = nn.Dense(40)(nn.Embed(5, 4)(x[:, 0].astype(int)))
+        joined = jnp.concatenate([nn.relu(nn.Dense(40)(x[:, 1:])), nn.relu(category)], -1)
+        return nn.Dense(3)(nn.relu(nn.Dense(48)(joined)))
+
+
+def test_the_layer_that_tells_of_most_records_counts_them():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.integers(0, 5, (80, 1)), rng.normal(size=(80, 6))], 1)
+    x, y = x.astype(np.float32), rng.integers(0, 3, 80)
+    model = from_flax(Branches(), (7,), cross_entropy)
+    seen = messages_of(model, x[:16], y[:16])
+    assert count_records(model, seen) == 16
+    assert lies_in_span(model, seen, x).tolist() == [True] * 16 + [False] * 64
 
 
 CATEGORIES = 6, 12, 4

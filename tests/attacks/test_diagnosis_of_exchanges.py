@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from attacks import closed_form, diagnose
+from attacks.diagnosis.numbers import numbers_say
 from attacks.fit import MisfitWarning, Status
-from jaxfl import LocalTraining
+from jaxfl import LocalTraining, Messages
 from tests.attacks.wrong_recipes import RATE, client
 
 TOLD = LocalTraining(RATE)
@@ -76,3 +77,20 @@ def test_models_of_one_client_after_the_round_came_back_unchanged():
     """Its next model is its last one, but for the rounding of a mean."""
     late = paired(slice(1, None), slice(None, -1))
     assert diagnose(MODEL, late).findings[0].cause == "nothing came back changed"
+
+
+def test_labels_are_not_named_where_a_round_leaves_them_open():
+    """One round of two classes is explained by many labels."""
+    one = SEEN.select([0])
+    for finding in diagnose(MODEL, one, relabelled([5, 7]), TOLD).findings:
+        assert finding.cause != "other labels" or "2 of 80" in finding.evidence
+
+
+def test_half_precision_that_moves_is_no_unchanged_model():
+    model = jax.tree.map(lambda a: jnp.ones((3, 8, 8), jnp.bfloat16) + 0 * a.mean(), SEEN.received)
+    noise = np.random.default_rng(0).normal(size=(3, 8, 8))
+    small = jax.tree.map(lambda a: a * jnp.asarray(0.001 * noise, jnp.bfloat16), model)
+    moved = jax.tree.map(lambda a: a * jnp.asarray(1 + 0.05 * noise, jnp.bfloat16), small)
+    messages = Messages(received=small, returned=moved, rounds=jnp.arange(3))
+    causes = [finding.cause for finding in numbers_say(messages)]
+    assert "nothing came back changed" not in causes

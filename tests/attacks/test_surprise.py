@@ -93,3 +93,12 @@ def test_a_round_counts_once():
     twice = dataclasses.replace(observations, rounds=observations.rounds // 2)
     with pytest.raises(ValueError, match=r"observations\.rounds holds 0 twice"):
         box(twice, jnp.asarray([ROUNDS]))
+
+
+def test_what_all_clients_share_needs_no_order():
+    """Everyone has the property, or everyone takes part in every round."""
+    for clients, each, positives in ((8, 8, 8), (8, 3, 8), (8, 8, 2)):
+        for seed in range(3):
+            options = {"clients": clients, "per_round": each, "positives": positives}
+            told, _ = observed(4.0, seed, **options)
+            gibbs(told, jnp.asarray([ROUNDS]), KEY)  # a warning is an error

@@ -303,6 +303,7 @@ def _detectors():
 
 def users():
     descriptors = np.asarray(RNG.normal(size=(3, 4, 5)), np.float32)
+    descriptors /= np.linalg.norm(descriptors, axis=-1, keepdims=True)
     senders = np.tile(np.arange(4), (3, 1))
     run = run_of(PICTURES, 2)
     messages = run.messages(0)

@@ -67,7 +67,8 @@ def test_the_figure_of_records_has_a_bar_for_each_defence(tmp_path):
     def row(metric, value, **changed):
         flat = {"upload.noise_multiplier": 0.0, "upload.bits": 0, "half": False}
         settings = flat | {"training.plugins": ""} | changed
-        place = {"table": "defenses", "method": "reconstruct_records", "settings": settings}
+        place = {"table": "defenses", "method": "reconstruct_records", "dataset": "adult"}
+        place |= {"settings": settings}
         return place | {"metric": metric, "value": value}
 
     noise = {"upload.noise_multiplier": 1e-5}
