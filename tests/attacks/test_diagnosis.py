@@ -156,7 +156,10 @@ def test_half_precision_clipping_and_no_training():
     )
     assert diagnose(model, rounded).findings[0].cause == "half precision"
     same = dataclasses.replace(messages, returned=messages.received)
-    assert diagnose(model, same).findings[0].cause == "no training"
+    assert diagnose(model, same).findings[0].cause == "nothing came back changed"
+    early = jax.tree.map(lambda a, b: a.at[:2].set(b[:2]), messages.returned, messages.received)
+    idle = dataclasses.replace(messages, returned=early)
+    assert diagnose(model, idle).findings[0].cause == "no training"
     _, clipped, _, _ = client("right", LocalTraining(RATE), 0, plugins=(Upload(clip=1e-2),))
     assert [f.cause for f in diagnose(model, clipped).findings] == ["clipped"]
 
