@@ -43,9 +43,10 @@ def count_records(model: Model, messages: Messages) -> int:
     dense_of(model, messages)
     gradients = dense_gradients(model, messages)
     if model.layers is not None:
-        gradients = [gradients[looked_at(len(gradients))], gradients[-1]]
-    # Which of several layers among others has all records' traces is not known beforehand.
-    return max(told_by(layer, scales_of(layer))[0] for layer in gradients[:-1])
+        looked = [gradients[looked_at(len(gradients))]]
+    else:  # which of several layers has traces of all records is not known beforehand
+        looked = gradients[:-1]
+    return max(told_by(layer, scales_of(layer))[0] for layer in looked)
 
 
 @checked
