@@ -42,10 +42,9 @@ def count_records(model: Model, messages: Messages) -> int:
     """
     dense_of(model, messages)
     gradients = dense_gradients(model, messages)
-    if model.layers is not None:
-        looked = [gradients[looked_at(len(gradients))]]
-    else:  # which of several layers has traces of all records is not known beforehand
-        looked = gradients[:-1]
+    # Which of several layers among others has traces of all records is not known beforehand.
+    sequence = model.layers is not None
+    looked = [gradients[looked_at(len(gradients))]] if sequence else gradients[:-1]
     return max(told_by(layer, scales_of(layer))[0] for layer in looked)
 
 
