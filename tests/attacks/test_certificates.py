@@ -116,7 +116,7 @@ def test_numbers_that_no_message_bounds_have_no_bound():
     assert of_noise[1] == UNBOUNDED**2
 
 
-@pytest.mark.parametrize("one_hidden", [False, True])
+@pytest.mark.parametrize("one_hidden", [False, pytest.param(True, marks=pytest.mark.very_slow)])
 def test_of_averaged_clients_whose_span_leaves_numbers_free_no_number_is_certified(one_hidden):
     """Twelve records in thirteen dimensions: any can be moved along some direction of numbers."""
     rng = np.random.default_rng(0)

@@ -195,12 +195,12 @@ def _exchanged(tree):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.parametrize(
     "told",
     [
         LocalTraining(RATE),
-        pytest.param(LocalTraining(RATE, batch_size=16), marks=pytest.mark.very_slow),
+        LocalTraining(RATE, batch_size=16),
     ],
 )
 def test_arrays_in_another_layout_are_named(told):
@@ -215,8 +215,8 @@ def test_arrays_in_another_layout_are_named(told):
         assert finding.evidence.startswith(said)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("momentum", [0.5, pytest.param(0.95, marks=pytest.mark.very_slow)])
+@pytest.mark.very_slow
+@pytest.mark.parametrize("momentum", [0.5, 0.95])
 def test_other_momenta_are_named(momentum):
     x, y = records(0)
     told = LocalTraining(RATE)

@@ -79,7 +79,7 @@ def test_models_of_one_client_after_the_round_came_back_unchanged():
     assert diagnose(MODEL, late).findings[0].cause == "nothing came back changed"
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_labels_are_not_named_where_a_round_leaves_them_open():
     """One round of two classes is explained by many labels."""
     one = SEEN.select([0])

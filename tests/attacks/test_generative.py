@@ -175,7 +175,7 @@ def test_only_what_was_made_for_the_victim_counts_as_imitated():
     assert generative._not_the_victims(logits, jnp.zeros(4)) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_the_passive_attack_learns_the_victims_identity_and_changes_nothing(federation):
     patterns, clients, auxiliary = federation
     start, key = MODEL.init(jax.random.key(0)), jax.random.key(1)

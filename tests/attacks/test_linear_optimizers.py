@@ -187,7 +187,7 @@ def test_gls_reads_clients_of_linear_optimizers(rate, recipe):
         assert answer.status == Status.OK
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_momentum_that_is_forgotten_or_another_clients_is_a_misfit():
     training = LocalTraining(0.02, 2, 16, with_momentum)
     model, messages, known, truth = client("right", training, 0, rounds=20)

@@ -71,8 +71,8 @@ def detectors_of(model, sums, auxiliary, carriers, settings=SETTINGS, training=T
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [FirstOrder(), pytest.param(Lda(), marks=pytest.mark.very_slow)])
+@pytest.mark.very_slow
+@pytest.mark.parametrize("kind", [FirstOrder(), Lda()])
 def test_who_holds_many_is_found_through_sums_and_not_where_all_hold_as_many(
     model, auxiliary, kind
 ):

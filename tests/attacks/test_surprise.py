@@ -67,7 +67,7 @@ def test_what_is_no_probability_is_refused_and_what_is_not_known_is_not():
     assert np.isnan(surprise(observations, seen, np.full(shape, np.nan))).all()
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_sure_answers_of_other_rounds_participants_are_said_to_have_no_reason():
     """Of rounds off by one, or in reverse, at least half of the sure answers are named; of right
     ones, and of exchanged names, none."""
