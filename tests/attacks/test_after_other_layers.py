@@ -54,7 +54,7 @@ def messages_of(model, x, y, rounds=1, key=KEY):
     return run.messages(client=0)
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.very_slow)])
 def test_convolutions_hide_neither_how_many_images_there_are_nor_which(rounds):
     model = convolutional()
     assert model.layers is None
@@ -67,6 +67,7 @@ def test_convolutions_hide_neither_how_many_images_there_are_nor_which(rounds):
     assert not lies_in_span(model, seen, x[16:]).any()
 
 
+@pytest.mark.very_slow
 def test_as_many_images_as_units_are_not_told():
     model = convolutional()
     seen = messages_of(model, IMAGES.x[:70], IMAGES.y[:70])
@@ -87,6 +88,7 @@ def test_a_layer_of_several_vectors_of_an_image_is_none_of_them():
     assert convolutional(tied=True).tail is None
 
 
+@pytest.mark.slow
 def test_what_does_not_hold_is_named():
     model = convolutional()
     seen = messages_of(model, IMAGES.x[:5], IMAGES.y[:5])
@@ -112,7 +114,9 @@ class Centred(nn.Module):
         return nn.Dense(10)(nn.relu(nn.Dense(32)(x)))
 
 
-@pytest.mark.parametrize("transformed", [nn.remat, nn.jit])
+@pytest.mark.parametrize(
+    "transformed", [nn.remat, pytest.param(nn.jit, marks=pytest.mark.very_slow)]
+)
 def test_layers_within_a_transformation_are_no_tail(transformed):
     class Inside(nn.Module):
         @nn.compact
@@ -125,6 +129,7 @@ def test_layers_within_a_transformation_are_no_tail(transformed):
     assert mean_loss(model, model.init(KEY), IMAGES.x[:3], IMAGES.y[:3]) > 0
 
 
+@pytest.mark.very_slow
 def test_records_that_left_no_trace_in_one_round_are_found_in_another():
     """At a large rate units die, and with them what some rounds say of some images."""
     model = convolutional()
@@ -145,6 +150,7 @@ class Branches(nn.Module):
         return nn.Dense(3)(nn.relu(nn.Dense(48)(joined)))
 
 
+@pytest.mark.slow
 def test_the_layer_that_tells_of_most_records_counts_them():
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.integers(0, 5, (80, 1)), rng.normal(size=(80, 6))], 1)

@@ -56,7 +56,6 @@ STILL = dataclasses.replace(SEEN, returned=SEEN.received)
             "other labels",
             "1 of 80 labels are others than told: record 5",
         ),
-        (SEEN, relabelled([5, 7, 9, 20]), "other labels", "4 of 80 labels"),
         (paired(slice(None, -1), slice(1, None)), KNOWN, "rounds off by one", "the round after"),
         (another_in(3), KNOWN, "one round of something else", "without round 3"),
         (STILL, KNOWN, "nothing came back changed", "the models after the round?"),

@@ -77,7 +77,7 @@ def test_a_table_is_audited_in_one_command_and_again_from_its_own_file(
     assert answer(capsys).split("report:")[0].split("Yes")[1] in said
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_sums_sources_and_updates_without_names_are_asked(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
