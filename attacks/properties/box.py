@@ -19,6 +19,8 @@ from jaxfl.domains import Count, checked
 Array = jax.Array
 ITERATIONS = 500
 """Of `box`, projected gradients."""
+ROUGHLY = 200
+"""Likewise, where its p is a step on the way to another answer."""
 PASSES = 3
 """How often variances are computed anew from the decoded p: one pass takes them most of the way."""
 

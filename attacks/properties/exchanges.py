@@ -15,7 +15,7 @@ import numpy as np
 
 from attacks.fit import MisfitWarning
 from attacks.fixed_draws import fixed_key
-from attacks.properties.box import boxes
+from attacks.properties.box import ROUGHLY, boxes
 from attacks.properties.law_of_sums import log_likelihood
 from attacks.properties.observations import Observations, until
 from jaxfl import _check
@@ -26,24 +26,22 @@ SURE = 0.9
 EVEN = 0.5
 """Probability below which another one must lie: what all clients share, any order explains."""
 EXCHANGES, SELDOM, ENOUGH = 39, 0.1, 2
-"""Orders that are drawn; the share of them that may explain the sums as well; and how many times as
+"""Orders that are drawn; the share of them that may explain the sums better; and how many times as
 many rounds as clients there must be: some answer explains fewer in any order."""
 ALIKE = 1e-5
 """Relative difference of two likelihoods that rounding makes."""
-ITERATIONS = 200
-"""Projected gradients for each order."""
 
 
 def warn_of_exchanged_rounds(name: str, observations: Observations, seen: Array, p: Array) -> None:
     """Warn with a `MisfitWarning` if an answer `[prefixes, clients]` is sure of a client though
-    exchanged rounds explain the sums as well. The last sure one of `ENOUGH` rounds is judged. Not
-    where it is traced."""
+    more than `SELDOM` of exchanged rounds explain the sums better. The last sure one of `ENOUGH`
+    rounds is judged. Not where it is traced."""
     if _check.is_unseen((observations, seen, p)):
         return
     known = np.nan_to_num(np.asarray(p))
     sure = (known.max(1, initial=0.0) > SURE) & (known.min(1, initial=1.0) < EVEN)
     rounds = np.asarray(seen)[sure & (np.asarray(seen) >= ENOUGH * np.shape(p)[1])]
-    if len(rounds) and float(_as_likely(observations, jnp.asarray(rounds.max()))) > SELDOM:
+    if len(rounds) and float(_likelier(observations, jnp.asarray(rounds.max()))) > SELDOM:
         warnings.warn(
             f"{name}: it is sure of a client, and the sums go with who took part no better than "
             "with other rounds' participants: participation is of other rounds, or the detectors "
@@ -54,15 +52,16 @@ def warn_of_exchanged_rounds(name: str, observations: Observations, seen: Array,
 
 
 @jax.jit
-def _as_likely(observations: Observations, seen: Array) -> Array:
+def _likelier(observations: Observations, seen: Array) -> Array:
     """Share of orders of the rounds' participants, the told one among them, whose best answer
-    explains the sums better than that of the told one `[]`. Equal orders are no others."""
+    explains the sums better than that of the told one `[]`. An order with the same participants in
+    every round is not better."""
     known = until(observations, seen)
     inside = jnp.arange(len(known.features)) < seen
 
     def explained(participation: Array) -> Array:
         other = dataclasses.replace(known, participation=participation)
-        return log_likelihood(other, boxes(other, seen[None], ITERATIONS)[0])
+        return log_likelihood(other, boxes(other, seen[None], ROUGHLY)[0])
 
     def exchanged(key: Array) -> Array:
         drawn = jnp.argsort(jnp.where(inside, jax.random.uniform(key, inside.shape), jnp.inf))

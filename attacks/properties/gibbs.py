@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.properties.box import ITERATIONS, box_and_quadratic, boxes
+from attacks.properties.box import ITERATIONS, ROUGHLY, box_and_quadratic, boxes
 from attacks.properties.exchanges import warn_of_exchanged_rounds
 from attacks.properties.observations import Observations, check_observed
 from attacks.properties.surprise import warn_of_surprise
@@ -79,7 +79,7 @@ def _gibbs(observations: Observations, seen: Array, key: Array, settings: Gibbs)
     prior = jnp.log(observations.rate) - jnp.log1p(-observations.rate)
 
     def one(t: Array, key: Array) -> Array:
-        _, (matrix, vector) = box_and_quadratic(observations, t, 200)
+        _, (matrix, vector) = box_and_quadratic(observations, t, ROUGHLY)
         start_key, key = jax.random.split(key)
         diagonal = jnp.diag(matrix)
 

@@ -40,6 +40,15 @@ def exit_code(work: Callable[[], int], kept: str = "") -> int:
         return say(f"interrupted{left}", INTERRUPTED)
 
 
+def save_figure(figure: Any, path: str) -> None:
+    """Write a matplotlib figure to the file that `--figure` names. Raises `UsageError` if its
+    suffix stands for no format."""
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    except ValueError as error:
+        raise UsageError(f"--figure {path!r}: {error}") from error
+
+
 def say(text: str, code: int) -> int:
     """Tell the user of an error, in one line; returns the exit code."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -7,7 +7,13 @@ from typing import Any, Literal
 
 import tyro
 
-from benchmarks.harness.command_line import UsageError, check_writable, exit_code, run_command
+from benchmarks.harness.command_line import (
+    UsageError,
+    check_writable,
+    exit_code,
+    run_command,
+    save_figure,
+)
 from benchmarks.harness.intervals import Interval, accuracy_interval
 from benchmarks.harness.jobs import Table
 from benchmarks.harness.store import opened
@@ -132,10 +138,7 @@ def _answered(arguments: Arguments) -> int:
             f"--out {out!r} holds no rows of frontier at {size} size; run python -m "
             "benchmarks.sweep frontier first"
         )
-    try:
-        draw(rows).savefig(figure, metadata={"Date": None} if figure.endswith(".svg") else None)
-    except ValueError as error:  # a suffix that stands for no format
-        raise UsageError(f"--figure {figure!r}: {error}") from error
+    save_figure(draw(rows), figure)
     return 0
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import tyro
 
-from benchmarks.harness.command_line import UsageError, check_writable, exit_code, run_command
+from benchmarks.harness.command_line import (
+    UsageError,
+    check_writable,
+    exit_code,
+    run_command,
+    save_figure,
+)
 from benchmarks.harness.intervals import Interval, wilson_interval
 from benchmarks.harness.store import opened
 
@@ -108,10 +114,7 @@ def _answered(arguments: Arguments) -> int:
             f"--out {out!r} holds no rows of records/defenses by {METHOD}; run python -m "
             "benchmarks.sweep records/defenses first"
         )
-    try:
-        draw(shown).savefig(figure, metadata={"Date": None} if figure.endswith(".svg") else None)
-    except ValueError as error:  # a suffix that stands for no format
-        raise UsageError(f"--figure {figure!r}: {error}") from error
+    save_figure(draw(shown), figure)
     return 0
 
 
