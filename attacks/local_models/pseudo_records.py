@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.flatten_util import ravel_pytree
 
 from attacks.local_models.reconstruction import (
     LocalModel,
     _check_held_out,
     _held_out,
+    by_chance,
     last_returned,
 )
 from attacks.matching import Virtual, matching_objective, minimize_adam, squared_distance
@@ -120,9 +122,10 @@ def _pseudo_records(
     params, steps = _descend(model, last, data, finish_key, settings, unexplained)
     finite = jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(params)]).all()
     kept = (steps == 0) | ~finite
-    return LocalModel(
-        jax.tree.map(functools.partial(jnp.where, kept), last, params), unexplained, kept
-    )
+    params = jax.tree.map(functools.partial(jnp.where, kept), last, params)
+    updates = jax.vmap(lambda u: ravel_pytree(u)[0])(messages.pseudo_gradient)
+    chance = by_chance(unexplained, updates, _held_out(settings.held_out, len(messages)))
+    return LocalModel(params, unexplained, chance, kept)
 
 
 def _descend(

@@ -31,6 +31,8 @@ from jaxfl import Messages, Model, mlp
 from jaxfl.domains import Count, Fraction, Key, NotNegative, Positive, Shape, checked
 
 Array = jax.Array
+CHANCE = 0.05
+"""A map explains something if chance would explain as much less often than this."""
 
 
 @checked
@@ -115,19 +117,23 @@ class LocalModel:
       params: the model.
       unexplained: part of held-out updates' energy that the fitted map misses; 1 is no better than
         predicting zero.
+      chance: how probable it is that a prediction drawn without a look at held-out updates explains
+        as much of them. The iterate of a network is chosen by the very updates that judge it: of
+        unrelated ones some iterate explains a little.
       kept_last: True if `params` are those last returned: pseudo-records explained too little, or
         the map led nowhere finite, or nowhere at all (it is constant around the last model).
     """
 
     params: Any
     unexplained: Array
+    chance: Array
     kept_last: Array
 
     @property
     def misfit(self) -> Array:
-        """Whether the model says nothing that the last one does not: what was fitted misses at
-        least as much of held-out updates as no map would, or led nowhere."""
-        return self.kept_last | ~(self.unexplained < 1)
+        """Whether the model says nothing that the last one does not: what was fitted explains no
+        more of held-out updates than chance would, or led nowhere."""
+        return self.kept_last | ~(self.chance < CHANCE)
 
 
 @checked
@@ -183,7 +189,8 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
     )
     params = point if basis is None else last + (point - start) @ basis
     moved = jnp.isfinite(params).all() & (point != start).any()
-    return LocalModel(unravel(jnp.where(moved, params, last)), unexplained, ~moved)
+    chance = by_chance(unexplained, targets, _held_out(settings.held_out, len(messages)))
+    return LocalModel(unravel(jnp.where(moved, params, last)), unexplained, chance, ~moved)
 
 
 def _fitted(
@@ -216,6 +223,23 @@ def _fitted(
     carry = weights, optimizer.init(weights), weights, missed(weights, held_out)
     (_, _, weights, unexplained), _ = jax.lax.scan(fit, carry, length=settings.fit_steps)
     return weights, unexplained
+
+
+def by_chance(unexplained: Array, updates: Array, held: int) -> Array:
+    """How probable it is that a prediction of a random direction misses no more of `held` of these
+    `updates [rounds, parameters]`, whatever its length.
+
+    It misses at least 1 - c^2, c the cosine between the two, whose square is distributed as
+    Beta(1/2, (n - 1) / 2) in n dimensions. Updates that deviate along few directions have few:
+    `held` times (tr C)^2 / tr C^2, for their covariance C; of noise the mean is nothing.
+    """
+    deviations = updates - updates.mean(0)
+    with jax.default_matmul_precision("highest"):
+        gram = deviations @ deviations.T
+    dimensions = held * jnp.trace(gram) ** 2 / (gram**2).sum()
+    square = jnp.clip(1 - unexplained, 0, 1)
+    tail = jax.scipy.special.betainc((dimensions - 1) / 2, 0.5, 1 - square) / 2
+    return jnp.where(unexplained < 1, tail, 1.0)
 
 
 def _held_out(fraction: float, rounds: int) -> int:
