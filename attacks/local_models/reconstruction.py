@@ -117,9 +117,9 @@ class LocalModel:
       params: the model.
       unexplained: part of held-out updates' energy that the fitted map misses; 1 is no better than
         predicting zero.
-      chance: how probable it is that a prediction drawn without a look at held-out updates explains
-        as much of them. The iterate of a network is chosen by the very updates that judge it: of
-        unrelated ones some iterate explains a little.
+      chance: how probable it is that as much is explained of updates of mean 0 that have nothing to
+        do with the received models. The iterate of a network is chosen by the very updates that
+        judge it: of such updates, too, some iterate explains a little.
       kept_last: True if `params` are those last returned: pseudo-records explained too little, or
         the map led nowhere finite, or nowhere at all (it is constant around the last model).
     """
@@ -226,19 +226,24 @@ def _fitted(
 
 
 def by_chance(unexplained: Array, updates: Array, held: int) -> Array:
-    """How probable it is that a prediction of a random direction misses no more of `held` of these
-    `updates [rounds, parameters]`, whatever its length.
+    """How probable it is that a map misses no more of `held` of these `updates [rounds,
+    parameters]` if rounds are independent, of mean 0, and nothing to do with what was received.
 
-    It misses at least 1 - c^2, c the cosine between the two, whose square is distributed as
-    Beta(1/2, (n - 1) / 2) in n dimensions. Updates that deviate along few directions have few:
-    `held` times (tr C)^2 / tr C^2, for their covariance C; of noise the mean is nothing.
+    Two tests, one of which speaks (so that the less probable counts twice). A prediction of a
+    random direction misses at least 1 - c^2 of the held-out ones, c its cosine with them, whose
+    square is distributed as Beta(1/2, (n - 1) / 2) in n dimensions. And the squared length of all
+    updates' sum, relative to the sum of theirs, is a chi-square divided by its degrees of freedom.
+    A round has (tr C)^2 / tr C^2 dimensions, for the covariance C of updates.
     """
     deviations = updates - updates.mean(0)
     with jax.default_matmul_precision("highest"):
         gram = deviations @ deviations.T
-    dimensions = held * jnp.trace(gram) ** 2 / (gram**2).sum()
+    dimensions = jnp.trace(gram) ** 2 / (gram**2).sum()
     square = jnp.clip(1 - unexplained, 0, 1)
-    tail = jax.scipy.special.betainc((dimensions - 1) / 2, 0.5, 1 - square) / 2
+    along = jax.scipy.special.betainc((held * dimensions - 1) / 2, 0.5, 1 - square) / 2
+    pull = (updates.sum(0) ** 2).sum() / (updates**2).sum()
+    together = jax.scipy.special.gammaincc(dimensions / 2, dimensions * pull / 2)
+    tail = jnp.minimum(2 * jnp.minimum(along, together), 1)
     return jnp.where(unexplained < 1, tail, 1.0)
 
 

@@ -12,7 +12,7 @@ Corollary 2.13; for the noncentral t, Steiger, Fouladi (1997).
 import dataclasses
 import functools
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +56,8 @@ class MeasuredEpsilon:
       scores: of each canary, in deviations `[canaries]`. Of a Gaussian mechanism the logarithm of a
         canary's likelihood ratio is linear in its score.
       status: `Status.FAILED` if the messages are not finite, or hold nothing but what the records
-        make; then all numbers are NaN. `Status.MISFIT` if the noise is not what the recipe adds
-        (less, where clients train in batches), or scores are below 0: then the bound is of what
-        messages hold, and not of the stated recipe.
+        make; then all numbers are NaN. `Status.MISFIT` if noise or canaries are not what the recipe
+        adds: then the bound is of what messages hold, and not of the stated recipe.
     """
 
     lower: Num[Array, ""]
@@ -124,19 +123,22 @@ def measure_epsilon(
     records = int(np.asarray(data.mask).sum())
     canaries = _canaries_of(training, records)
     directions = _orthonormal(canaries.directions, sum(a.size for a in jax.tree.leaves(first)))
-    rest = _without_own(model, messages, data, training, canaries.clip, key)
-    along = directions @ rest
-    varied = np.linalg.norm(rest - along.mean() * directions.sum(0))
-    noise = varied / np.sqrt(len(rest) - 1)
-    if training.steps(records) > 1 and len(along) > 1:
-        noise = max(noise, along.std(ddof=1))
+    rest, reordered = _without_own(model, messages, data, training, canaries.clip, key)
+    along, freedom = directions @ rest, len(rest) - 1
+    varied = np.linalg.norm(rest - along.mean() * directions.sum(0)) / np.sqrt(freedom)
+    order = np.linalg.norm(reordered) / np.sqrt(len(rest))
+    in_batches = training.steps(records) > 1 and len(along) > 1
+    noise = max(varied, along.std(ddof=1)) if in_batches else varied
     if not np.isfinite(along).all() or noise == 0:
         nothing = jnp.full((), jnp.nan)
         scores = jnp.full(len(along), jnp.nan)
         return MeasuredEpsilon(nothing, nothing, nothing, scores, jnp.asarray(Status.FAILED))
     scores = along / noise
-    status = _judged(scores, noise, len(rest) - 1, training, canaries, len(messages), records)
-    mu, low = float(scores.mean()), _least_mu(scores, len(rest) - 1, confidence)
+    steps = len(messages) * training.steps(records)
+    size = min(training.batch_size or records, records)
+    seen = _Seen(scores, noise, varied, order, freedom)
+    status = _judged(seen, training, canaries, steps, size)
+    mu, low = float(scores.mean()), _least_mu(scores, freedom, confidence)
     return MeasuredEpsilon(
         lower=jnp.asarray(gaussian_epsilon(max(low, 0.0), delta=delta)),
         estimate=jnp.asarray(gaussian_epsilon(max(mu, 0.0), delta=delta)),
@@ -146,45 +148,62 @@ def measure_epsilon(
     )
 
 
+class _Seen(NamedTuple):
+    """What is left of messages without what the client's records make.
+
+    Attributes:
+      scores: of each canary, in deviations of `noise` `[canaries]`.
+      noise: deviation of a projection.
+      varied: likewise, of all but the canaries' mean.
+      order: likewise, of what another order of the client's own records changes.
+      freedom: numbers that tell the noise.
+    """
+
+    scores: np.ndarray
+    noise: float
+    varied: float
+    order: float
+    freedom: int
+
+
 def _judged(
-    scores: np.ndarray,
-    noise: float,
-    freedom: int,
-    training: LocalTraining,
-    canaries: Canaries,
-    rounds: int,
-    records: int,
+    seen: _Seen, training: LocalTraining, canaries: Canaries, steps: int, size: int
 ) -> Status:
-    """Whether noise and canaries are what the recipe adds; where clients train in batches, whether
-    noise is no less, and scores are not below 0. Of a client that adds less noise than it says the
-    bound is right all the same."""
-    steps = training.steps(records)
-    size = min(training.batch_size or records, records)
-    told = float(training.learning_rate * canaries.clip * canaries.noise_multiplier) / size
-    told *= np.sqrt(rounds * steps)
-    if not told:
+    """Whether noise and canaries are what the recipe adds in so many `steps` of batches of a
+    `size`. In batches each canary is in some steps alone, and the client's own records were in
+    other batches than is taken away: by as much more may noise and scores vary."""
+    q, sigma = float(canaries.rate), float(canaries.noise_multiplier)
+    count = len(seen.scores)
+    # By how much one canary moves a step, times sqrt(steps): the unit of all that follows.
+    unit = float(training.learning_rate * canaries.clip) * np.sqrt(steps) / size
+    if not unit:
         return Status.OK
-    low, high = np.sqrt(stats.chi2.ppf([FALSE_ALARMS / 4, 1 - FALSE_ALARMS / 4], freedom) / freedom)
-    chance = stats.norm.ppf(1 - FALSE_ALARMS / 4) / np.sqrt(len(scores))
-    # With full batches canaries are in every step; else they are drawn, and the client's own
-    # records were in other batches than is taken away.
-    exact = steps == 1
-    expected = np.sqrt(rounds) / float(canaries.noise_multiplier) if exact else 0.0
-    times = noise / told
-    mu = scores.mean() * times
-    is_other = times < low or (exact and times > (1 + ROUNDED) * high)
-    apart = mu - expected if exact else min(mu / times, 0.0)
-    if not is_other and abs(apart) <= chance + ROUNDED * expected:
+    low, high = np.sqrt(_quantiles(seen.freedom) / seen.freedom)
+    order, drawn = seen.order / unit, q * (1 - q)
+    by_draws = drawn * _quantiles(count)[1] / seen.freedom
+    most = (1 + ROUNDED) * np.sqrt(high**2 * (sigma**2 + order**2) + by_draws)
+    varied, moved = seen.varied / unit, seen.scores.mean() * seen.noise / unit
+    expected = q * np.sqrt(steps)
+    chance = stats.norm.ppf(1 - FALSE_ALARMS / 4) * np.sqrt((varied**2 + drawn) / count)
+    # Without noise what is left is rounding.
+    is_noise = sigma * low <= varied <= most or not sigma
+    if is_noise and abs(moved - expected) <= chance + ROUNDED * expected:
         return Status.OK
     warnings.warn(
-        f"measure_epsilon: the noise is {times:.3g} times what the recipe adds, and a canary moves "
-        f"the messages by {mu:.3g} deviations of what it adds, where {expected:.3g} or more is "
-        "expected: messages are not of this model, recipe, canaries or records, or the noise is "
-        "not what it is said to be",
+        f"measure_epsilon: the noise is {varied:.3g}, where the recipe adds {sigma:.3g}, and a "
+        f"canary moves the messages by {moved:.3g}, where {expected:.3g} is expected (both in "
+        "units of what one canary does to a step, times the square root of the steps): messages "
+        "are not of this model, recipe, canaries or records, or the noise is not what it is said "
+        "to be",
         MisfitWarning,
         stacklevel=4,
     )
     return Status.MISFIT
+
+
+def _quantiles(freedom: int) -> np.ndarray:
+    """Within which a chi-square lies but for half of the `FALSE_ALARMS`."""
+    return stats.chi2.ppf([FALSE_ALARMS / 4, 1 - FALSE_ALARMS / 4], freedom)
 
 
 def _canaries_of(training: LocalTraining, records: int) -> Canaries:
@@ -226,12 +245,15 @@ def _without_own(
     training: LocalTraining,
     clip: float | Array,
     key: Array,
-) -> np.ndarray:
-    """Sum over rounds of what was sent, without what the client's records alone make
-    `[parameters]`."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over rounds `[parameters]`: of what was sent, without what the client's records alone
+    make; and of the difference that another order of them makes to the latter."""
     quiet = dataclasses.replace(training, plugins=(DPSGD(clip, 0.0),))
-    keys = jax.random.split(key, len(messages))
-    return np.asarray(_sent_beside(model, messages, data, quiet, keys), np.float64).sum(0)
+    keys = jax.random.split(key, (2, len(messages)))
+    left, other = (
+        np.asarray(_sent_beside(model, messages, data, quiet, k), np.float64).sum(0) for k in keys
+    )
+    return left, left - other
 
 
 @functools.partial(jax.jit, static_argnames="model")

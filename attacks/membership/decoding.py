@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, Decoding, closed_form
-from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
+from attacks.attributes.knowledge import (
+    Knowledge,
+    check_knowledge,
+    check_one_column,
+    erase,
+)
 from attacks.fit import Status
+from attacks.membership.alike import warn_of_alike
 from attacks.membership.mixture import Membership
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, checked
@@ -42,12 +48,18 @@ def decode_membership(
     Returns:
       The membership, and the decoding with the values of the unknown column.
 
+    Warns:
+      UncheckedWarning: if records are equal in all that is known, and some are members.
+
     Raises:
       ValueError: as `closed_form`; if labels are unknown, or `members` exceeds the records.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_one_column("decode_membership", knowledge)
     decoding = closed_form(model, messages, knowledge, members=members, settings=settings)
+    assert decoding.presence is not None
+    known = erase(knowledge)
+    warn_of_alike("decode_membership", known, knowledge.y, decoding.presence[:, None])
     return judge_presence(decoding.presence, decoding.status), decoding
 
 

@@ -8,6 +8,7 @@ that the model has fitted, so the attack needs a client that has fitted its reco
 
 import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jaxtyping import Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
-from attacks.fit import Status
+from attacks.fit import MisfitWarning, Status
 from attacks.precision import in_type_here
 from jaxfl import Messages, Model
 from jaxfl.domains import Index, Params, checked
@@ -37,7 +38,7 @@ class Membership:
       candidates: whether each record with each value of the unknown column is judged a member
         `[records, K]`, the unit in which the paper counts; None if records are judged as a whole.
       status: see `attacks.Status`; 1 if the attack ended with numbers that are not finite: then
-        scores are NaN and nobody is a member.
+        scores are NaN and nobody is a member; 2 if what the attack assumes does not hold.
     """
 
     members: np.ndarray
@@ -56,13 +57,18 @@ def variance_mixture(
 
     The mixture is fitted to log10 of the gradients' variance at the last returned model; members
     are the component of the lower mean. The paper leaves scale and model open. Records are judged
-    by a second mixture, on the mean over candidates.
+    by a second mixture, on the mean over candidates. Where a single Gaussian has the lower Bayesian
+    information criterion the records are no two groups: the client has not fitted its own, and the
+    answer is a misfit.
 
     Args:
       model: the model; its last layer must be a dense layer that it names.
       messages: the client's messages; the last one is used.
       knowledge: records that may or may not be the client's, labels known, one unknown column.
       seed: of the mixture's five starts.
+
+    Warns:
+      MisfitWarning: if the records are no two groups.
 
     Raises:
       ValueError: as `cos_matching`; if labels are unknown, columns are several, there is a single
@@ -74,7 +80,15 @@ def variance_mixture(
         raise ValueError("x has 1 record; a mixture of two needs at least 2")
     last = jax.tree.map(lambda a: a[-1], messages.returned)
     variance = gradient_variance(model, last, *candidate_records(model, knowledge))
-    return split_variances(np.asarray(variance), seed=seed)
+    answer = split_variances(np.asarray(variance), seed=seed)
+    if answer.status == Status.MISFIT:
+        warnings.warn(
+            "variance_mixture: the records' gradients vary as one group: the model has not fitted "
+            "the client's records apart from others, and who is called a member is a guess",
+            MisfitWarning,
+            stacklevel=3,
+        )
+    return answer
 
 
 @on_host("scikit-learn")
@@ -83,7 +97,7 @@ def split_variances(
     variance: Num[np.ndarray, "records candidates"], *, seed: Index = 0
 ) -> Membership:
     """The mixture's part of `variance_mixture`, on variances `[records, K]`. Fails where they are
-    not finite, or fall into one group."""
+    not finite or alike; a misfit where one Gaussian describes them as well as two."""
     variance = np.asarray(variance)
     nobody = Membership(
         np.zeros(len(variance), bool),
@@ -95,18 +109,23 @@ def split_variances(
         return nobody
     logarithm = np.log10(np.asarray(variance, np.float64) + 1e-12)
     score = -logarithm.mean(1)
-    candidates = _lower_component(logarithm.reshape(-1), seed).reshape(logarithm.shape)
-    members = _lower_component(-score, seed)
+    candidates, _ = _lower_component(logarithm.reshape(-1), seed)
+    members, are_two = _lower_component(-score, seed)
     if members.all() or not members.any():  # variances that are alike are no two groups
         return nobody
-    return Membership(members=members, scores=score, candidates=candidates)
+    status = Status.OK if are_two else Status.MISFIT
+    return Membership(members, score, candidates.reshape(variance.shape), status)
 
 
-def _lower_component(values: np.ndarray, seed: int) -> np.ndarray:
+def _lower_component(values: np.ndarray, seed: int) -> tuple[np.ndarray, bool]:
+    """Whether each value `[n]` is of the mixture's component of the lower mean; and whether two
+    Gaussians describe the values better than one, by the Bayesian information criterion."""
     from sklearn.mixture import GaussianMixture
 
-    mixture = GaussianMixture(2, n_init=5, random_state=seed).fit(values[:, None])
-    return mixture.predict(values[:, None]) == mixture.means_[:, 0].argmin()
+    column = values[:, None]
+    mixture = GaussianMixture(2, n_init=5, random_state=seed).fit(column)
+    are_two = mixture.bic(column) < GaussianMixture(1).fit(column).bic(column)
+    return mixture.predict(column) == mixture.means_[:, 0].argmin(), bool(are_two)
 
 
 @checked

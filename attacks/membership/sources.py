@@ -21,6 +21,7 @@ from jaxtyping import Int, Num
 from attacks.attributes.candidate_decoding.candidates import candidate_gradients
 from attacks.attributes.knowledge import float_type
 from attacks.fit import Fit, status_of, warn_of_fit
+from attacks.membership.alike import warn_of_alike
 from attacks.membership.source_fit import Seen, judge_sources
 from attacks.path import at_path_centres
 from attacks.precision import arithmetic, cast
@@ -240,6 +241,9 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
       `Sources`. Memory is that of a few `[records, records]` matrices, time grows with the cube of
       the records.
 
+    Warns:
+      UncheckedWarning: if equal records are of several clients.
+
     Raises:
       ValueError: if clients differ in rounds or two have the same messages, numbers do not fit,
         the records do not fit the model, or the optimiser is no SGD.
@@ -278,6 +282,7 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     fit = judge_sources(model, training, seen, weights, tuple(sizes), (x, y), key)
     status = status_of(failed, fit)
     warn_of_fit("decode_sources", status, fit)
+    warn_of_alike("decode_sources", x, y, weights)
     return Sources(jnp.where(failed, -1, weights.argmax(1)), weights, status, fit)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from attacks.fit import MisfitWarning
 from attacks.fixed_draws import fixed_key
-from attacks.properties.box import ROUGHLY, boxes
+from attacks.properties.best_in_box import ROUGHLY, boxes
 from attacks.properties.law_of_sums import log_likelihood
 from attacks.properties.observations import Observations, until
 from jaxfl import _check

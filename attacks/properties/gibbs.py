@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.properties.box import ITERATIONS, ROUGHLY, box_and_quadratic, boxes
+from attacks.properties.best_in_box import ITERATIONS, ROUGHLY, box_and_quadratic, boxes
 from attacks.properties.exchanges import warn_of_exchanged_rounds
 from attacks.properties.observations import Observations, check_observed
 from attacks.properties.surprise import warn_of_surprise

@@ -14,7 +14,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.properties.box import ITERATIONS, boxes
+from attacks.properties.best_in_box import ITERATIONS, boxes
+from attacks.properties.exchanges import warn_of_exchanged_rounds
 from attacks.properties.observations import (
     Observations,
     check_observed,
@@ -104,7 +105,7 @@ def prolin(
 
     Warns:
       MisfitWarning: if the sums contradict any answer, by the p of `box` (`attacks.surprise`); this
-        one need not explain them as well.
+        one need not explain them as well. And where it is sure of a client, as `gibbs`.
 
     Raises:
       ValueError: as `ridge`; if a setting is out of range, `observations.clients_per_round` exceeds
@@ -119,6 +120,7 @@ def prolin(
     if not _check.is_unseen((observations, seen)):
         # Its own p need not explain the sums: three losses are balanced.
         warn_of_surprise("prolin", observations, seen, boxes(observations, seen, ITERATIONS))
+        warn_of_exchanged_rounds("prolin", observations, seen, answer.p)
     return answer
 
 

@@ -1,4 +1,4 @@
-"""How often `gibbs` is sure of a client, and warns, where participation is right, of the round
+"""How often decoders are sure of a client, and warn, where participation is right, of the round
 before, or of rounds in reverse: `python -m tests.attacks.exchanged_rounds`."""
 
 import collections
@@ -9,13 +9,22 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 
-from attacks import gibbs
+from attacks import Prolin, box, gibbs, prolin
 from attacks.properties.exchanges import SURE
 from tests.attacks.test_gibbs import KEY, observed
 
 FEDERATIONS = ((20, 40, 5), (20, 60, 5), (10, 40, 4), (40, 80, 8))
 """Clients, rounds, participants of a round."""
 SEPARATIONS, SEEDS = (2.0, 3.0, 4.0, 6.0), range(100, 125)
+
+
+def by_prolin(observations, seen):
+    weights = jnp.ones(len(observations.features))
+    return prolin(observations, seen, weights, KEY, settings=Prolin(iterations=5000)).p
+
+
+DECODERS = {"gibbs": lambda observations, seen: gibbs(observations, seen, KEY)}
+DECODERS |= {"box": box, "prolin": by_prolin}
 
 
 def main():
@@ -27,13 +36,14 @@ def main():
         a = right.participation
         for name, other in {"right": a, "late": jnp.roll(a, 1, 0), "reverse": a[::-1]}.items():
             told = dataclasses.replace(right, participation=other)
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                p = np.asarray(gibbs(told, jnp.asarray([rounds]), KEY))
-            sure = p.max() > SURE
-            counts[name] += [1, sure, sure and bool(said)]
-    for name, (runs, sure, warned) in counts.items():
-        print(f"{name}: {runs} federations, {sure} sure of a client, {warned} of them warned")
+            for decoder, decode in DECODERS.items():
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    p = np.asarray(decode(told, jnp.asarray([rounds])))
+                sure = p.max() > SURE
+                counts[decoder, name] += [1, sure, sure and bool(said)]
+    for (decoder, name), (runs, sure, warned) in sorted(counts.items()):
+        print(f"{decoder}, {name}: {runs} federations, {sure} sure of a client, {warned} warned")
 
 
 if __name__ == "__main__":

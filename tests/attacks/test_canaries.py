@@ -87,7 +87,10 @@ def test_less_noise_than_promised_is_caught():
         halved = dataclasses.replace(canaries, noise_multiplier=canaries.noise_multiplier / 2)
         return dataclasses.replace(training, plugins=(halved,))
 
-    with pytest.warns(MisfitWarning, match=r"is 0\.\d+ times what the recipe adds") as told:
+    with pytest.warns(
+        MisfitWarning,
+        match=r"the noise is 1, where the recipe adds 2|noise is (0\.9|1\.0)\d*, where the recipe adds 2",
+    ) as told:
         answer = measured(0, 2.0, sent=half)
     assert answer.lower > exact(2.0)
     assert answer.status == Status.MISFIT
@@ -111,6 +114,30 @@ WRONG = {
     "another rate": lambda t: dataclasses.replace(t, learning_rate=0.5),
     "batches": lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 1.0),), batch_size=8),
 }
+
+
+def twice_the_noise(training):
+    (canaries,) = training.plugins
+    noise = 2 * canaries.noise_multiplier
+    return dataclasses.replace(
+        training, plugins=(dataclasses.replace(canaries, noise_multiplier=noise),)
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 2.0),)), twice_the_noise],
+    ids=["no canaries", "twice the noise"],
+)
+def test_wrong_recipes_in_batches_are_misfits(wrong):
+    """Nothing told of canaries that are not there is no all-clear."""
+    with pytest.warns(MisfitWarning):
+        assert measured(0, 2.0, batch_size=8, sent=wrong).status == Status.MISFIT
+
+
+def test_without_noise_canaries_that_are_not_there_are_missed():
+    with pytest.warns(MisfitWarning, match="where 2 is expected"):
+        measured(0, 0.0, sent=lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 0.0),)))
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -23,7 +23,7 @@ from attacks import (
     ridge,
 )
 from attacks.metrics import ranking
-from attacks.properties.box import box_and_quadratic
+from attacks.properties.best_in_box import box_and_quadratic
 from attacks.properties.detector_laws import overlap
 from attacks.properties.law_of_sums import DRIFTS, drift_evidence, likelihood
 from attacks.properties.observations import until

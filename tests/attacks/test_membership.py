@@ -13,6 +13,8 @@ from attacks import (
     ClosedForm,
     Knowledge,
     MisfitWarning,
+    Status,
+    UncheckedWarning,
     binary_column,
     candidate_records,
     closed_form,
@@ -33,11 +35,14 @@ MODEL = mlp(D, (64,), 3)
 COLUMN = binary_column(6, 0.4)
 
 
-def make_world(seed=0, rounds=5, rate=0.1):
-    """A victim's messages, and its records followed by as many that it never saw."""
+def make_world(seed=0, rounds=5, rate=0.1, equal=()):
+    """A victim's messages, and its records followed by as many that it never saw; the second of
+    each of the pairs that are `equal` is the first."""
     rng = np.random.default_rng(seed)
     x = (rng.random((2 * N, D)) < 0.4).astype(np.float32)
     y = rng.integers(0, 3, 2 * N)
+    for one, other in equal:
+        x[other], y[other] = x[one], y[one]
     key = jax.random.key(seed)
     federated = Federated(rounds=rounds, training=LocalTraining(rate))
     messages = simulate(
@@ -67,13 +72,18 @@ def test_variance_is_that_of_the_last_layers_gradient():
 def test_the_mixture_finds_members_once_the_victim_has_fitted_them_and_not_before():
     knowledge, _, messages = make_world(rounds=400, rate=1.0)
     found = variance_mixture(MODEL, messages, knowledge)
+    assert found.status == Status.OK
     assert (found.members == TRUTH).mean() > 0.85
     assert (found.candidates == TRUTH[:, None]).mean() > 0.8
     assert detection(found.scores, TRUTH).auc > 0.9
     areas = []
     for seed in range(8):
         knowledge, _, messages = make_world(seed, rounds=1, rate=0.01)
-        areas.append(detection(variance_mixture(MODEL, messages, knowledge).scores, TRUTH).auc)
+        with pytest.warns(MisfitWarning, match="vary as one group") as warned:
+            answer = variance_mixture(MODEL, messages, knowledge)
+        assert {w.filename for w in warned} == {__file__}
+        assert answer.status == Status.MISFIT
+        areas.append(detection(answer.scores, TRUTH).auc)
     assert abs(np.mean(areas) - 0.5) < 0.1
 
 
@@ -263,3 +273,14 @@ def test_victims_of_different_attributes_share_a_run():
     together = rows(cells)
     assert {status for _, status in together.values()} == {"ok"}
     assert together == rows(cells[:1]) | rows(cells[1:])
+
+
+def test_equal_records_of_which_one_is_a_member_are_said_to_be_a_guess():
+    """And equal members are not: whichever is which."""
+    knowledge, _, messages = make_world(rounds=6, rate=0.1, equal=((0, N), (1, 2)))
+    with pytest.warns(UncheckedWarning, match=f"2 records are equal .* first: 0, {N}") as warned:
+        membership, _ = decode_membership(MODEL, messages, knowledge, N, settings=ClosedForm(0.1))
+    assert {w.filename for w in warned} == {__file__}
+    assert np.allclose(membership.scores[[0, N]], 0.5, atol=0.05)
+    others = np.setdiff1d(np.arange(2 * N), [0, N])
+    assert (membership.members == TRUTH)[others].all()

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from attacks import by_discriminants, decode_sources, largest_drop, least_loss, majority_of_rounds
-from attacks.fit import MisfitWarning, Status
+from attacks.fit import MisfitWarning, Status, UncheckedWarning
 from attacks.membership.sources import losses
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
@@ -51,6 +51,20 @@ def test_sources_are_decoded_where_losses_say_nothing(federation):
     returned = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *(m.returned for m in messages))
     by_vote = np.asarray(majority_of_rounds(model, returned, x, y).sources) == truth
     assert max(by_loss.mean(), by_vote.mean()) < 0.8
+
+
+def test_equal_records_of_two_clients_are_said_to_be_a_guess(federation):
+    model, _, x, y, truth, _ = federation
+    x, y = x.copy(), y.copy()
+    x[[45, 2]], y[[45, 2]] = x[[0, 1]], y[[0, 1]]
+    full = LocalTraining(0.05)
+    clients = stack_clients([(x[truth == c], y[truth == c]) for c in range(3)])
+    run = simulate(model, model.init(KEY), clients, KEY, Federated(rounds=8, training=full))
+    seen = [run.messages(c) for c in range(3)]
+    with pytest.warns(UncheckedWarning, match="2 records are equal .* first: 0, 45"):
+        answer = decode_sources(model, seen, SIZES, x, y, KEY, training=full)
+    others = np.setdiff1d(np.arange(len(x)), [0, 45])
+    assert (np.asarray(answer.sources) == truth)[others].all()
 
 
 def reversed_(messages):
