@@ -6,6 +6,7 @@ the checks of both stand here.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,16 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.fit import REASONS, SOME_WRONG, Fit, Status, no_fit, status_of, warn_of_fit
+from attacks.fit import (
+    REASONS,
+    SOME_WRONG,
+    Fit,
+    MisfitWarning,
+    Status,
+    no_fit,
+    status_of,
+    warn_of_fit,
+)
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import MOST_INDEX, Index, Probability, check, checked
 from jaxfl.models import check_parameters, check_records
@@ -184,8 +194,17 @@ def answered(  # noqa: PLR0913 - the fields of its result
 
 
 def explained(attack: str, messages: Messages, answer: Reconstruction, fit: Fit) -> Reconstruction:
-    """An answer with its fit, and a warning where that is a misfit."""
+    """An answer with its fit, and a warning where that is a misfit, or there was nothing to
+    explain."""
     answer = with_fit(messages, answer, fit)
+    if not _check.is_unseen(messages) and messages.unchanged:
+        warnings.warn(
+            f"{attack}: no returned model differs from the one received, so that there is nothing "
+            "to explain: the client did not train, or the models after a round were given for "
+            "those before it",
+            MisfitWarning,
+            stacklevel=4,
+        )
     warn_of_fit(attack, answer.status, fit, stacklevel=5)
     return answer
 

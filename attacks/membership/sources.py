@@ -31,6 +31,8 @@ from jaxfl.models import check_labelled, check_parameters
 from jaxfl.watching import on_host
 
 Array = jax.Array
+HALF = 0.5
+"""Of a record's weight, between that of a client that holds it and of one that does not."""
 
 
 def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
@@ -193,8 +195,9 @@ class Sources:
     """Clients named by decoded weights.
 
     Attributes:
-      sources: place of the client with the largest weight `[records]`, or -1 if the solution is not
-        finite.
+      sources: place of the client with the largest weight `[records]`; -1 if the solution is not
+        finite, or the record is nobody's: among more records than the clients hold, one of which
+        every client's weight is below half.
       weights: decoded weights times the client's number of records `[records, clients]`, near 1 for
         its own.
       status: `attacks.Status` of each client `[clients]`: failed; a misfit, whose records or
@@ -283,7 +286,9 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     status = status_of(failed, fit)
     warn_of_fit("decode_sources", status, fit)
     warn_of_alike("decode_sources", x, y, weights)
-    return Sources(jnp.where(failed, -1, weights.argmax(1)), weights, status, fit)
+    # Of records that are all held by someone noise may lower the weight below any threshold.
+    nobodys = (weights.max(1) < HALF) & (len(x) > sum(sizes))
+    return Sources(jnp.where(failed | nobodys, -1, weights.argmax(1)), weights, status, fit)
 
 
 def _check_different(messages: Sequence[Messages]) -> None:

@@ -27,7 +27,7 @@ def box(
 
     Warns:
       MisfitWarning: if the sums contradict any answer (`attacks.surprise`); and where it is sure of
-        a client, as `gibbs`.
+        a client, though of exchanged rounds half or more explain the sums better.
 
     Raises:
       ValueError: as `least_squares`; if iterations are no positive integer.

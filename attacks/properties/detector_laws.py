@@ -4,6 +4,7 @@
 Threat model: as in `attacks.properties.detectors`.
 """
 
+import warnings
 from statistics import NormalDist
 
 import jax
@@ -13,11 +14,15 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Int, Num
 
+from attacks.fit import MisfitWarning
 from attacks.properties.observations import Observations, check_known_of_features
 from jaxfl import Aggregates, _check
 from jaxfl.domains import checked
 
 Array = jax.Array
+OTHER_WAY = -0.5
+"""Mean cosine between what a server subtracts from its model and a round's sum, below which the
+sums have the other sign: the mean of updates gives 1, momentum and adaptive servers less."""
 
 
 @struct.dataclass
@@ -91,6 +96,10 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
     """Features of the aggregates: of every round, the sum of its participants' (Kerkouche 2023, Eq.
     8).
 
+    Warns:
+      MisfitWarning: if the models that follow go the other way than the sums: these are probably
+        `returned - received`.
+
     Raises:
       ValueError: if rounds or parameters do not fit, or two rounds have one sum: it is no news
         twice.
@@ -110,6 +119,7 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         # gradient disaggregation.
         cross = sums @ detectors.direction.T
     _check_no_copies(features, participation, sums)
+    _warn_of_sign(aggregates, sums)
     return Observations(
         features=features,
         participation=participation,
@@ -125,6 +135,32 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         rounds=aggregates.rounds,
         clients_per_round=aggregates.clients_per_round,
     )
+
+
+def _warn_of_sign(aggregates: Aggregates, sums: Array) -> None:
+    """Warn if models of later rounds lie where sums `[rounds, parameters]` of the other sign lead:
+    their law is then that of the clients without the property."""
+    if _check.is_unseen((aggregates, sums)):
+        return
+    rounds = np.asarray(aggregates.rounds)
+    before = np.flatnonzero(np.isin(rounds + 1, rounds))
+    if not len(before):
+        return
+    order = np.argsort(rounds)
+    after = order[np.searchsorted(rounds[order], rounds[before] + 1)]
+    models = np.asarray(jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.received))
+    steps, seen = models[before] - models[after], np.asarray(sums)[before]
+    lengths = np.linalg.norm(steps, axis=1) * np.linalg.norm(seen, axis=1)
+    moved = lengths > 0
+    cosines = (steps * seen).sum(1)[moved] / lengths[moved]
+    if len(cosines) and cosines.mean() < OTHER_WAY:
+        warnings.warn(
+            f"observe: the models that follow lie against the sums (mean cosine "
+            f"{cosines.mean():.2f}): aggregates.pseudo_gradient must be sums of received - "
+            "returned, not of returned - received",
+            MisfitWarning,
+            stacklevel=4,
+        )
 
 
 def _check_no_copies(features: Array, participation: Array, sums: Array) -> None:

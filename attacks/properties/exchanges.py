@@ -25,23 +25,28 @@ SURE = 0.9
 """Probability above which a client is said to have the property."""
 EVEN = 0.5
 """Probability below which another one must lie: what all clients share, any order explains."""
-EXCHANGES, SELDOM, ENOUGH = 39, 0.1, 2
-"""Orders that are drawn; the share of them that may explain the sums better; and how many times as
-many rounds as clients there must be: some answer explains fewer in any order."""
+EXCHANGES, ENOUGH = 39, 2
+"""Orders that are drawn; and how many times as many rounds as clients there must be: some answer
+explains fewer in any order."""
+SELDOM, HALF = 0.1, 0.5
+"""The share of these that may explain the sums better, where an answer is a probability; and where
+it is not, so that it is sure of a client where detectors tell little too."""
 ALIKE = 1e-5
 """Relative difference of two likelihoods that rounding makes."""
 
 
-def warn_of_exchanged_rounds(name: str, observations: Observations, seen: Array, p: Array) -> None:
+def warn_of_exchanged_rounds(
+    name: str, observations: Observations, seen: Array, p: Array, share: float = HALF
+) -> None:
     """Warn with a `MisfitWarning` if an answer `[prefixes, clients]` is sure of a client though
-    more than `SELDOM` of exchanged rounds explain the sums better. The last sure one of `ENOUGH`
+    more than a `share` of exchanged rounds explain the sums better. The last sure one of `ENOUGH`
     rounds is judged. Not where it is traced."""
     if _check.is_unseen((observations, seen, p)):
         return
     known = np.nan_to_num(np.asarray(p))
     sure = (known.max(1, initial=0.0) > SURE) & (known.min(1, initial=1.0) < EVEN)
     rounds = np.asarray(seen)[sure & (np.asarray(seen) >= ENOUGH * np.shape(p)[1])]
-    if len(rounds) and float(_likelier(observations, jnp.asarray(rounds.max()))) > SELDOM:
+    if len(rounds) and float(_likelier(observations, jnp.asarray(rounds.max()))) > share:
         warnings.warn(
             f"{name}: it is sure of a client, and the sums go with who took part no better than "
             "with other rounds' participants: participation is of other rounds, or the detectors "

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Int, Num
 
 from attacks.properties.best_in_box import ITERATIONS, ROUGHLY, box_and_quadratic, boxes
-from attacks.properties.exchanges import warn_of_exchanged_rounds
+from attacks.properties.exchanges import SELDOM, warn_of_exchanged_rounds
 from attacks.properties.observations import Observations, check_observed
 from attacks.properties.surprise import warn_of_surprise
 from jaxfl import _check
@@ -69,7 +69,7 @@ def gibbs(
         # Chains that have not mixed are no evidence against the sums.
         warn_of_surprise("gibbs", observations, seen, boxes(observations, seen, ITERATIONS))
     answer = _gibbs(observations, seen, key, settings)
-    warn_of_exchanged_rounds("gibbs", observations, seen, answer)
+    warn_of_exchanged_rounds("gibbs", observations, seen, answer, SELDOM)
     return answer
 
 

@@ -228,7 +228,7 @@ def gradient_votes(
 ) -> Num[Array, "prefixes clients"]:
     """BASELINE (Lam et al. 2021; Kerkouche 2023, Eq. 6): clients' gradients by least squares, then
     for each client the fraction of the seen rounds' detectors that find the property in its
-    gradient `[prefixes, clients]`.
+    gradient `[prefixes, clients]`; the assumed rate for a client that took part in none.
 
     Gradients are never written out: detectors are affine, so features of the aggregates are enough.
 
@@ -249,6 +249,7 @@ def _gradient_votes(observations: Observations, seen: Array) -> Array:
         inside = prefix(len(known.features), t)
         features = jnp.linalg.pinv(known.participation) @ known.cross + known.offset
         votes = ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
+        votes = jnp.where((known.participation == 0).all(0), known.rate, votes)
         # What is not finite votes for nobody, and would pass for a vote against.
         return jnp.where((~jnp.isfinite(features) & inside).any(1), jnp.nan, votes)
 

@@ -6,6 +6,7 @@ took part in, and p, the probability that he has the property. Features of those
 part appear in no loss.
 """
 
+import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -69,7 +70,8 @@ class ProlinAnswer:
     """The answer of `prolin`.
 
     Attributes:
-      p: probability of the property `[prefixes, clients]`; NaN if the losses were never finite, or
+      p: probability of the property `[prefixes, clients]`, the assumed rate of a client that took
+        part in none of the rounds; NaN if the losses were never finite, or
         more clients took part in a round than `Observations.clients_per_round`.
       iterations: used `[prefixes]`.
       losses: L1, L2, L3 at the answer `[prefixes, 3]`.
@@ -105,7 +107,7 @@ def prolin(
 
     Warns:
       MisfitWarning: if the sums contradict any answer, by the p of `box` (`attacks.surprise`); this
-        one need not explain them as well. And where it is sure of a client, as `gibbs`.
+        one need not explain them as well. And where it is sure of a client, as `box`.
 
     Raises:
       ValueError: as `ridge`; if a setting is out of range, `observations.clients_per_round` exceeds
@@ -159,7 +161,10 @@ def _prolin(
         x = jax.random.uniform(x_key, participation.shape, known.features.dtype)
         x = jnp.where((there.sum(1) == known.participation.sum(1)).all(), x, jnp.nan)
         p = jax.random.uniform(p_key, participation.shape[1:], known.features.dtype)
-        return _descend(rounds, (jnp.take_along_axis(x, who, 1), p), settings)
+        answer = _descend(rounds, (jnp.take_along_axis(x, who, 1), p), settings)
+        # Nothing pulls at the p of who never took part: it would stay where it was drawn.
+        absent = (known.participation == 0).all(0) & jnp.isfinite(answer.p)
+        return dataclasses.replace(answer, p=jnp.where(absent, known.rate, answer.p))
 
     return jax.lax.map(one, (seen, targets, jax.random.split(key, len(seen))))
 

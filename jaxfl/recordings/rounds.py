@@ -111,7 +111,9 @@ def messages_from(
     numbers = list(range(len(received))) if rounds is None else list(rounds)
     if not len(received) == len(returned) == len(numbers):
         raise ValueError(
-            f"received has {len(received)} rounds, returned {len(returned)}, rounds {len(numbers)}"
+            f"received has {len(received)} rounds, returned {len(returned)}, rounds "
+            f"{len(numbers)}: give one of each for every round; returned holds None where the "
+            "client was absent, and rounds=None numbers them from 0"
         )
     reader = _Reader(model, layers or {}, transposed)
     pairs = []

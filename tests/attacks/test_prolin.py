@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import Prolin, prolin
+from attacks import MisfitWarning, Prolin, gradient_votes, prolin
 from attacks.metrics import ranking
 from attacks.properties.prolin import LEAST_P, _likelihood_loss, _mtadam, _Rounds
 from tests.attacks.test_gibbs import KEY, PER_ROUND, ROUNDS, observed
@@ -24,7 +24,8 @@ def test_prolin_agrees_with_its_constraints(objective):
     assert (np.asarray(answer.iterations) < 20_000).all()
     assert ranking(np.asarray(answer.p)[1], truth, 0.5).f1 >= 0.8
     blind = dataclasses.replace(observations, participation=observations.participation[::-1])
-    other = prolin(blind, jnp.asarray([ROUNDS]), weights, KEY, settings=settings)
+    with pytest.warns(MisfitWarning, match="no better than with other rounds' participants"):
+        other = prolin(blind, jnp.asarray([ROUNDS]), weights, KEY, settings=settings)
     assert ranking(np.asarray(other.p)[0], truth, 0.5).f1 < 0.7
 
 
@@ -42,6 +43,21 @@ def test_slopes_of_the_papers_likelihood_are_finite_where_p_is_sure():
     slopes = jax.grad(_likelihood_loss, 1)(jnp.asarray([[0.9, 0.1]]), sure, rounds, "paper")
     assert (np.abs(slopes) <= 1 / LEAST_P).all()
     assert float(slopes[0]) < 0 < float(slopes[1])  # both features speak against what p says
+
+
+def test_who_took_part_in_no_round_has_the_assumed_rate():
+    """By PROLIN, and by votes: nothing else is known, whatever is drawn."""
+    observations, _ = observed(separation=6.0)
+    participation = observations.participation.at[:, 3].set(0)
+    told = dataclasses.replace(observations, participation=participation)
+    seen, settings = jnp.asarray([0, 5]), Prolin(iterations=50)
+    for key in jax.random.split(KEY, 2):
+        p = prolin(told, seen, jnp.ones(ROUNDS), key, settings=settings).p
+        assert np.allclose(p[0], observations.rate)
+        assert np.allclose(p[1, 3], observations.rate)
+    votes = gradient_votes(told, seen)
+    assert np.allclose(votes[0], observations.rate)
+    assert np.allclose(votes[1, 3], observations.rate)
 
 
 @pytest.mark.filterwarnings("ignore::attacks.fit.MisfitWarning")

@@ -67,6 +67,17 @@ def test_equal_records_of_two_clients_are_said_to_be_a_guess(federation):
     assert (np.asarray(answer.sources) == truth)[others].all()
 
 
+def test_records_that_nobody_holds_are_nobodys(federation):
+    model, messages, x, y, truth, _ = federation
+    rng = np.random.default_rng(1)
+    extra = rng.normal(size=(20, 20)).astype(np.float32), rng.integers(0, 3, 20)
+    every = np.concatenate([x, extra[0]]), np.concatenate([y, extra[1]])
+    answer = decode_sources(model, messages, SIZES, *every, KEY, training=TRAINING)
+    named = np.asarray(answer.sources)
+    assert (named[: len(x)] == truth).mean() > 0.97
+    assert (named[len(x) :] == -1).all()
+
+
 def reversed_(messages):
     returned = jax.tree.map(lambda a, b: 2 * a - b, messages.received, messages.returned)
     return dataclasses.replace(messages, returned=returned)
