@@ -21,7 +21,7 @@ import tyro
 import yaml
 from rich.console import Console
 
-from benchmarks.audits import findings, notes, options, page, plan, recorded
+from benchmarks.audits import findings, notes, options, page, plan, recorded, sentences
 from benchmarks.audits.options import Arguments
 from benchmarks.audits.recorded_sums import (
     read_participation,
@@ -34,12 +34,13 @@ from benchmarks.harness.jobs import Suite, group
 from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
 from benchmarks.harness.store import Store, write_whole
 from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.splits import held_out_rows, public_rows
 from benchmarks.scenarios.sums import rarer_value
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.sweep import seeds_of
-from jaxfl import Model, mlp
+from jaxfl import LocalTraining, Model, mlp
 from jaxfl.datasets import Dataset, Inputs, read_inputs
-from jaxfl.datasets.csv import NOTES
+from jaxfl.datasets.csv import NOTES, are_ranges
 from jaxfl.recordings import OtherModelError, Recording, read_rounds
 
 PROG = "python -m benchmarks.audit"
@@ -71,7 +72,10 @@ def _keep_settings(arguments: Arguments, folder: Path) -> None:
       UsageError: if the folder holds the report of another audit, and either is of a recorded run,
         of which no rows are kept but those of its report.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {arguments.out!r} cannot be made: {error.strerror}") from None
     chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
     earlier = options.settings_in(folder)
     ordered = {name: chosen[name] for name in ASIDE} | chosen | {"out": earlier.get("out")}
@@ -93,16 +97,29 @@ def _answered(words: list[str]) -> int:
     return (_recorded if arguments.messages else _simulated)(console, arguments, folder)
 
 
-def _clients(asked: plan.Asked, victim: VictimSettings) -> str:
-    whose = f"; by {asked.client!r}" if asked.client else ""
-    return f"{victim.participants}, each of {victim.records} records{whose}"
+def _clients(asked: plan.Asked, victim: VictimSettings, data: Dataset) -> str:
+    count, each = victim.participants, victim.records
+    known = len(public_rows(data, seed=0))
+    others = (
+        f"of the {len(data)} rows the attacker knows {known}, and {held_out_rows(data)} are tests"
+    )
+    if data.group is None:
+        return f"{count}, each of {each} records; {others}"
+    there = len(np.unique(data.group))
+    fewer = (
+        f"; {there - count} of {there} have fewer, and do not take part" if there > count else ""
+    )
+    return f"{count}, each of {each} records; by {asked.client!r}{fewer}; {others}"
 
 
 def _simulated(console: Console, arguments: Arguments, folder: Path) -> int:
     """Train clients on a table, and attack them."""
     asked, questions = options.table(arguments), options.questions(arguments.questions)
     federation, seeds = options.federation(arguments), seeds_of(arguments.seeds)
-    suite = plan.suite_of(asked, federation)
+    try:
+        suite = plan.suite_of(asked, federation)
+    except ValueError as error:
+        raise options.in_options(error) from None
     tables = [suite.table(name) for name in questions]
     jobs = [j for t in tables for j in suite.jobs(t, "small", t.methods, seeds, None)]
     _keep_settings(arguments, folder)
@@ -132,15 +149,23 @@ def _told(
 ) -> page.Page:
     """The page of a simulated audit."""
     made = [_found(asked, column, rows) for column in asked.sensitive]
+    sums = [told for column in asked.sensitive for told in _summed(asked, column, rows)]
+    beside = notes.answered_beside(rows)
+    if any(told.leaks for told in sums):
+        beside.append("which clients hold many people with a value, by sums alone")
     wholes, count = plan.wholes_of(suite, rows), len(seeds_of(arguments.seeds))
     each = "1 client" if count == 1 else f"{count} clients, each in a run of its own"
     tables = {column: classified(asked.source(column), None) for column in asked.sensitive}
     victim = plan.victim_of(suite)
     return page.Page(
         f"What updates give away: {Path(arguments.csv).name}",
-        findings.sentences(made, wholes, findings.of_clients(federation.rounds)),
-        _asked(arguments)
-        | {"clients": _clients(asked, victim), "attacked": each, "columns": _read_as(tables)},
+        sentences.answer(made, wholes, sentences.of_clients(federation.rounds), beside),
+        _asked(arguments, victim.training)
+        | {
+            "clients": _clients(asked, victim, next(iter(tables.values()))),
+            "attacked": each,
+            "columns": _read_as(tables),
+        },
         _seen(federation.rounds, bool(wholes)),
         made,
         "records" if count == 1 else "clients",
@@ -150,7 +175,7 @@ def _told(
             *dict.fromkeys(n for data in tables.values() for n in data.note.split(NOTES) if n),
             *notes.of_rows(rows, made, wholes),
             *plan.not_asked(suite, options.questions(arguments.questions)),
-            *(note for column in asked.sensitive for note in _summed(asked, column, rows)),
+            *(told.note for told in sums),
             *failed,
         ],
         "results.csv",
@@ -178,10 +203,12 @@ def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Find
         if row["table"] == plan.QUESTIONS[0] and row["metric"] == "accuracy"
     ]
     usual = float(np.bincount(data.y).max() / len(data))
-    return findings.finding_of(column, data.column(column).categories, usual, read)
+    options = data.column(column).categories
+    found = findings.finding_of(column, options, usual, read)
+    return dataclasses.replace(found, ranges=are_ranges(options))
 
 
-def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[str]:
+def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[notes.Told]:
     """What the rows of an audit say of a column through sums."""
     name = asked.source(column)
     data, table = classified(name, None), plan.QUESTIONS[4]
@@ -215,8 +242,12 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
         told = f"{of}: {row['client']}, {row['attribute']}: {row['status']}"
         console.print(told, style="dim", markup=False, highlight=False)
 
+    def doubted(client: str) -> None:
+        told = f"{client}: its updates are not explained; they are asked why, which takes minutes"
+        console.print(told, style="dim", markup=False, highlight=False)
+
     for columns in attributes:
-        answers.append(recorded.read(model, clients, columns, training, keep))
+        answers.append(recorded.read(model, clients, columns, training, keep, doubted))
         asked = model, run, table, columns, training
         remarks += [*answers[-1].notes, told_by_sums(*asked, participation)]
     made = [answer.finding for answer in answers]
@@ -264,14 +295,14 @@ def _told_of_recording(
     """The page of a recorded run, of global models alone or not."""
     rounds = max(len(client.messages) for client in clients)
     names = ", ".join(client.name for client in clients)
-    source = findings.of_global_models(rounds) if alone else findings.of_clients(rounds)
+    source = sentences.of_global_models(rounds) if alone else sentences.of_clients(rounds)
     return page.Page(
         f"What updates give away: {arguments.messages}",
-        findings.sentences(made, (), source),
-        _asked(arguments) | {"clients": names},
+        sentences.answer(made, (), source),
+        _asked(arguments, options.training(arguments)) | {"clients": names},
         _seen(rounds, alone=alone),
         made,
-        "clients" if len(clients) > 1 else "records",
+        "records",
         len(clients) > 1,
         "those of the other clients; the model is the attacked client's, after its last round",
         list(dict.fromkeys(remarks)),
@@ -283,15 +314,18 @@ def _told_of_recording(
 def _inputs(arguments: Arguments) -> Inputs:
     """The table of a recorded run's records."""
     column = None if arguments.clients in ("", options.DEFAULT_CLIENTS) else arguments.clients
-    return read_inputs(
-        arguments.csv,
-        arguments.target,
-        column,
-        drop=options.names("drop", arguments.drop),
-        separator=arguments.separator,
-        text_encoding=arguments.text_encoding,
-        decimal=arguments.decimal,
-    )
+    try:
+        return read_inputs(
+            arguments.csv,
+            arguments.target,
+            column,
+            drop=options.names("drop", arguments.drop),
+            separator=arguments.separator,
+            text_encoding=arguments.text_encoding,
+            decimal=arguments.decimal,
+        )
+    except ValueError as error:
+        raise options.in_options(error) from None
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> str:
@@ -311,9 +345,10 @@ def _done(console: Console, told: page.Page, folder: Path, failed: bool) -> int:
     return int(failed)
 
 
-def _asked(arguments: Arguments) -> dict[str, Any]:
+def _asked(arguments: Arguments, training: LocalTraining) -> dict[str, Any]:
     widths = arguments.hidden or "none (logistic regression)"
-    batch = f"batches of {arguments.batch_size}" if arguments.batch_size else "all records at once"
+    batch = f"batches of {training.batch_size}" if training.batch_size else "all records at once"
+    batch += ", the last one left out if it is not full" if training.drop_last else ""
     extras = ("momentum", arguments.momentum), ("weight decay", arguments.weight_decay)
     more = "".join(f", {name} {value:g}" for name, value in extras if value)
     return {

@@ -2,19 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.audits.findings import (
-    DOUBTS,
-    Finding,
-    Rows,
-    Whole,
-    listed,
-    mean,
-    of_hundred,
-    protection,
-)
-from benchmarks.harness.intervals import wilson_interval
+from benchmarks.audits.findings import DOUBTS, Finding, Rows, Whole, mean
+from benchmarks.audits.sentences import listed, of_hundred, protection
+from benchmarks.harness.intervals import accuracy_interval, wilson_interval
 
 HALVES = "with", "without"
 LEARNT_NOTHING = 0.02
@@ -24,7 +16,7 @@ LEARNT_NOTHING = 0.02
 def of_rows(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) -> list[str]:
     """What else a reader must know."""
     members = [row for row in rows if row["table"] == "membership"]
-    named = [_membership(epsilon, mine) for epsilon, mine in _by_epsilon(members, "accuracy")]
+    named = [_membership(e, mine) for e, mine in _by_epsilon(members, "accuracy") if mine]
     certain = [_certainty(whole) for whole in wholes]
     useless = [note for finding in findings for note in _useless(finding)]
     shown = [_shown(epsilon, mine) for epsilon, mine in _by_epsilon(rows, "epsilon_bound")]
@@ -34,7 +26,9 @@ def of_rows(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) ->
 
 def _useless(finding: Finding) -> list[str]:
     """Which protections cost the model its use, in words."""
-    levels = [v for v in finding.levels if v.model < finding.usual + LEARNT_NOTHING]
+    # Of targets that are nearly all alike even a perfect model is little better.
+    least = finding.usual + min(LEARNT_NOTHING, (1 - finding.usual) / 2)
+    levels = [v for v in finding.levels if v.model < least]
     if not levels:
         return []
     outcomes = listed(f"{of_hundred(v.model)} new people {_with(v.epsilon)}" for v in levels)
@@ -44,8 +38,47 @@ def _useless(finding: Finding) -> list[str]:
     ]
 
 
-def summed(column: str, value: str, rows: Rows) -> list[str]:
-    """What sums alone tell of a column, in words; from the rows of its accuracy, if there are."""
+class Told(NamedTuple):
+    """What is told of a further question.
+
+    Attributes:
+      note: in words.
+      leaks: whether, without protection, more is told than by chance, with 95 % confidence.
+    """
+
+    note: str
+    leaks: bool
+
+
+def answered_beside(rows: Rows) -> list[str]:
+    """What else leaks without protection, in words."""
+    whether_there = [row for row in rows if row["table"] == "membership"]
+    asked = {
+        "whether a known person is among a client's records": (whether_there, "accuracy"),
+        "whose a record is": (_scored(rows, "decode_sources", "source_accuracy"), ""),
+        "which updates without names are of one client": (
+            _scored(rows, "matched_filter", "precision"),
+            "",
+        ),
+    }
+    return [
+        what
+        for what, (mine, metric) in asked.items()
+        if _beats_chance([row for row in mine if metric in ("", row["metric"])])
+    ]
+
+
+def _beats_chance(rows: Rows) -> bool:
+    plain = [row for row in rows if row["value"] is not None and not _is_private(row)]
+    if not plain:
+        return False
+    people = min(int(row["settings"]["records"]) for row in plain)
+    least = accuracy_interval([row["value"] for row in plain], people).low
+    return least > mean([row["chance"] for row in plain])
+
+
+def summed(column: str, value: str, rows: Rows) -> list[Told]:
+    """What sums alone tell of a column; from the rows of its accuracy, if there are."""
     told = [row for row in rows if row["value"] is not None]
     if not told:
         return []
@@ -63,7 +96,8 @@ def summed(column: str, value: str, rows: Rows) -> list[str]:
     seen = f"{settings['clients_per_round']} of {clients} clients", settings["rounds"]
     usual = mean([row["majority"] for row in told])
     leaks = trials and wilson_interval(hits, trials).low > mean([r["majority"] for r in plain])
-    return [by_sums(seen, f"{column} = {value}", shares, outcomes, usual, bool(leaks))]
+    note = by_sums(seen, f"{column} = {value}", shares, outcomes, usual, bool(leaks))
+    return [Told(note + _doubted(by_epsilon, "sums"), bool(leaks))]
 
 
 def by_sums(
@@ -104,17 +138,20 @@ def _sourced(rows: Rows) -> list[str]:
         f"{of_hundred(mean([row['value'] for row in mine]))} people {_with(epsilon)}"
         for epsilon, mine in by_epsilon
     )
-    doubted = [e for e, mine in by_epsilon if any(row["status"] in DOUBTS for row in mine)]
-    doubt = (
-        f" Answers {listed(map(_with, doubted))} are not confirmed by the updates."
-        if doubted
-        else ""
-    )
     return [
         "Someone who sees what every client sends, and has all people's records but not whose "
         f"they are, named the right one of {told[0]['settings']['attacked']} clients for "
-        f"{outcomes}; by chance {of_hundred(mean([row['chance'] for row in told]))}.{doubt}"
+        f"{outcomes}; by chance {of_hundred(mean([row['chance'] for row in told]))}."
+        f"{_doubted(by_epsilon, 'updates')}"
     ]
+
+
+def _doubted(by_epsilon: Sequence[tuple[float, Rows]], by: str) -> str:
+    """Under which protections answers are in doubt, in words; else nothing."""
+    doubted = [e for e, mine in by_epsilon if any(row["status"] in DOUBTS for row in mine)]
+    return (
+        f" Answers {listed(map(_with, doubted))} are not confirmed by the {by}." if doubted else ""
+    )
 
 
 def _linked(rows: Rows) -> list[str]:
@@ -164,10 +201,18 @@ def _by_protection(rows: Rows, setting: str) -> list[tuple[float, list[Mapping[s
     `source` says by its defence: its epsilon is a number all the same."""
     groups: dict[float, list[Mapping[str, Any]]] = {}
     for row in rows:
-        private = row["settings"].get("defense") != "none"
-        epsilon = float(row["settings"][setting]) if private else math.inf
+        epsilon = _promised(row, setting)
         groups.setdefault(epsilon, []).append(row)
     return sorted(groups.items(), key=lambda group: -group[0])
+
+
+def _promised(row: Mapping[str, Any], setting: str) -> float:
+    private = row["settings"].get("defense") != "none"
+    return float(row["settings"][setting]) if private else math.inf
+
+
+def _is_private(row: Mapping[str, Any]) -> bool:
+    return math.isfinite(_promised(row, "epsilon"))
 
 
 def _with(epsilon: float) -> str:

@@ -1,6 +1,7 @@
 """What an audit is asked on its command line or by an `audit.yaml`, and what that means."""
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,9 @@ AS_NUMBERS = ("clients", "hidden", "seeds", "epsilon")
 ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
 ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
 DEFAULT_CLIENTS = "10"
+OF_TABLE = ("target", "sensitive", "drop", "client", "decimal", "separator", "text_encoding")
+OPTION_OF = {"client": "clients"}
+"""Arguments of `jaxfl.datasets.read_csv` that are options here, some by another name."""
 READING = ("text_encoding", "decimal", "separator")
 """Options of `jaxfl.datasets.read_csv`, by the same names."""
 
@@ -64,6 +68,8 @@ class Arguments:
     """Learning rate of the clients' optimiser."""
     batch_size: Index = 32
     """Records per local step; 0 for all."""
+    drop_last: bool = False
+    """Leave out the last batch of a pass if it is not full, as data loaders of PyTorch can."""
     epochs: Count = 1
     """Local passes over the records in a round."""
     epsilon: str = "none,10,3,1"
@@ -219,7 +225,22 @@ def training(arguments: Arguments) -> LocalTraining:
     if arguments.optimizer == "adam" and optimizer is not optax.sgd:
         raise UsageError("--momentum and --weight-decay are SGD's; --optimizer adam has neither")
     optimizer = optax.adam if arguments.optimizer == "adam" else optimizer
-    return LocalTraining(arguments.learning_rate, arguments.epochs, batch, optimizer)
+    if arguments.drop_last and batch is None:
+        raise UsageError("--drop-last with --batch-size 0: there is one batch of all records")
+    return LocalTraining(
+        arguments.learning_rate, arguments.epochs, batch, optimizer, drop_last=arguments.drop_last
+    )
+
+
+def in_options(error: ValueError) -> UsageError:
+    """An error of reading the table, with options for the arguments that it names."""
+
+    def named(match: re.Match[str]) -> str:
+        return f"{option(OPTION_OF.get(match[1], match[1]))} "
+
+    told = re.sub(rf"\b({'|'.join(OF_TABLE)})=(?=['\"\[(])", named, str(error))
+    mend = "leave the column out (--drop) or clean the file"
+    return UsageError(re.sub("leave the column out, clean the file or declare.*", mend, told))
 
 
 def _epsilons(text: str) -> tuple[float, ...]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import jinja2
 
-from benchmarks.audits.findings import Finding, protection
+from benchmarks.audits.findings import Finding
+from benchmarks.audits.sentences import protection
 from benchmarks.harness.store import write_whole
 
 

@@ -25,7 +25,12 @@ from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
 from benchmarks.scenarios.canaries import CanarySettings
 from benchmarks.scenarios.phases import EVERY_ROUND
 from benchmarks.scenarios.sources import classified, own_table
-from benchmarks.scenarios.splits import public_rows, sure_records, training_rows
+from benchmarks.scenarios.splits import (
+    held_out_rows,
+    public_rows,
+    sure_records,
+    training_rows,
+)
 from benchmarks.scenarios.sums import TableSettings
 from benchmarks.scenarios.victims import VictimSettings
 from benchmarks.scenarios.whole_records import WholeRecordsSettings
@@ -54,6 +59,8 @@ MOST_CATEGORIES = 100
 SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 5
 """Clients, at most, whose records are told apart, and how many updates of each tell."""
 NEEDS = {
+    "membership": "clients that take one step of plain SGD on all of their records a round "
+    "(--batch-size 0 and --epochs 1)",
     "epsilon": "private clients of plain SGD",
     "property": "four clients or more",
     "source": "clients of plain SGD",
@@ -135,7 +142,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
         for epsilon in (math.inf, *federation.epsilons):
             settings = _victim(place, federation, epsilon)
             attributes.append(Place(name, settings, _attacks()))
-            membership.append(Place(name, dataclasses.replace(settings, participants=1)))
+            membership.append(Place(name, _alone(settings, any_source)))
     levels = attributes[: len(federation.epsilons) + 1]
     plain = federation.training.optimizer is optax.sgd
     return Suite(
@@ -171,10 +178,17 @@ def _victim(place: int, federation: Federation, epsilon: float) -> VictimSetting
         participants=federation.clients,
         hidden=federation.hidden,
         rounds=federation.rounds,
-        training=federation.training,
+        training=fitting(federation.training, federation.records),
         epsilon=epsilon,
         phases=(EVERY_ROUND,),
     )
+
+
+def _alone(victim: VictimSettings, data: Dataset) -> VictimSettings:
+    """The victim for whose records as many held-out ones are there to be told apart."""
+    records = min(victim.records, held_out_rows(data))
+    training = fitting(victim.training, records)
+    return dataclasses.replace(victim, participants=1, records=records, training=training)
 
 
 def victim_of(suite: Suite) -> VictimSettings:
@@ -304,7 +318,8 @@ def fitting(training: LocalTraining, records: int) -> LocalTraining:
 
 def not_asked(suite: Suite, asked: Sequence[str]) -> list[str]:
     """What each question needs that cannot be asked, in words."""
-    empty = [name for name in asked if not suite.table(name).cells(NAME, "small", None)]
+    tables = [suite.table(name) for name in asked]
+    empty = [t.name for t in tables if not suite.jobs(t, "small", t.methods, (0,), None)]
     return [f"Not asked: {name}, which needs {NEEDS[name]}." for name in empty]
 
 
@@ -364,6 +379,7 @@ def _records(data: Dataset, federation: Federation) -> int:
     if records > there or records < FEWEST_RECORDS:
         raise ValueError(
             f"clients={federation.clients} of {records} records: {data.name} has {there} for each "
-            f"beside those of the adversary and of tests; at least {FEWEST_RECORDS} are needed"
+            f"beside those of the adversary and of tests; at least {FEWEST_RECORDS} records are "
+            "needed for each"
         )
     return records

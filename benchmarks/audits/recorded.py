@@ -34,6 +34,8 @@ from jaxfl.datasets import Inputs
 from jaxfl.recordings import Recording
 
 EVERYONE = "all clients together"
+OTHER_RATE = 0.02
+"""Share by which a rate that was read differs from the one told, from which on the page says it."""
 ORDERS = 64
 COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")
 """Of each client's outcome, in the file beside the page."""
@@ -103,11 +105,13 @@ def read(
     columns: Sequence[str],
     training: LocalTraining,
     done: Callable[[dict[str, Any]], None] = lambda row: None,
+    doubted: Callable[[str], None] = lambda client: None,
 ) -> Read:
-    """Attack every client. Each one's row is given away as soon as it is there."""
+    """Attack every client. Each one's row is given away as soon as it is there, and its name before
+    it is asked, for minutes, why its updates are not explained."""
     rows, notes, attribute = [], [], " + ".join(columns)
     for place, client in enumerate(clients):
-        row, told = _row(model, client, clients[place - 1], columns, training)
+        row, told = _row(model, client, clients[place - 1], columns, training, doubted)
         rows.append(row)
         notes += told
         kept = {name: row[name] for name in COLUMNS}
@@ -120,7 +124,12 @@ def read(
 
 
 def _row(
-    model: Model, client: Client, other: Client, columns: Sequence[str], training: LocalTraining
+    model: Model,
+    client: Client,
+    other: Client,
+    columns: Sequence[str],
+    training: LocalTraining,
+    doubted: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[str]]:
     """One client's outcome, as a row of the sweep's results."""
     records = client.records
@@ -139,6 +148,8 @@ def _row(
         notes.append(
             f"{client.name} takes one step of {optimizer} on all of its records, not as told."
         )
+    elif status == "ok" and isinstance(answer, Decoding) and not answer.learning_rate.ndim:
+        notes += _other_rate(client.name, float(answer.learning_rate), training)
     if status == "ok" and isinstance(answer, Decoding) and answer.learning_rate.ndim:
         notes.append(
             f"{client.name} takes one step of another size in every round: its updates are "
@@ -147,6 +158,7 @@ def _row(
     if status == "unchecked":
         notes.append(f"Updates of {client.name} could not contradict any answer: {answer.reason}.")
     elif status != "ok":
+        doubted(client.name)
         said = str(diagnose(model, client.messages, known, training)).splitlines()
         notes.append(f"Updates of {client.name} are not explained. They say: {'; '.join(said)}")
     last = jax.tree.map(lambda a: a[-1], client.messages.returned)
@@ -161,6 +173,14 @@ def _row(
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": {"scored_records": len(truth)},
     }, notes
+
+
+def _other_rate(client: str, rate: float, training: LocalTraining) -> list[str]:
+    """That a client's steps are of another size than was told."""
+    told = float(training.learning_rate)
+    if abs(rate / told - 1) < OTHER_RATE:
+        return []
+    return [f"{client} takes steps at rate {rate:.3g}, not {told:g} as told."]
 
 
 def _decoded(

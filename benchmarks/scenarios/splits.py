@@ -79,6 +79,11 @@ def training_rows(data: Dataset) -> int:
     return round(TRAIN_FRACTION * (len(data) - _public_count(data)))
 
 
+def held_out_rows(data: Dataset) -> int:
+    """How many records are left for tests."""
+    return len(data) - _public_count(data) - training_rows(data)
+
+
 def sure_records(data: Dataset) -> np.ndarray:
     """How many training records each client of `data.group` has, whatever the seed, but for one in
     some hundred."""

@@ -231,6 +231,12 @@ def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]
     )
 
 
+def are_ranges(options: Sequence[str]) -> bool:
+    """Whether categories are the bins of a number."""
+    ends = [option.split(" to ") for option in options]
+    return bool(ends) and all(len(pair) == 2 and are_numbers(pair, ".") for pair in ends)
+
+
 def _note_of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[str]:
     """What is to be said of bins that nearly all records share."""
     counts = np.bincount(places, minlength=len(bins))

@@ -1,12 +1,14 @@
 """What rows of an audit say in words."""
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 
-from benchmarks.audits import findings
+from benchmarks.audits import findings, notes, sentences
 from benchmarks.harness.intervals import Interval
+from jaxfl.datasets.csv import are_ranges
 
 
 def row(value: float, epsilon: float = math.inf, **others: Any) -> dict[str, Any]:
@@ -29,8 +31,8 @@ def test_the_weakest_protection_that_holds_is_named() -> None:
     assert found((math.inf, 0.9), (10, 0.6), (3, 0.8), (1, 0.6)).stopped_by.epsilon == 1
     assert found((math.inf, 0.9), (10, 0.6), (3, 0.6), (1, 0.8)).stopped_by is None
     leaking = found((math.inf, 0.9), (1, 0.8))
-    assert "No protection that was tried" in findings.stopped([leaking])
-    assert "'sex'" in findings.stopped([leaking])
+    assert "No protection that was tried" in sentences.stopped([leaking])
+    assert "'sex'" in sentences.stopped([leaking])
 
 
 def test_few_clients_do_not_show_that_a_protection_holds() -> None:
@@ -39,7 +41,7 @@ def test_few_clients_do_not_show_that_a_protection_holds() -> None:
     finding = findings.finding_of("sex", ("f", "m"), 0.6, rows)
     assert not finding.levels[1].learnt
     assert finding.stopped_by is None
-    assert "No protection that was tried is shown to keep 'sex' secret" in findings.stopped(
+    assert "No protection that was tried is shown to keep 'sex' secret" in sentences.stopped(
         [finding]
     )
 
@@ -66,15 +68,15 @@ def test_only_what_beats_every_guess_is_learnt() -> None:
 )
 def test_an_answer_in_doubt_is_no_clean_bill(others: dict[str, Any], said: str) -> None:
     finding = findings.finding_of("sex", (), 0.6, [row(0.6) | others])
-    assert said in findings.leaked([finding], findings.of_clients(8))
+    assert said in sentences.leaked([finding], sentences.of_clients(8))
 
 
 def test_what_can_be_guessed_without_updates_is_no_control() -> None:
     finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.99, null=0.8) for _ in range(3)])
-    told = findings.leaked([finding], findings.of_clients(5))
+    told = sentences.leaked([finding], sentences.of_clients(5))
     assert "without updates, 70 of 100 can be guessed, and another client's updates give 80" in told
     finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.99) for _ in range(3)])
-    told = findings.leaked([finding], findings.of_clients(5))
+    told = sentences.leaked([finding], sentences.of_clients(5))
     assert "(without updates, 70 of 100 can be guessed)" in told
 
 
@@ -84,12 +86,12 @@ def test_a_column_in_doubt_gets_no_clean_bill_beside_another() -> None:
     misfit = findings.finding_of("sex", (), 0.6, [row(0.7, status="misfit") for _ in range(3)])
     for unsure, why in ((failed, "not finite"), (misfit, "not of clients that train as")):
         for both in ([sure, unsure], [unsure, sure]):
-            told = findings.leaked(both, findings.of_clients(5))
+            told = sentences.leaked(both, sentences.of_clients(5))
             assert "names 'race' no better than by guessing" in told
             assert "It cannot be told of 'sex'" in told
             assert why in told
         read = findings.finding_of("age", (), 0.6, [row(0.99) for _ in range(3)])
-        told = findings.leaked([unsure, read], findings.of_clients(5))
+        told = sentences.leaked([unsure, read], sentences.of_clients(5))
         assert told.startswith("Yes: ")
         assert "It cannot be told of 'sex'" in told
 
@@ -97,10 +99,10 @@ def test_a_column_in_doubt_gets_no_clean_bill_beside_another() -> None:
 def test_a_protection_whose_answer_is_in_doubt_is_said_to_be() -> None:
     rows = [row(v) for v in (0.98, 0.97, 0.99)]
     rows += [row(v, 1, status="unchecked") for v in (0.5, 0.51, 0.49)]
-    told = findings.stopped([findings.finding_of("sex", ("f", "m"), 0.6, rows)])
+    told = sentences.stopped([findings.finding_of("sex", ("f", "m"), 0.6, rows)])
     assert "left the attack no better than a guess (there rounding and noise may be as" in told
     unsure = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.5, status="misfit")])
-    assert "cannot be told either" in findings.stopped([unsure])
+    assert "cannot be told either" in sentences.stopped([unsure])
 
 
 def of_client(name: str, value: float, guess: float, **others: Any) -> dict[str, Any]:
@@ -115,7 +117,47 @@ def test_guesses_that_differ_do_not_hide_what_all_clients_show() -> None:
         level = findings.level_of_clients(rows)
         assert level.learnt
         finding = findings.Finding("sex", ("f", "m"), (level,), 0.6)
-        assert findings.leaked([finding], findings.of_clients(8)).startswith("Yes")
+        assert sentences.leaked([finding], sentences.of_clients(8)).startswith("Yes")
+
+
+def test_people_count_alike_whoever_holds_them() -> None:
+    """A client of one person is guessed in full, and hides nothing of the others."""
+    rows = [of_client("A", 1.0, 0.6, detail={"scored_records": 20})]
+    together = [*rows, of_client("B", 1.0, 1.0, detail={"scored_records": 1})]
+    one, both = map(findings.level_of_clients, (rows, together))
+    assert one.learnt
+    assert both.learnt
+    assert both.guesses["majority"] == pytest.approx(13 / 21)
+    assert both.estimate.low == pytest.approx(findings.wilson_interval(21, 21).low)
+
+
+def test_what_leaks_beside_the_columns_is_said_first() -> None:
+    plain = {"table": "membership", "metric": "accuracy", "chance": 0.5}
+    plain |= {"settings": {"epsilon": "inf", "records": "40"}}
+    leaks = ["whether a known person is among a client's records"]
+    for value, expected in ((1.0, leaks), (0.5, [])):
+        assert notes.answered_beside([row(value) | plain]) == expected
+    private = {"settings": {"epsilon": "1", "records": "40"}}
+    assert not notes.answered_beside([row(1.0) | plain | private])
+    finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.5) for _ in range(3)])
+    told = sentences.answer([finding], (), sentences.of_clients(3), leaks)
+    assert told[1] == "It was tried with 3 updates of that client."
+    assert "better than by chance: whether a known person" in told[3]
+
+
+def test_a_target_that_is_nearly_the_same_everywhere_is_no_useless_model() -> None:
+    rows = [row(0.9, test_accuracy=1.0) for _ in range(3)]
+    assert not notes.of_rows((), [findings.finding_of("sex", (), 0.99, rows)], ())
+    rows = [row(0.9, test_accuracy=0.99) for _ in range(3)]
+    assert notes.of_rows((), [findings.finding_of("sex", (), 0.99, rows)], ())
+
+
+def test_ranges_of_a_number_are_said_to_be_ranges() -> None:
+    assert are_ranges(("0 to 74.75", "74.75 to 1e+03"))
+    assert not are_ranges(("0", "1"))
+    finding = findings.finding_of("age", ("0 to 1", "1 to 2"), 0.6, [row(0.95) for _ in range(3)])
+    told = sentences.leaked([dataclasses.replace(finding, ranges=True)], sentences.of_clients(3))
+    assert "names rightly 'age' (which of 2 ranges) of 95 of 100 people" in told
 
 
 def test_each_client_counts_by_the_method_that_read_it() -> None:
@@ -126,8 +168,8 @@ def test_each_client_counts_by_the_method_that_read_it() -> None:
     ]
     level = findings.level_of_clients(rows)
     assert (level.method, level.estimate.mean, level.doubt) == ("gls, closed_form", 1.0, "")
-    told = findings.leaked(
-        [findings.Finding("sex", ("f", "m"), (level,), 0.6)], findings.of_clients(8)
+    told = sentences.leaked(
+        [findings.Finding("sex", ("f", "m"), (level,), 0.6)], sentences.of_clients(8)
     )
     assert told.startswith("Yes")
     assert "Of C it cannot be told: these updates are not of clients" in told
@@ -140,6 +182,6 @@ def test_what_may_leak_is_no_clean_bill() -> None:
     rows = [of_client("A", 0.6, 0.5), of_client("B", 0.58, 0.55)]
     finding = findings.Finding("sex", ("f", "m"), (findings.level_of_clients(rows),), 0.6)
     assert not finding.levels[0].learnt
-    told = findings.leaked([finding], findings.of_clients(8))
+    told = sentences.leaked([finding], sentences.of_clients(8))
     assert "So few people, or so few clients, do not show it" in told
-    assert "nothing had to be stopped" not in findings.stopped([finding])
+    assert "nothing had to be stopped" not in sentences.stopped([finding])

@@ -1,0 +1,172 @@
+"""The answer of an audit, in sentences that need no vocabulary."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from benchmarks.audits.findings import DOUBTS, ROUNDING, Finding, Level, Whole
+
+
+def of_hundred(share: float) -> str:
+    """A share, to be said aloud."""
+    return f"{100 * share:.0f} of 100" if math.isfinite(share) else "an unknown number"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a sentence has them."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What was read, in words.
+
+    Attributes:
+      reader: who reads it.
+      needs: what it takes beside knowledge of the records.
+    """
+
+    reader: str
+    needs: str
+
+
+def of_clients(rounds: int) -> Source:
+    """A client's updates."""
+    reader = "someone who reads what a client sends, and holds its records without that column,"
+    updates = "one update" if rounds == 1 else f"{rounds} updates"
+    return Source(reader, f"{updates} of that client")
+
+
+def of_global_models(rounds: int) -> Source:
+    """Global models alone."""
+    reader = "someone who has the global models alone, and holds all records without that column,"
+    return Source(
+        reader, f"the global models of {rounds + 1} rounds, and nothing of single clients"
+    )
+
+
+def leaked(findings: Sequence[Finding], source: Source) -> str:
+    """What is learnt without protection: the first sentence."""
+    learnt = [f for f in findings if f.levels[0].learnt]
+    if learnt:
+        told = listed(
+            f"{f.name} of {of_hundred(f.levels[0].estimate.mean)} people ({_guessed(f.levels[0])})"
+            for f in learnt
+        )
+        untold = [f for f in findings if f not in learnt and f.levels[0].doubt]
+        yes = f"Yes: {source.reader} names rightly {told}."
+        return " ".join([yes, *_untold_clients(findings), *_untold(untold)])
+    sure = [f for f in findings if not f.levels[0].doubt]
+    if sure:
+        best = max(sure, key=lambda f: f.levels[0].estimate.mean)
+        names, scored = listed(f.name for f in sure), _scored(best.levels[0])
+        shown = f"Not shown: {source.reader} names {names} no better than by guessing{scored}."
+        if any(_may_leak(f) for f in sure):
+            shown = (
+                f"Not shown: that {source.reader} names {names} better than by guessing{scored}. "
+                "So few people, or so few clients, do not show it."
+            )
+        rest = _untold([f for f in findings if f not in sure])
+        return " ".join([shown, *_untold_clients(findings), *rest])
+    return " ".join(_untold(findings, alone=len(findings) == 1))
+
+
+def _may_leak(finding: Finding) -> bool:
+    """Whether the attack is better than all guesses, though not beyond doubt."""
+    return finding.levels[0].margin.mean > ROUNDING
+
+
+def _untold_clients(findings: Sequence[Finding]) -> list[str]:
+    """Of which clients nothing can be said, and why."""
+    which = [f", {f.column!r}," if len(findings) > 1 else "" for f in findings]
+    return [
+        f"Of {listed(names)}{column} it cannot be told: {DOUBTS[doubt]}."
+        for f, column in zip(findings, which, strict=True)
+        for doubt, names in f.levels[0].untold.items()
+    ]
+
+
+def _untold(findings: Sequence[Finding], alone: bool = False) -> list[str]:
+    """Of which columns nothing can be said, and why."""
+    told = []
+    for f in findings:
+        level = f.levels[0]
+        scored = "" if level.doubt == "failed" else _scored(level)
+        of = "" if alone else f" of {f.column!r}"
+        told.append(f"It cannot be told{of}: {DOUBTS[level.doubt]}{scored}. See the notes below.")
+    return told
+
+
+def _scored(level: Level) -> str:
+    return f" ({of_hundred(level.estimate.mean)} right; {_guessed(level)})"
+
+
+def _guessed(level: Level) -> str:
+    """What the best guess is, and what it needs."""
+    blind = f"without updates, {of_hundred(level.blind_guess)} can be guessed"
+    if level.guess > level.blind_guess:
+        return f"{blind}, and another client's updates give {of_hundred(level.guess)}"
+    return blind
+
+
+def also(findings: Sequence[Finding], wholes: Sequence[Whole], source: Source) -> str:
+    """What it takes, and what one update alone gives away: the second sentence."""
+    learnt = any(f.levels[0].learnt for f in findings)
+    needs = f"{'That takes' if learnt else 'It was tried with'} {source.needs}."
+    if not wholes:
+        return needs
+    whole = wholes[0]
+    return (
+        f"{needs} A second attack needs one update on {whole.records} people, and knows nothing of "
+        f"them: it read {whole.read:.0f} of their {whole.records} complete rows, on average."
+    )
+
+
+def stopped(findings: Sequence[Finding], wholes: Sequence[Whole] = ()) -> str:
+    """What stops it, and at what cost: the third sentence."""
+    learnt = [f for f in findings if f.levels[0].learnt]
+    if not learnt and any(f.levels[0].doubt or f.levels[0].untold for f in findings):
+        return "So it cannot be told either whether anything has to be stopped."
+    if not learnt and any(map(_may_leak, findings)):
+        return "So it is not shown that anything has to be stopped; more people would tell."
+    if not learnt:
+        return "So nothing had to be stopped here; other clients and more updates may differ."
+    if len(learnt[0].levels) == 1:
+        return "No protection was tried here."
+    stops = [f.stopped_by for f in learnt]
+    if any(level is None for level in stops):
+        still = [f.column for f, level in zip(learnt, stops, strict=True) if level is None]
+        return f"No protection that was tried is shown to keep {listed(map(repr, still))} secret."
+    weakest = min((level for level in stops if level is not None), key=lambda v: v.epsilon)
+    finding = learnt[0]
+    rows = next((w for w in wholes if w.epsilon == weakest.epsilon), None)
+    second = "" if rows is None else f", and the second {rows.read:.0f} of {rows.records} rows"
+    which = "first attack" if wholes else "attack"
+    doubt = f" (there {DOUBTS[weakest.doubt]})" if weakest.doubt else ""
+    return (
+        f"Private training (noise is added; epsilon {weakest.epsilon:g} or less, where less is "
+        f"stronger) left the {which} no better than a guess{doubt}{second}. Its price: the model "
+        f"is right about {of_hundred(weakest.model)} new people in place of "
+        f"{of_hundred(finding.levels[0].model)}; the most common answer alone is right about "
+        f"{of_hundred(finding.usual)}."
+    )
+
+
+def answer(
+    findings: Sequence[Finding],
+    wholes: Sequence[Whole],
+    source: Source,
+    beside: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """The answer, and what leaks `beside` the columns."""
+    told = leaked(findings, source), also(findings, wholes, source), stopped(findings, wholes)
+    if not beside:
+        return told
+    asked = f"Other questions were answered better than by chance: {listed(beside)}."
+    return (*told, f"{asked} The notes say how well.")
+
+
+def protection(epsilon: float) -> str:
+    """In words."""
+    return f"epsilon {epsilon:g}" if math.isfinite(epsilon) else "none"
