@@ -142,19 +142,8 @@ def _row(
     method, answer = _decoded(model, client.messages, known, training)
     null = _decoded(model, other.messages, known, training)[1] if other is not client else None
     null = null if null is None or int(null.status) != Status.FAILED else None
-    status, notes = STATES[Status(int(answer.status))], []
-    if status == "ok" and not _as_told(method, training, len(x)):
-        optimizer = "Adam" if method == "decode_adam" else "SGD"
-        notes.append(
-            f"{client.name} takes one step of {optimizer} on all of its records, not as told."
-        )
-    elif status == "ok" and isinstance(answer, Decoding) and not answer.learning_rate.ndim:
-        notes += _other_rate(client.name, float(answer.learning_rate), training)
-    if status == "ok" and isinstance(answer, Decoding) and answer.learning_rate.ndim:
-        notes.append(
-            f"{client.name} takes one step of another size in every round: its updates are "
-            "clipped, or its learning rate follows a schedule."
-        )
+    status = STATES[Status(int(answer.status))]
+    notes = _as_others(client.name, method, answer, training, len(x)) if status == "ok" else []
     if status == "unchecked":
         notes.append(f"Updates of {client.name} could not contradict any answer: {answer.reason}.")
     elif status != "ok":
@@ -173,6 +162,24 @@ def _row(
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": {"scored_records": len(truth)},
     }, notes
+
+
+def _as_others(
+    client: str, method: str, answer: Reconstruction, training: LocalTraining, records: int
+) -> list[str]:
+    """In what a client whose updates are explained trains otherwise than was told."""
+    notes = []
+    if not _as_told(method, training, records):
+        optimizer = "Adam" if method == "decode_adam" else "SGD"
+        notes.append(f"{client} takes one step of {optimizer} on all of its records, not as told.")
+    if isinstance(answer, Decoding) and answer.learning_rate.ndim:
+        notes.append(
+            f"{client} takes one step of another size in every round: its updates are clipped, or "
+            "its learning rate follows a schedule."
+        )
+    elif isinstance(answer, Decoding) and not notes:
+        notes += _other_rate(client, float(answer.learning_rate), training)
+    return notes
 
 
 def _other_rate(client: str, rate: float, training: LocalTraining) -> list[str]:

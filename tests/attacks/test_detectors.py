@@ -14,7 +14,6 @@ from attacks import (
     FirstOrder,
     Lda,
     Logistic,
-    MisfitWarning,
     Property,
     gibbs,
     observe,
@@ -269,18 +268,6 @@ def test_features_of_participants_add_up_to_the_aggregates(federation, auxiliary
     assert found == pytest.approx(
         np.asarray(observe(trained(federation, None, keep=()).aggregates(), detectors).features)
     )
-
-
-def test_sums_of_the_other_sign_are_named(federation, auxiliary):
-    run = trained(federation, None)
-    sums = run.aggregates()
-    detectors = detectors_of(federation, run, auxiliary, Property(Behavior(update=0.0)), pairs=4)
-    negative = jax.tree.map(jnp.negative, sums.pseudo_gradient)
-    other = dataclasses.replace(sums, pseudo_gradient=negative)
-    observe(sums, detectors)  # a warning is an error
-    with pytest.warns(MisfitWarning, match=r"cosine -\d.*received - returned") as told:
-        observe(other, detectors)
-    assert told[0].filename == __file__
 
 
 def test_membership_of_a_record_is_found_and_not_where_nobody_holds_it(federation, auxiliary):
