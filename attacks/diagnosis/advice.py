@@ -13,6 +13,7 @@ UNCHANGED = "nothing came back changed"
 ROUND_LATE = "rounds off by one"
 ONE_ROUND = "one round of something else"
 LABELS = "other labels"
+UNKNOWN = "unknown records or model"
 
 
 def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> str:
@@ -48,6 +49,8 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> 
         LABELS: "the same attack with the right labels, or with unknown ones (`y=None`)",
         NO_STEP: "`diagnose` with `training=LocalTraining(rate)`, the client's learning rate",
         "noise": "the same attack: its values are the likeliest, and no longer certain",
+        UNKNOWN: "none before records, labels, model, loss and optimiser are compared with the "
+        "client's: give each as it is, and `diagnose` again",
         "cannot be judged": "more rounds, or fewer unknown columns",
     }
     return known.get(cause, "the attack on a `Model` or `LocalTraining` that has this cause in it")

@@ -14,8 +14,8 @@ import numpy as np
 
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, closed_form
 from attacks.attributes.knowledge import Knowledge, check_knowledge
-from attacks.diagnosis.advice import BY_ROUND, NO_STEP, UNCHANGED, advice
-from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
+from attacks.diagnosis.advice import BY_ROUND, NO_STEP, UNCHANGED, UNKNOWN, advice
+from attacks.diagnosis.diagnosis import Diagnosis
 from attacks.diagnosis.exchanged import exchanged
 from attacks.diagnosis.numbers import Finding, numbers_say
 from attacks.diagnosis.shares import Left, adds_much, is_smoothing, named, shares_of
@@ -98,6 +98,8 @@ def diagnose(
         causes = _causes(trial, fit, surprised=not findings)
         causes = [_of_no_rate(f) if told is None and f.cause == UNKNOWN else f for f in causes]
         exact = bool(causes) and causes[0].share > NEARLY
+        # An optimiser that nothing here tries is hint enough of what is not found.
+        causes = [f for f in causes if not (hints and f.cause == UNKNOWN)]
         findings = [*certain, *causes, *hints] if exact else [*certain, *hints, *causes]
     elif fit.misfit <= 1 and fit.allowed > 0:
         findings = [Finding("as told", "the recipe explains the messages", 1.0), *certain]
@@ -142,7 +144,7 @@ def _causes(trial: RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
             return explaining
     # After several steps a share tells less: the order of records and the path blur it.
     large = [(name, s) for name, s in shares.items() if one_step and adds_much(name, s, shares)]
-    evidence = "what is left is of nothing that was tried: other records, model or loss"
+    evidence = "what is left is of nothing that was tried: other records, model, loss or optimiser"
     unknown_cause = Finding(UNKNOWN, evidence, 0.5)
     partial = [named(trial, name, share, left) for name, share in large]
     return sorted([*partial, unknown_cause], key=lambda finding: -finding.share)

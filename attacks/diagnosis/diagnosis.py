@@ -5,8 +5,6 @@ import dataclasses
 from attacks.diagnosis.numbers import Finding
 from attacks.fit import Fit
 
-UNKNOWN = "unknown records or model"
-
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, gls_unrolled
 from attacks.attributes.knowledge import Knowledge
-from attacks.diagnosis.advice import advice
-from attacks.diagnosis.diagnosis import UNKNOWN, Diagnosis
+from attacks.diagnosis.advice import UNKNOWN, advice
+from attacks.diagnosis.diagnosis import Diagnosis
 from attacks.diagnosis.numbers import Finding
 from attacks.fit import FitWarning
 from attacks.fixed_draws import fixed_key

@@ -101,8 +101,8 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         `returned - received`.
 
     Raises:
-      ValueError: if rounds or parameters do not fit, or two rounds have one sum: it is no news
-        twice.
+      ValueError: if rounds or parameters do not fit, two rounds have one sum (it is no news twice),
+        or a sum of nobody is not 0.
     """
     for path, leaf in jax.tree.leaves_with_path(aggregates.pseudo_gradient):
         _check.finite(**{f"aggregates.pseudo_gradient{jax.tree_util.keystr(path)}": leaf})
@@ -118,6 +118,7 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         # What every round's detector makes of every round's aggregate, without offsets: for
         # gradient disaggregation.
         cross = sums @ detectors.direction.T
+    _check_of_someone(participation, sums)
     _check_no_copies(features, participation, sums)
     _warn_of_sign(aggregates, sums)
     return Observations(
@@ -160,6 +161,18 @@ def _warn_of_sign(aggregates: Aggregates, sums: Array) -> None:
             "returned, not of returned - received",
             MisfitWarning,
             stacklevel=4,
+        )
+
+
+def _check_of_someone(participation: Array, sums: Array) -> None:
+    """Raise `ValueError` if a round in which nobody took part has a sum."""
+    if _check.is_unseen((participation, sums)):
+        return
+    odd = ~np.asarray(participation).any(1) & np.asarray(sums).any(1)
+    if odd.any():
+        raise ValueError(
+            f"aggregates.participation names nobody at the place {int(odd.argmax())}, whose sum is "
+            "not 0: give who took part"
         )
 
 

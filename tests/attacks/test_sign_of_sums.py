@@ -38,3 +38,6 @@ def test_sums_of_the_other_sign_are_named():
         observe(other, detectors)
     assert told[0].filename == __file__
     observe(dataclasses.replace(other, rounds=2 * other.rounds), detectors)
+    nobody = jnp.asarray(sums.participation).at[2].set(False)
+    with pytest.raises(ValueError, match="names nobody at the place 2"):
+        observe(dataclasses.replace(sums, participation=nobody), detectors)
