@@ -249,7 +249,8 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     for columns in attributes:
         answers.append(recorded.read(model, clients, columns, training, keep, doubted))
         asked = model, run, table, columns, training
-        remarks += [*answers[-1].notes, told_by_sums(*asked, participation)]
+        few = notes.of_the_few(answers[-1].finding)
+        remarks += [*few, *answers[-1].notes, told_by_sums(*asked, participation)]
     made = [answer.finding for answer in answers]
     told = _told_of_recording(arguments, clients, made, remarks, alone=not run.clients)
     return _done(console, told, folder, failed=False)

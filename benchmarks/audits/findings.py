@@ -13,6 +13,7 @@ from benchmarks.harness.intervals import (
     wilson_interval,
 )
 from benchmarks.harness.report import GUESSES
+from benchmarks.measurements.attributes.uncommon import UNCOMMON
 
 DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos")
 """Attacks on an attribute, the one that reads most kinds of client first: that is chosen before
@@ -47,6 +48,9 @@ class Level:
         "unchecked" if these could not contradict one; else "".
       model: accuracy of the trained model on held-out records.
       untold: by doubt, clients of whom nothing can be told while it can of others.
+      uncommon: of the people that the estimate is of, how many have another value than their
+        client's most common one, how many of them were named rightly, and how many of the rest
+        wrongly; None if that is not known.
     """
 
     epsilon: float
@@ -57,6 +61,7 @@ class Level:
     doubt: str
     model: float
     untold: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    uncommon: tuple[int, ...] | None = None
 
     @property
     def guess(self) -> float:
@@ -161,7 +166,14 @@ def _level(epsilon: float, method: str, rows: Rows, judge: Callable[..., Interva
         if chosen
         else "failed",
         mean([row["test_accuracy"] for row in chosen if row["test_accuracy"] is not None]),
+        uncommon=_uncommon(chosen),
     )
+
+
+def _uncommon(rows: Rows) -> tuple[int, ...] | None:
+    if not rows or any(UNCOMMON[0] not in row["detail"] for row in rows):
+        return None
+    return tuple(sum(int(row["detail"][name]) for row in rows) for name in UNCOMMON)
 
 
 def _sizes(rows: Rows) -> list[int]:

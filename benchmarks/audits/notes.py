@@ -9,6 +9,8 @@ from benchmarks.audits.sentences import listed, of_hundred, protection
 from benchmarks.harness.intervals import accuracy_interval, wilson_interval
 
 HALVES = "with", "without"
+NEARLY_ALL = 0.9
+"""Share of people with the most common value, above which the few others are counted apart."""
 LEARNT_NOTHING = 0.02
 """Accuracy above the most frequent class below which a model is of no use."""
 
@@ -19,9 +21,28 @@ def of_rows(rows: Rows, findings: Sequence[Finding], wholes: Sequence[Whole]) ->
     named = [_membership(e, mine) for e, mine in _by_epsilon(members, "accuracy") if mine]
     certain = [_certainty(whole) for whole in wholes]
     useless = [note for finding in findings for note in _useless(finding)]
+    few = [note for finding in findings for note in of_the_few(finding)]
     shown = [_shown(epsilon, mine) for epsilon, mine in _by_epsilon(rows, "epsilon_bound")]
     others = [*_sourced(rows), *_linked(rows)]
-    return list(dict.fromkeys([*named, *others, *certain, *shown, *useless]))
+    return list(dict.fromkeys([*few, *named, *others, *certain, *shown, *useless]))
+
+
+def of_the_few(finding: Finding) -> list[str]:
+    """Where nearly all people of a client have one value: how many of the others are named."""
+    told = [
+        f"{named} of {count} {_with(level.epsilon)} ({wrong} of the rest were said to have another)"
+        for level in finding.levels
+        if level.uncommon is not None and level.guesses["majority"] > NEARLY_ALL
+        for count, named, wrong in [level.uncommon]
+        if count
+    ]
+    if not told:
+        return []
+    return [
+        f"Nearly all people have their client's most common value of {finding.column!r}, so that "
+        f"the share of right answers says little. Of those who have another the attack named "
+        f"{listed(told)}; saying the most common value of all names none of them."
+    ]
 
 
 def _useless(finding: Finding) -> list[str]:

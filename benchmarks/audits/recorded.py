@@ -29,6 +29,7 @@ from attacks import (
 )
 from attacks.fit import STATES, FitWarning
 from benchmarks.audits.findings import Finding, level_of_clients
+from benchmarks.measurements.attributes.uncommon import UNCOMMON, uncommon
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Inputs
 from jaxfl.recordings import Recording
@@ -160,7 +161,7 @@ def _row(
         "imputation": _imputed(known, client.others, truth),
         "null": None if null is None else _right(null, truth),
         "test_accuracy": _accuracy(model, last, client.others),
-        "detail": {"scored_records": len(truth)},
+        "detail": {"scored_records": len(truth)} | _uncommon(answer, truth),
     }, notes
 
 
@@ -237,6 +238,11 @@ def _as_told(method: str, training: LocalTraining, records: int) -> bool:
 
 def _right(answer: Reconstruction, truth: np.ndarray) -> float:
     return float((np.asarray(answer.values[0]) == truth).mean())
+
+
+def _uncommon(answer: Reconstruction, truth: np.ndarray) -> dict[str, int]:
+    counts = uncommon(np.asarray(answer.values[0])[:, None], truth[:, None])
+    return dict(zip(UNCOMMON, map(int, counts), strict=True))
 
 
 def _imputed(known: Knowledge, others: Inputs, truth: np.ndarray) -> float | None:

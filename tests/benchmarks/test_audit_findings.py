@@ -4,10 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.audits import findings, notes, sentences
 from benchmarks.harness.intervals import Interval
+from benchmarks.measurements.attributes.uncommon import UNCOMMON, uncommon
 from jaxfl.datasets.csv import are_ranges
 
 
@@ -129,6 +131,22 @@ def test_people_count_alike_whoever_holds_them() -> None:
     assert both.learnt
     assert both.guesses["majority"] == pytest.approx(13 / 21)
     assert both.estimate.low == pytest.approx(findings.wilson_interval(21, 21).low)
+
+
+def test_the_few_with_another_value_are_counted_apart() -> None:
+    truth = np.asarray([0] * 7 + [1, 1, 2])[:, None]
+    values = np.asarray([0] * 6 + [1] + [1, 0, 2])[:, None]
+    assert uncommon(values, truth).tolist() == [3, 2, 1]
+    assert uncommon(values[:7], truth[:7]).tolist() == [0, 0, 1]
+    both = uncommon(np.concatenate([values, values[::-1]], 1), np.concatenate([truth] * 2, 1))
+    assert both.tolist() == [6, 2, 4]
+    detail = {"scored_records": 100, **dict(zip(UNCOMMON, (4, 3, 1), strict=True))}
+    rows = [row(0.98, majority=0.96, detail=detail) for _ in range(2)]
+    (note,) = notes.of_the_few(findings.finding_of("hiv", ("0", "1"), 0.6, rows))
+    assert "named 6 of 8 without protection (2 of the rest were said to have another)" in note
+    even = [each | {"majority": 0.6} for each in rows]
+    for others in (even, [row(0.98, majority=0.96)]):
+        assert not notes.of_the_few(findings.finding_of("hiv", ("0", "1"), 0.6, others))
 
 
 def test_what_leaks_beside_the_columns_is_said_first() -> None:

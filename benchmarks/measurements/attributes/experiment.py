@@ -16,6 +16,7 @@ from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
 from benchmarks.harness.trees import join, stack, take
 from benchmarks.measurements.attributes.methods import METHODS, METRICS, View
+from benchmarks.measurements.attributes.uncommon import UNCOMMON, uncommon
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.imputation import imputed
 from benchmarks.scenarios.phases import rounds_of
@@ -50,8 +51,9 @@ class Attack:
     labels: bool
 
     def __call__(self, inputs: tuple[Victim, Messages | None, Any]) -> tuple[Any, ...]:
-        """Accuracy, accuracy of the labels, objective, status and fit, each `[phases]`; of a guess,
-        which is given no messages, `[1]`."""
+        """Accuracy, accuracy of the labels, objective, status and fit, each `[phases]`, and who is
+        named of those whose value is uncommon (`uncommon`); of a guess, which is given no messages,
+        `[1]`."""
         victim, messages, learned = inputs
         knowledge, key = (
             victim.knowledge(self.prior, self.labels),
@@ -70,9 +72,10 @@ class Attack:
             labels = (
                 unknown if answer.labels is None else accuracy(answer.labels, victim.known_labels)
             )
-            values = jnp.stack(answer.values, 1).reshape(-1)
-            right = accuracy(values, victim.truth.reshape(-1))
-            return right, labels, answer.objective, answer.status, answer.fit
+            values = jnp.stack(answer.values, 1)
+            right = accuracy(values.reshape(-1), victim.truth.reshape(-1))
+            rare = uncommon(values, victim.truth)
+            return right, labels, answer.objective, answer.status, answer.fit, rare
 
         if messages is None:
             return jax.tree.map(lambda a: jnp.asarray(a)[None], one_phase(None))
@@ -231,7 +234,7 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     """One outcome per selection among the job's own phases: the one chosen by the objective, and
     the best as the oracle's."""
-    (scores, labels, objectives, status, fit), null = results
+    (scores, labels, objectives, status, fit, rare), null = results
     chosen_of_null = {} if null is None else _chosen(job, names, *null[:4])
     for selection, i in _chosen(job, names, scores, labels, objectives, status).items():
         detail: dict[str, Value] = dict(shared["detail"])
@@ -239,6 +242,7 @@ def _outcomes(
             detail["rounds_used"] = names[i]
         if np.isfinite(objectives[i]):
             detail["objective"] = float(objectives[i])
+        detail |= {name: int(count) for name, count in zip(UNCOMMON, rare[i], strict=True)}
         facts = shared | {"selection": selection, "detail": detail}
         facts |= {"status": STATES[Status(int(status[i]))]}
         facts |= {name: _finite(getattr(fit, name)[i]) for name in ("explained", "misfit")}

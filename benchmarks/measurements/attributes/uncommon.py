@@ -1,0 +1,26 @@
+"""Who is named of those whose value is not their client's most common one: where nearly all have
+the same value, accuracy says little of the few."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+UNCOMMON = ("uncommon", "uncommon_named", "common_misnamed")
+"""As in a row's `detail`: how many have an uncommon value, how many of them were named rightly, and
+how many of the others wrongly."""
+
+
+def uncommon(values: Any, truth: Any) -> Array:
+    """The three numbers of `UNCOMMON` `[3]`.
+
+    Args:
+      values: inferred `[records, columns]`, integers.
+      truth: the same shape.
+    """
+    values, truth = jnp.asarray(values), jnp.asarray(truth)
+    alike = (truth[:, None] == truth[None]).sum(1)  # [records, columns]: how many have each value
+    most = jnp.take_along_axis(truth, alike.argmax(0)[None], 0)
+    rare, right = truth != most, values == truth
+    return jnp.stack([rare.sum(), (rare & right).sum(), (~rare & ~right).sum()])
