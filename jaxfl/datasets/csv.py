@@ -30,6 +30,7 @@ NOTES = "; "
 """What stands between the facts of a table's note."""
 Kind = Literal["numeric", "categorical"]
 BOOLEANS = frozenset({"true", "false"})
+LIKE_CODES = re.compile(r"[-+]?0[0-9]")
 LIKE_NUMBERS = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}([.,][0-9]{3})+)([.,][0-9]+)?\s*%?")
 MOSTLY = 0.9
 """Share of a column's texts that look like numbers, from which on they were meant as such."""
@@ -58,11 +59,12 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     Of columns of one name the second is called `name.1`, and so on, as pandas does.
 
     A column is numeric if all its values are numbers and it has more than two distinct ones,
-    categorical otherwise. Missing values ("", "?", "NA", "NaN", "null", "none") become the mean of
-    a numeric column and a category of their own, `(missing)`, of a categorical one. Rows without a
-    target, or without a client where a column names it, are left out; the table's note counts them.
-    One number in several spellings ("1", "1.0") is one category or class, unless zeros before it
-    say that it is a code ("01"); so is a truth value ("True", "true").
+    categorical otherwise, and where zeros before some numbers say that they are codes ("01"), of
+    which there are `max_categories` at most. Missing values ("", "?", "NA", "NaN", "null", "none")
+    become the mean of a numeric column and a category of their own, `(missing)`, of a categorical
+    one. Rows without a target, or without a client where a column names it, are left out; the
+    table's note counts them. One number in several spellings ("1", "1.0") is one category or class,
+    unless zeros before it say that it is a code; so is a truth value ("True", "true").
 
     Args:
       path: the file.
@@ -111,7 +113,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     for name in features:
         texts = texts_of(name)
         declared = "categorical" if name in categories else kinds.get(name)
-        if (declared or _kind(texts, decimal)) == "categorical":
+        if (declared or _kind(texts, decimal, max_categories)) == "categorical":
             limit = None if declared else max_categories
             column = _codes(name, texts, categories.get(name), limit, decimal)
         elif name == sensitive:
@@ -210,8 +212,12 @@ def _whole_rows(
     return rows, notes
 
 
-def _kind(texts: Sequence[str], decimal: str) -> Kind:
+def _kind(texts: Sequence[str], decimal: str, limit: int = 0) -> Kind:
+    """What a column is taken for; of numbers with zeros before them at most `limit` are codes."""
     if not are_numbers(texts, decimal):
+        return "categorical"
+    there = {text for text in texts if not is_missing(text)}
+    if len(there) <= limit and any(map(LIKE_CODES.match, there)):
         return "categorical"
     several = len({number_of(text, decimal) for text in texts} - {None}) > 2
     return "numeric" if several else "categorical"
@@ -336,7 +342,7 @@ def _one_spelling(texts: Sequence[str], decimal: str) -> list[str]:
     there = {text for text in texts if not is_missing(text)}
     if {text.lower() for text in there} <= BOOLEANS:
         values: dict[str, object] = {text: text.lower() for text in there}
-    elif are_numbers(texts, decimal) and not any(re.match(r"[-+]?0[0-9]", t) for t in there):
+    elif are_numbers(texts, decimal) and not any(map(LIKE_CODES.match, there)):
         values = {text: exact_number_of(text, decimal) for text in there}
     else:
         return list(texts)

@@ -224,6 +224,13 @@ def test_one_value_in_several_spellings(tmp_path, cells, categories):
     assert table.classes == len(categories or cells)
 
 
+def test_numbers_behind_zeros_are_codes_while_they_are_few(tmp_path):
+    months = [f"{month:02d}" for month in range(1, 13)]
+    assert column_of(tmp_path, months)[1] == tuple(months)
+    assert column_of(tmp_path, months, max_categories=11)[1] == ()
+    assert column_of(tmp_path, [str(month) for month in range(1, 13)])[1] == ()
+
+
 def test_numbers_of_many_digits_are_not_one_another(tmp_path):
     cells = ("9007199254740993", "9007199254740992", "9007199254740992.0")
     codes, names = column_of(tmp_path, cells, kinds={"a": "categorical"})
