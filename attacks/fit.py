@@ -80,7 +80,7 @@ class MisfitWarning(FitWarning):
 
 
 class UncheckedWarning(FitWarning):
-    """Messages could not contradict an answer, whatever it was."""
+    """Messages could not contradict an answer, or a part of it, whatever it was."""
 
 
 @struct.dataclass

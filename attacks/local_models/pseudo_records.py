@@ -125,7 +125,7 @@ def _pseudo_records(
     params = jax.tree.map(functools.partial(jnp.where, kept), last, params)
     updates = jax.vmap(lambda u: ravel_pytree(u)[0])(messages.pseudo_gradient)
     chance = by_chance(unexplained, updates, _held_out(settings.held_out, len(messages)))
-    return LocalModel(params, unexplained, chance, kept)
+    return LocalModel(params, unexplained, kept, chance)
 
 
 def _descend(

@@ -117,17 +117,17 @@ class LocalModel:
       params: the model.
       unexplained: part of held-out updates' energy that the fitted map misses; 1 is no better than
         predicting zero.
+      kept_last: True if `params` are those last returned: pseudo-records explained too little, or
+        the map led nowhere finite, or nowhere at all (it is constant around the last model).
       chance: how probable it is that as much is explained of updates of mean 0 that have nothing to
         do with the received models. The iterate of a network is chosen by the very updates that
         judge it: of such updates, too, some iterate explains a little.
-      kept_last: True if `params` are those last returned: pseudo-records explained too little, or
-        the map led nowhere finite, or nowhere at all (it is constant around the last model).
     """
 
     params: Any
     unexplained: Array
-    chance: Array
     kept_last: Array
+    chance: Array
 
     @property
     def misfit(self) -> Array:
@@ -190,7 +190,7 @@ def _mapping_network(messages: Messages, key: Array, settings: Mapping) -> Local
     params = point if basis is None else last + (point - start) @ basis
     moved = jnp.isfinite(params).all() & (point != start).any()
     chance = by_chance(unexplained, targets, _held_out(settings.held_out, len(messages)))
-    return LocalModel(unravel(jnp.where(moved, params, last)), unexplained, chance, ~moved)
+    return LocalModel(unravel(jnp.where(moved, params, last)), unexplained, ~moved, chance)
 
 
 def _fitted(
@@ -229,20 +229,27 @@ def by_chance(unexplained: Array, updates: Array, held: int) -> Array:
     """How probable it is that a map misses no more of `held` of these `updates [rounds,
     parameters]` if rounds are independent, of mean 0, and nothing to do with what was received.
 
-    Two tests, one of which speaks (so that the less probable counts twice). A prediction of a
-    random direction misses at least 1 - c^2 of the held-out ones, c its cosine with them, whose
-    square is distributed as Beta(1/2, (n - 1) / 2) in n dimensions. And the squared length of all
-    updates' sum, relative to the sum of theirs, is a chi-square divided by its degrees of freedom.
-    A round has (tr C)^2 / tr C^2 dimensions, for the covariance C of updates.
+    The smaller of two probabilities, doubled. A prediction of a random direction misses at least
+    1 - c^2 of the held-out ones, c its cosine with them, whose square is distributed as Beta(1/2,
+    (n - 1) / 2) in n dimensions. And the squared length of all updates' sum, relative to the sum of
+    theirs, is a chi-square divided by its degrees of freedom; that counts for a map which explains
+    at least half of what the updates' mean does. A round has (tr C)^2 / tr C^2 dimensions, for the
+    covariance C of updates.
     """
+    tiny = jnp.finfo(updates.dtype).tiny
+    updates /= jnp.maximum(jnp.abs(updates).max(), tiny)
+    updates /= jnp.maximum(jnp.linalg.norm(updates), tiny)
     deviations = updates - updates.mean(0)
     with jax.default_matmul_precision("highest"):
         gram = deviations @ deviations.T
-    dimensions = jnp.trace(gram) ** 2 / (gram**2).sum()
-    square = jnp.clip(1 - unexplained, 0, 1)
-    along = jax.scipy.special.betainc((held * dimensions - 1) / 2, 0.5, 1 - square) / 2
-    pull = (updates.sum(0) ** 2).sum() / (updates**2).sum()
+    gram /= jnp.maximum(jnp.trace(gram), tiny)
+    dimensions = jnp.clip(1 / jnp.maximum((gram**2).sum(), tiny), 1, len(updates))
+    explained = jnp.clip(1 - unexplained, 0, 1)
+    free = jnp.maximum(held * dimensions - 1, 1e-6)
+    along = jax.scipy.special.betainc(free / 2, 0.5, 1 - explained) / 2
+    pull = (updates.sum(0) ** 2).sum()
     together = jax.scipy.special.gammaincc(dimensions / 2, dimensions * pull / 2)
+    together = jnp.where(explained > pull / len(updates) / 2, together, 1.0)
     tail = jnp.minimum(2 * jnp.minimum(along, together), 1)
     return jnp.where(unexplained < 1, tail, 1.0)
 

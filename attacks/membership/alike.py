@@ -11,6 +11,9 @@ from jaxtyping import Int, Num
 from attacks.fit import UncheckedWarning
 from jaxfl import _check
 
+NEAR = 0.25
+"""To a whole number of records, as decoded weights of a group add up."""
+
 
 def groups_alike(x: Any, y: Any) -> Int[np.ndarray, "records"]:
     """The group of equal records that each is of `[records]`.
@@ -44,7 +47,9 @@ def warn_of_alike(attack: str, x: Any, y: Any, weights: Any) -> None:
     groups = groups_alike(x, y)
     sizes = np.bincount(groups)[:, None]
     held = of_groups(weights, groups)
-    parted = np.any((held > 0.5) & (held < sizes - 0.5), axis=1)
+    count = np.round(held)
+    # Weights that add up to no number of records are noise, or clipped.
+    parted = np.any((count > 0) & (count < sizes) & (abs(held - count) < NEAR), axis=1)
     if parted.any():
         places = np.flatnonzero(parted[groups])
         first = np.flatnonzero(groups == groups[places[0]])

@@ -18,7 +18,7 @@ from jaxtyping import Num
 
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
-from attacks.fit import MisfitWarning, Status
+from attacks.fit import MisfitWarning, Status, UncheckedWarning
 from attacks.precision import in_type_here
 from jaxfl import Messages, Model
 from jaxfl.domains import Index, Params, checked
@@ -26,6 +26,22 @@ from jaxfl.models import check_labelled, check_parameters, inputs_and_errors
 from jaxfl.watching import on_host
 
 Array = jax.Array
+
+
+FEWEST = 30
+"""Records of which two groups can be told from one: noise of fewer falls into two."""
+WARNED = {
+    Status.MISFIT: (
+        MisfitWarning,
+        "the records' gradients vary as one group: the model has not fitted the client's records "
+        "apart from others, and who is called a member is a guess",
+    ),
+    Status.UNCHECKED: (
+        UncheckedWarning,
+        f"of fewer than {FEWEST} records noise, too, falls into two groups: nothing says that "
+        "those are members and others",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +54,8 @@ class Membership:
       candidates: whether each record with each value of the unknown column is judged a member
         `[records, K]`, the unit in which the paper counts; None if records are judged as a whole.
       status: see `attacks.Status`; 1 if the attack ended with numbers that are not finite: then
-        scores are NaN and nobody is a member; 2 if what the attack assumes does not hold.
+        scores are NaN and nobody is a member; 2 if what the attack assumes does not hold; 3 if that
+        cannot be told.
     """
 
     members: np.ndarray
@@ -59,7 +76,8 @@ def variance_mixture(
     are the component of the lower mean. The paper leaves scale and model open. Records are judged
     by a second mixture, on the mean over candidates. Where a single Gaussian has the lower Bayesian
     information criterion the records are no two groups: the client has not fitted its own, and the
-    answer is a misfit.
+    answer is a misfit. Of fewer than `FEWEST` records that cannot be told. Two groups need not be
+    members and others: variances that are skewed fall into two as well.
 
     Args:
       model: the model; its last layer must be a dense layer that it names.
@@ -69,6 +87,7 @@ def variance_mixture(
 
     Warns:
       MisfitWarning: if the records are no two groups.
+      UncheckedWarning: if they are fewer than `FEWEST`.
 
     Raises:
       ValueError: as `cos_matching`; if labels are unknown, columns are several, there is a single
@@ -81,13 +100,9 @@ def variance_mixture(
     last = jax.tree.map(lambda a: a[-1], messages.returned)
     variance = gradient_variance(model, last, *candidate_records(model, knowledge))
     answer = split_variances(np.asarray(variance), seed=seed)
-    if answer.status == Status.MISFIT:
-        warnings.warn(
-            "variance_mixture: the records' gradients vary as one group: the model has not fitted "
-            "the client's records apart from others, and who is called a member is a guess",
-            MisfitWarning,
-            stacklevel=3,
-        )
+    if answer.status in WARNED:
+        warning, words = WARNED[Status(answer.status)]
+        warnings.warn(f"variance_mixture: {words}", warning, stacklevel=3)
     return answer
 
 
@@ -111,9 +126,10 @@ def split_variances(
     score = -logarithm.mean(1)
     candidates, _ = _lower_component(logarithm.reshape(-1), seed)
     members, are_two = _lower_component(-score, seed)
+    told = Status.OK if len(score) >= FEWEST else Status.UNCHECKED
     if members.all() or not members.any():  # variances that are alike are no two groups
         return nobody
-    status = Status.OK if are_two else Status.MISFIT
+    status = told if are_two else Status.MISFIT
     return Membership(members, score, candidates.reshape(variance.shape), status)
 
 

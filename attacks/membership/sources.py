@@ -196,8 +196,8 @@ class Sources:
 
     Attributes:
       sources: place of the client with the largest weight `[records]`; -1 if the solution is not
-        finite, or the record is nobody's: among more records than the clients hold, one of which
-        every client's weight is below half.
+        finite, or the record is nobody's: of more records than the clients hold so many at most,
+        whose largest weights are below half of what a record that is held has.
       weights: decoded weights times the client's number of records `[records, clients]`, near 1 for
         its own.
       status: `attacks.Status` of each client `[clients]`: failed; a misfit, whose records or
@@ -286,9 +286,18 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     status = status_of(failed, fit)
     warn_of_fit("decode_sources", status, fit)
     warn_of_alike("decode_sources", x, y, weights)
-    # Of records that are all held by someone noise may lower the weight below any threshold.
-    nobodys = (weights.max(1) < HALF) & (len(x) > sum(sizes))
-    return Sources(jnp.where(failed | nobodys, -1, weights.argmax(1)), weights, status, fit)
+    named = jnp.where(failed | _nobodys(weights, sum(sizes)), -1, weights.argmax(1))
+    return Sources(named, weights, status, fit)
+
+
+def _nobodys(weights: Array, held: int) -> Array:
+    """Which records no client holds `[records]`, by weights `[records, clients]` of so many that
+    are held. Clipping and noise lower all weights: it is those of others that count."""
+    largest = weights.max(1)
+    ordered = jnp.sort(largest)[::-1]
+    if held >= len(ordered):
+        return jnp.zeros(len(ordered), bool)
+    return (largest <= ordered[held]) & (largest < HALF * jnp.median(ordered[:held]))
 
 
 def _check_different(messages: Sequence[Messages]) -> None:

@@ -130,7 +130,7 @@ def level_of_clients(rows: Rows) -> Level:
     counted = sure or rows
     methods = {row["method"] for row in counted}
     # A recorded run is asked of its own people, all of whom are there.
-    judge = margin_here if sure else margin_of
+    judge = margin_here if sure and all(_sizes(counted)) else margin_of
     named = ", ".join(name for name in DECODERS if name in methods)
     doubted = {
         doubt: tuple(row["client"] for row in rows if DOUBTFUL.get(row["status"]) == doubt)
@@ -138,10 +138,11 @@ def level_of_clients(rows: Rows) -> Level:
     }
     untold = {doubt: names for doubt, names in doubted.items() if names} if sure else {}
     level = _level(math.inf, named, counted, judge)
-    if sure:
-        people, right = _sizes(counted), [row["value"] for row in counted]
-        hits = round(sum(v * size for v, size in zip(right, people, strict=True)))
-        level = dataclasses.replace(level, estimate=wilson_interval(hits, sum(people)))
+    named_of = [(row, n) for row, n in zip(counted, _sizes(counted), strict=True) if n]
+    told = [(row["value"] * n, n) for row, n in named_of if row["value"] is not None]
+    if told:
+        hits, people = map(sum, zip(*told, strict=True))
+        level = dataclasses.replace(level, estimate=wilson_interval(round(hits), people))
     return dataclasses.replace(level, untold=untold)
 
 
@@ -195,7 +196,7 @@ def margin_of(values: Sequence[float], best: Sequence[float], sizes: Sequence[in
     if len(values) == 1:
         return here
     low, high = min(over_clients.low, here.low), max(over_clients.high, here.high)
-    return Interval(over_clients.mean, low, high)
+    return Interval(here.mean, low, high)
 
 
 def margin_here(values: Sequence[float], best: Sequence[float], sizes: Sequence[int]) -> Interval:

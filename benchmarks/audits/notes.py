@@ -90,10 +90,15 @@ def answered_beside(rows: Rows) -> list[str]:
 
 
 def _beats_chance(rows: Rows) -> bool:
-    plain = [row for row in rows if row["value"] is not None and not _is_private(row)]
+    """By Student's t over rows; over people where rows say of how many they are, and agree."""
+    plain = [
+        row
+        for row in rows
+        if row["value"] is not None and row["chance"] is not None and not _is_private(row)
+    ]
     if not plain:
         return False
-    people = min(int(row["settings"]["records"]) for row in plain)
+    people = min(int(row["detail"].get("scored_records", 0)) for row in plain)
     least = accuracy_interval([row["value"] for row in plain], people).low
     return least > mean([row["chance"] for row in plain])
 

@@ -19,8 +19,19 @@ AS_NUMBERS = ("clients", "hidden", "seeds", "epsilon")
 ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
 ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
 DEFAULT_CLIENTS = "10"
-OF_TABLE = ("target", "sensitive", "drop", "client", "decimal", "separator", "text_encoding")
-OPTION_OF = {"client": "clients"}
+AS_OPTIONS = (
+    "path",
+    "target",
+    "sensitive",
+    "drop",
+    "drop_last",
+    "batch_size",
+    "client",
+    "decimal",
+    "separator",
+    "text_encoding",
+)
+OPTION_OF = {"client": "clients", "path": "csv"}
 """Arguments of `jaxfl.datasets.read_csv` that are options here, some by another name."""
 READING = ("text_encoding", "decimal", "separator")
 """Options of `jaxfl.datasets.read_csv`, by the same names."""
@@ -238,9 +249,9 @@ def in_options(error: ValueError) -> UsageError:
     def named(match: re.Match[str]) -> str:
         return f"{option(OPTION_OF.get(match[1], match[1]))} "
 
-    told = re.sub(rf"\b({'|'.join(OF_TABLE)})=(?=['\"\[(])", named, str(error))
-    mend = "leave the column out (--drop) or clean the file"
-    return UsageError(re.sub("leave the column out, clean the file or declare.*", mend, told))
+    told = re.sub(rf"\b({'|'.join(AS_OPTIONS)})=", named, str(error))
+    mend = "leave the column out, clean the file or declare the column categorical"
+    return UsageError(told.replace(mend, "leave the column out (--drop) or clean the file"))
 
 
 def _epsilons(text: str) -> tuple[float, ...]:

@@ -311,9 +311,18 @@ def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
 
 
 def fitting(training: LocalTraining, records: int) -> LocalTraining:
-    """A recipe in whose batches so many records fit."""
+    """A recipe in whose batches so many records fit.
+
+    Raises:
+      ValueError: if no batch is full, and those that are not are left out.
+    """
+    if training.drop_last and (training.batch_size or 0) > records:
+        raise ValueError(
+            f"drop_last=True with batch_size={training.batch_size} leaves out all of a client's "
+            f"{records} records"
+        )
     whole = training.batch_size is None or training.batch_size >= records
-    return dataclasses.replace(training, batch_size=None) if whole else training
+    return dataclasses.replace(training, batch_size=None, drop_last=False) if whole else training
 
 
 def not_asked(suite: Suite, asked: Sequence[str]) -> list[str]:

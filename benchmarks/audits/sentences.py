@@ -123,11 +123,16 @@ def also(findings: Sequence[Finding], wholes: Sequence[Whole], source: Source) -
     )
 
 
-def stopped(findings: Sequence[Finding], wholes: Sequence[Whole] = ()) -> str:
-    """What stops it, and at what cost: the third sentence."""
+def stopped(
+    findings: Sequence[Finding], wholes: Sequence[Whole] = (), beside: Sequence[str] = ()
+) -> str:
+    """What stops it, and at what cost: the third sentence. What leaks `beside` the columns is no
+    reason to say that nothing has to be stopped."""
     learnt = [f for f in findings if f.levels[0].learnt]
     if not learnt and any(f.levels[0].doubt or f.levels[0].untold for f in findings):
         return "So it cannot be told either whether anything has to be stopped."
+    if not learnt and beside:
+        return "That is of these columns alone."
     if not learnt and any(map(_may_leak, findings)):
         return "So it is not shown that anything has to be stopped; more people would tell."
     if not learnt:
@@ -160,7 +165,11 @@ def answer(
     beside: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The answer, and what leaks `beside` the columns."""
-    told = leaked(findings, source), also(findings, wholes, source), stopped(findings, wholes)
+    told = (
+        leaked(findings, source),
+        also(findings, wholes, source),
+        stopped(findings, wholes, beside),
+    )
     if not beside:
         return told
     asked = f"Other questions were answered better than by chance: {listed(beside)}."

@@ -240,7 +240,10 @@ def _binned(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]
 def are_ranges(options: Sequence[str]) -> bool:
     """Whether categories are the bins of a number."""
     ends = [option.split(" to ") for option in options]
-    return bool(ends) and all(len(pair) == 2 and are_numbers(pair, ".") for pair in ends)
+    if not ends or not all(len(pair) == 2 and are_numbers(pair, ".") for pair in ends):
+        return False
+    numbers = [[number_of(end, ".") for end in pair] for pair in ends]
+    return all(low is not None and high is not None and low < high for low, high in numbers)
 
 
 def _note_of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[str]:

@@ -135,7 +135,7 @@ def test_wrong_recipes_in_batches_are_misfits(wrong):
         assert measured(0, 2.0, batch_size=8, sent=wrong).status == Status.MISFIT
 
 
-def test_without_noise_canaries_that_are_not_there_are_missed():
+def test_canaries_that_are_not_there_are_noticed_without_noise_too():
     with pytest.warns(MisfitWarning, match="where 2 is expected"):
         measured(0, 0.0, sent=lambda t: dataclasses.replace(t, plugins=(DPSGD(1.0, 0.0),)))
 

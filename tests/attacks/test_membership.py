@@ -23,6 +23,7 @@ from attacks import (
     split_variances,
     variance_mixture,
 )
+from attacks.membership.alike import warn_of_alike
 from attacks.metrics import detection
 from benchmarks.harness.jobs import Job
 from benchmarks.measurements import membership
@@ -273,6 +274,37 @@ def test_victims_of_different_attributes_share_a_run():
     together = rows(cells)
     assert {status for _, status in together.values()} == {"ok"}
     assert together == rows(cells[:1]) | rows(cells[1:])
+
+
+def test_noise_of_few_records_is_no_two_groups():
+    """It falls into two more often than not, and nothing is said for sure."""
+    rng = np.random.default_rng(0)
+    told = [split_variances(np.exp(rng.normal(size=(8, 2)))).status for _ in range(20)]
+    assert set(told) == {Status.MISFIT, Status.UNCHECKED}
+    knowledge, _, messages = make_world(rounds=1, rate=0.01)
+    few = Knowledge(knowledge.x[:8], knowledge.y[:8], knowledge.columns)
+    with pytest.warns((MisfitWarning, UncheckedWarning)):
+        assert variance_mixture(MODEL, messages, few).status != Status.OK
+
+
+@pytest.mark.parametrize(
+    ("weights", "warned"),
+    [
+        ([0.5, 0.5, 1, 0], True),
+        ([0.33, 0.33, 0.33, 0], True),
+        ([0.89] * 4, False),
+        ([0.12] * 4, False),
+        ([0.02, 0.03, 1, 1], False),
+    ],
+)
+def test_equal_records_are_doubted_where_some_are_members(weights, warned):
+    x, y = np.zeros((4, 2)), np.asarray([0, 0, 0, 1] if weights[2] == 0.33 else [0, 0, 1, 2])
+    if len(set(weights)) == 1:
+        y = np.zeros(4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn_of_alike("attack", x, y, np.asarray(weights)[:, None])
+    assert bool(said) == warned
 
 
 def test_equal_records_of_which_one_is_a_member_are_said_to_be_a_guess():

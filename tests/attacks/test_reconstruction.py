@@ -18,6 +18,7 @@ from attacks import (
     mapping_network,
     pseudo_records,
 )
+from attacks.local_models.reconstruction import CHANCE, by_chance
 from attacks.path import at_path_centres
 from jaxfl import (
     DPSGD,
@@ -133,6 +134,19 @@ def test_updates_without_a_client_behind_them_leave_the_last_model(heterogeneous
     found = pseudo_records(model, blind, KEY, (6,), settings=settings)
     assert found.kept_last
     assert largest_difference(found.params, last_returned(blind)) == 0
+
+
+def test_chance_of_what_is_explained():
+    """Finite, and small where a map explains what chance does not: of updates along one direction,
+    of equal ones, of tiny ones."""
+    direction, sizes = jax.random.normal(KEY, (50,)), 0.8 ** jnp.arange(12.0)[:, None]
+    for updates in (sizes * direction, jnp.tile(direction, (12, 1)), 1e-20 * sizes * direction):
+        assert by_chance(jnp.asarray(1e-4), updates, 1) < CHANCE
+        assert by_chance(jnp.asarray(1.0), updates, 1) == 1
+        assert by_chance(jnp.asarray(0.999), updates, 1) > CHANCE  # far less than the mean does
+    noise = jax.random.normal(KEY, (12, 50))
+    assert by_chance(jnp.asarray(0.9), noise, 2) > CHANCE
+    assert by_chance(jnp.asarray(0.3), noise, 2) < CHANCE
 
 
 @pytest.mark.parametrize(("rounds", "scaling"), [(10, "normalised"), (30, "literal")])

@@ -12,7 +12,7 @@ import pytest
 from attacks import by_discriminants, decode_sources, largest_drop, least_loss, majority_of_rounds
 from attacks.fit import MisfitWarning, Status, UncheckedWarning
 from attacks.membership.sources import losses
-from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from jaxfl import DPSGD, Federated, LocalTraining, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)
 TRAINING = LocalTraining(0.05, batch_size=16)
@@ -76,6 +76,21 @@ def test_records_that_nobody_holds_are_nobodys(federation):
     named = np.asarray(answer.sources)
     assert (named[: len(x)] == truth).mean() > 0.97
     assert (named[len(x) :] == -1).all()
+
+
+def test_clipping_makes_nobodys_records_of_none(federation):
+    """It lowers all weights: of one record more than is held one is nobody's."""
+    model, _, x, y, truth, _ = federation
+    clipped = LocalTraining(0.05, plugins=(DPSGD(0.5, 0.0),))
+    clients = stack_clients([(x[truth == c], y[truth == c]) for c in range(3)])
+    run = simulate(model, model.init(KEY), clients, KEY, Federated(rounds=8, training=clipped))
+    seen = [run.messages(c) for c in range(3)]
+    every = np.concatenate([x, x[:1] + 1]), np.append(y, 0)
+    answer = decode_sources(model, seen, SIZES, *every, KEY, training=clipped)
+    own = np.asarray(answer.weights)[np.arange(len(x)), truth]
+    assert (own < 0.5).mean() > 0.1
+    assert (np.asarray(answer.sources)[:-1] == truth).mean() > 0.97
+    assert answer.sources[-1] == -1
 
 
 def reversed_(messages):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks import audit
-from benchmarks.audits import notes, recorded
+from benchmarks.audits import recorded
 from benchmarks.audits.options import Arguments
 from benchmarks.harness.command_line import UsageError
 from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
@@ -98,25 +98,6 @@ def test_sums_sources_and_updates_without_names_are_asked(
     assert "shows sums over 3 of 6 clients alone: whether a client holds many people" in page
     assert values["linkability", "matched_filter", "precision"] > 0.5
     assert "Where updates of 6 clients come without names" in page
-
-
-@pytest.mark.parametrize(
-    ("bounds", "words"),
-    [
-        ([2.996, 3.5], "Updates show 2.99 to 3.5 or more"),
-        ([0.0, 1.0], "Updates show 0 to 1 or more"),
-        ([0.0], "Updates show nothing of it"),
-        ([2.5], "Updates show 2.5 or more"),
-        ([3.2, 3.5], "more than is promised"),
-        ([None], "nothing was measured"),
-    ],
-)
-def test_what_updates_show_of_a_promise(bounds: list[float | None], words: str) -> None:
-    told = {"table": "epsilon", "metric": "epsilon_bound", "settings": {"epsilon": 3.0}}
-    (note,) = notes.of_rows([told | {"value": bound} for bound in bounds], (), ())
-    assert "epsilon of 3 " in note
-    assert words in note
-    assert ("look for a fault" in note) == (words == "more than is promised")
 
 
 @pytest.mark.parametrize(
@@ -282,6 +263,9 @@ def test_clients_are_those_that_a_column_names(
         (["--hidden", "4,²"], "--hidden '4,²' must hold widths"),
         (["--clients", "²"], "--clients '²' is not a column of"),
         (["--out", __file__], "is no folder"),
+        (["--out", "/proc/nowhere"], "--out '/proc/nowhere' cannot be made: No such file"),
+        (["--batch-size", "41", "--drop-last"], "--drop-last True with --batch-size 41 leaves out"),
+        (["--drop-last"], "--drop-last with --batch-size 0"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -149,17 +149,21 @@ def test_the_few_with_another_value_are_counted_apart() -> None:
         assert not notes.of_the_few(findings.finding_of("hiv", ("0", "1"), 0.6, others))
 
 
-def test_what_leaks_beside_the_columns_is_said_first() -> None:
+def test_what_leaks_beside_the_columns_is_in_the_answer() -> None:
     plain = {"table": "membership", "metric": "accuracy", "chance": 0.5}
-    plain |= {"settings": {"epsilon": "inf", "records": "40"}}
+    plain |= {"settings": {"epsilon": "inf"}, "detail": {"scored_records": 40}}
     leaks = ["whether a known person is among a client's records"]
     for value, expected in ((1.0, leaks), (0.5, [])):
         assert notes.answered_beside([row(value) | plain]) == expected
-    private = {"settings": {"epsilon": "1", "records": "40"}}
+    private = {"settings": {"epsilon": "1"}}
     assert not notes.answered_beside([row(1.0) | plain | private])
+    # A share of few pairs of updates, in one run.
+    linked = {"method": "matched_filter", "metric": "precision", "detail": {}}
+    assert not notes.answered_beside([row(0.5) | plain | linked | {"table": "linkability"}])
     finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.5) for _ in range(3)])
     told = sentences.answer([finding], (), sentences.of_clients(3), leaks)
     assert told[1] == "It was tried with 3 updates of that client."
+    assert told[2] == "That is of these columns alone."
     assert "better than by chance: whether a known person" in told[3]
 
 
@@ -170,9 +174,17 @@ def test_a_target_that_is_nearly_the_same_everywhere_is_no_useless_model() -> No
     assert notes.of_rows((), [findings.finding_of("sex", (), 0.99, rows)], ())
 
 
+def test_rows_without_a_size_or_a_value_are_left_out() -> None:
+    rows = [of_client("A", 1.0, 0.6), of_client("B", 1.0, 0.6, detail={})]
+    assert findings.level_of_clients(rows).estimate.mean == 1
+    lost = findings.level_of_clients([*rows, of_client("C", 0.0, 0.6, value=None)])
+    assert lost.estimate.mean == 1
+
+
 def test_ranges_of_a_number_are_said_to_be_ranges() -> None:
     assert are_ranges(("0 to 74.75", "74.75 to 1e+03"))
     assert not are_ranges(("0", "1"))
+    assert not are_ranges(("9 to 5", "1 to 2"))
     finding = findings.finding_of("age", ("0 to 1", "1 to 2"), 0.6, [row(0.95) for _ in range(3)])
     told = sentences.leaked([dataclasses.replace(finding, ranges=True)], sentences.of_clients(3))
     assert "names rightly 'age' (which of 2 ranges) of 95 of 100 people" in told
@@ -203,3 +215,22 @@ def test_what_may_leak_is_no_clean_bill() -> None:
     told = sentences.leaked([finding], sentences.of_clients(8))
     assert "So few people, or so few clients, do not show it" in told
     assert "nothing had to be stopped" not in sentences.stopped([finding])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ([2.996, 3.5], "Updates show 2.99 to 3.5 or more"),
+        ([0.0, 1.0], "Updates show 0 to 1 or more"),
+        ([0.0], "Updates show nothing of it"),
+        ([2.5], "Updates show 2.5 or more"),
+        ([3.2, 3.5], "more than is promised"),
+        ([None], "nothing was measured"),
+    ],
+)
+def test_what_updates_show_of_a_promise(bounds: list[float | None], words: str) -> None:
+    told = {"table": "epsilon", "metric": "epsilon_bound", "settings": {"epsilon": 3.0}}
+    (note,) = notes.of_rows([told | {"value": bound} for bound in bounds], (), ())
+    assert "epsilon of 3 " in note
+    assert words in note
+    assert ("look for a fault" in note) == (words == "more than is promised")
