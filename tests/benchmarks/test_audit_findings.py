@@ -177,7 +177,7 @@ def test_a_target_that_is_nearly_the_same_everywhere_is_no_useless_model() -> No
 def test_rows_without_a_size_or_a_value_are_left_out() -> None:
     rows = [of_client("A", 1.0, 0.6), of_client("B", 1.0, 0.6, detail={})]
     assert findings.level_of_clients(rows).estimate.mean == 1
-    lost = findings.level_of_clients([*rows, of_client("C", 0.0, 0.6, value=None)])
+    lost = findings.level_of_clients([*rows, of_client("C", 0.0, 0.6) | {"value": None}])
     assert lost.estimate.mean == 1
 
 
