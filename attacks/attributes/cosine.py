@@ -23,6 +23,7 @@ from attacks.attributes.knowledge import (
     best_of,
     check_knowledge,
     erase,
+    warn_of_unchanged,
     with_fit,
 )
 from attacks.column_matching import column_objective
@@ -112,6 +113,7 @@ def cos_matching(
         raise ValueError("settings=[] is empty; give at least one CosMatching")
     answers = [_judged(model, messages, knowledge, key, each) for each in several]
     answer = best_of(answers) if len(answers) > 1 else answers[0]
+    warn_of_unchanged("cos_matching", messages)
     warn_of_fit("cos_matching", answer.status, answer.fit)
     return answer
 

@@ -197,16 +197,22 @@ def explained(attack: str, messages: Messages, answer: Reconstruction, fit: Fit)
     """An answer with its fit, and a warning where that is a misfit, or there was nothing to
     explain."""
     answer = with_fit(messages, answer, fit)
+    warn_of_unchanged(attack, messages, stacklevel=5)
+    warn_of_fit(attack, answer.status, fit, stacklevel=5)
+    return answer
+
+
+def warn_of_unchanged(attack: str, messages: Messages, stacklevel: int = 4) -> None:
+    """Warn, where values are no tracers, if no model came back changed; `stacklevel` is that of
+    whoever called the attack."""
     if not _check.is_unseen(messages) and messages.unchanged:
         warnings.warn(
             f"{attack}: no returned model differs from the one received, so that there is nothing "
             "to explain: the client did not train, or the models after a round were given for "
             "those before it",
             MisfitWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
-    warn_of_fit(attack, answer.status, fit, stacklevel=5)
-    return answer
 
 
 def with_fit(messages: Messages, answer: Reconstruction, fit: Fit) -> Reconstruction:

@@ -1,4 +1,4 @@
-"""Files and options of a recorded audit that do not go together."""
+"""What an audit says of a recorded run, and of options that do not go together."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import audit
+from benchmarks.audits import recorded
+from benchmarks.audits.options import in_options
+from jaxfl import LocalTraining
 from tests.benchmarks.test_audit import RECORDED, RECORDINGS
 
 
@@ -23,3 +26,20 @@ def test_files_of_another_model_name_the_options(
     asked = ["--messages", str(RECORDINGS / "pytorch"), *RECORDED, *words, "--out", str(tmp_path)]
     assert audit.main(asked) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_another_rate_than_told_is_said() -> None:
+    assert recorded._other_rate("a", 0.1, LocalTraining(0.1)) == []
+    told = recorded._other_rate("a", 0.1, LocalTraining(0.3))
+    assert told == ["a takes steps at rate 0.1, not 0.3 as told."]
+
+
+def test_errors_of_a_table_name_the_options() -> None:
+    error = ValueError(
+        "column 'day' has 9 distinct texts with decimal='.'; client='who' or path='a.csv': leave "
+        "the column out, clean the file or declare the column categorical; 5 rows"
+    )
+    assert str(in_options(error)) == (
+        "column 'day' has 9 distinct texts with --decimal '.'; --clients 'who' or --csv 'a.csv': "
+        "leave the column out (--drop) or clean the file; 5 rows"
+    )

@@ -47,6 +47,7 @@ from attacks.attributes.knowledge import (
     check_apart,
     check_knowledge,
     check_one_column,
+    warn_of_unchanged,
 )
 from attacks.fit import Fit, equations, precision, warn_of_fit
 from attacks.fixed_draws import fixed_key
@@ -131,6 +132,7 @@ def decode_adam(
         )
     with arithmetic(dtype, messages, knowledge, settings):
         answer = _decode_adam(model, messages, knowledge, settings, canonicalize_dtype(dtype))
+    warn_of_unchanged("decode_adam", messages)
     warn_of_fit("decode_adam", answer.status, answer.fit)
     return answer
 

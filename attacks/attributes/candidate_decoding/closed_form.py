@@ -70,6 +70,7 @@ from attacks.attributes.knowledge import (
     answered,
     check_apart,
     check_knowledge,
+    warn_of_unchanged,
 )
 from attacks.fit import (
     ROUNDING,
@@ -180,6 +181,7 @@ def closed_form(
         decoding = _closed_form(*call, listing)
         if listing and needs_all(decoding, knowledge, MOST_DIRECT):
             decoding = judged_by_all(decoding, _closed_form(*call, False))
+    warn_of_unchanged("closed_form", messages)
     warn_of_fit("closed_form", decoding.status, decoding.fit)
     return apart(decoding, columns)
 
