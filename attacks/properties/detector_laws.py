@@ -149,11 +149,14 @@ def _warn_of_sign(aggregates: Aggregates, sums: Array) -> None:
         return
     order = np.argsort(rounds)
     after = order[np.searchsorted(rounds[order], rounds[before] + 1)]
-    models = np.asarray(jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.received))
-    steps, seen = models[before] - models[after], np.asarray(sums)[before]
-    lengths = np.linalg.norm(steps, axis=1) * np.linalg.norm(seen, axis=1)
-    moved = lengths > 0
-    cosines = (steps * seen).sum(1)[moved] / lengths[moved]
+    flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.received)
+    # Squares of what diverges leave the range of 32 bits; what has diverged says nothing.
+    models, seen = np.asarray(flat, np.float64), np.asarray(sums, np.float64)[before]
+    with np.errstate(invalid="ignore"):
+        steps = models[before] - models[after]
+        lengths = np.linalg.norm(steps, axis=1) * np.linalg.norm(seen, axis=1)
+    moved = (lengths > 0) & np.isfinite(lengths)
+    cosines = (steps[moved] * seen[moved]).sum(1) / lengths[moved]
     if len(cosines) and cosines.mean() < OTHER_WAY:
         warnings.warn(
             f"observe: the models that follow lie against the sums (mean cosine "

@@ -17,7 +17,7 @@ from tests.attacks.test_gibbs import CLIENTS, KEY, PER_ROUND, ROUNDS, observed
 def test_sums_of_the_law_surprise_nobody_and_others_do():
     """Normal numbers are seldom farther out; wrong recipes are, on one side or the other."""
     seen = jnp.asarray([20, ROUNDS])
-    for separation, seed in itertools.product((1.5, 3.0, 6.0), range(10)):
+    for separation, seed in itertools.product((1.5, 3.0, 6.0), range(6)):
         observations, _ = observed(separation, seed)
         for p in (box(observations, seen), gibbs(observations, seen, KEY)):
             assert np.abs(surprise(observations, seen, p)).max() < 2
