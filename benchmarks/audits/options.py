@@ -27,6 +27,8 @@ AS_OPTIONS = (
     "drop_last",
     "batch_size",
     "client",
+    "clients",
+    "records",
     "decimal",
     "separator",
     "text_encoding",

@@ -383,12 +383,16 @@ def _of_table(data: Dataset, federation: Federation) -> Federation:
 
 
 def _records(data: Dataset, federation: Federation) -> int:
-    there = training_rows(data) // federation.clients
-    records = federation.records or min(there, MOST_RECORDS)
-    if records > there or records < FEWEST_RECORDS:
+    count, told = federation.clients, federation.records
+    there = training_rows(data) // count
+    beside = f"{data.name} has {there} for each of {count} clients, beside those of the adversary"
+    if told > there:
+        raise ValueError(f"records={told}: {beside} and of tests")
+    if 0 < told < FEWEST_RECORDS:
+        raise ValueError(f"records={told} must be at least {FEWEST_RECORDS}, or 0 for all")
+    if there < FEWEST_RECORDS:
         raise ValueError(
-            f"clients={federation.clients} of {records} records: {data.name} has {there} for each "
-            f"beside those of the adversary and of tests; at least {FEWEST_RECORDS} records are "
-            "needed for each"
+            f"clients={count}: {beside} and of tests; each needs {FEWEST_RECORDS}, so that "
+            f"{training_rows(data) // FEWEST_RECORDS} clients are the most"
         )
-    return records
+    return told or min(there, MOST_RECORDS)
