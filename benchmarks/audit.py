@@ -203,9 +203,9 @@ def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Find
         if row["table"] == plan.QUESTIONS[0] and row["metric"] == "accuracy"
     ]
     usual = float(np.bincount(data.y).max() / len(data))
-    options = data.column(column).categories
-    found = findings.finding_of(column, options, usual, read)
-    return dataclasses.replace(found, ranges=are_ranges(options))
+    values = data.column(column).categories
+    made = findings.finding_of(column, values, usual, read)
+    return dataclasses.replace(made, ranges=are_ranges(values))
 
 
 def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[notes.Told]:

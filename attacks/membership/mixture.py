@@ -112,7 +112,8 @@ def split_variances(
     variance: Num[np.ndarray, "records candidates"], *, seed: Index = 0
 ) -> Membership:
     """The mixture's part of `variance_mixture`, on variances `[records, K]`. Fails where they are
-    not finite or alike; a misfit where one Gaussian describes them as well as two."""
+    not finite or alike; a misfit where one Gaussian describes them as well as two, else unchecked
+    if they are fewer than `FEWEST`."""
     variance = np.asarray(variance)
     nobody = Membership(
         np.zeros(len(variance), bool),
@@ -126,10 +127,11 @@ def split_variances(
     score = -logarithm.mean(1)
     candidates, _ = _lower_component(logarithm.reshape(-1), seed)
     members, are_two = _lower_component(-score, seed)
-    told = Status.OK if len(score) >= FEWEST else Status.UNCHECKED
     if members.all() or not members.any():  # variances that are alike are no two groups
         return nobody
-    status = told if are_two else Status.MISFIT
+    status = Status.MISFIT
+    if are_two:
+        status = Status.OK if len(score) >= FEWEST else Status.UNCHECKED
     return Membership(members, score, candidates.reshape(variance.shape), status)
 
 

@@ -71,8 +71,8 @@ class ProlinAnswer:
 
     Attributes:
       p: probability of the property `[prefixes, clients]`, the assumed rate of a client that took
-        part in none of the rounds; NaN if the losses were never finite, or
-        more clients took part in a round than `Observations.clients_per_round`.
+        part in none of the rounds; NaN if the losses were never finite, or more clients took part
+        in a round than `Observations.clients_per_round`.
       iterations: used `[prefixes]`.
       losses: L1, L2, L3 at the answer `[prefixes, 3]`.
     """

@@ -73,29 +73,22 @@ class Told(NamedTuple):
 
 def answered_beside(rows: Rows) -> list[str]:
     """What else leaks without protection, in words."""
-    whether_there = [row for row in rows if row["table"] == "membership"]
+    members = [row for row in rows if row["table"] == "membership"]
     asked = {
-        "whether a known person is among a client's records": (whether_there, "accuracy"),
-        "whose a record is": (_scored(rows, "decode_sources", "source_accuracy"), ""),
-        "which updates without names are of one client": (
-            _scored(rows, "matched_filter", "precision"),
-            "",
+        "whether a known person is among a client's records": _scored(
+            members, "closed_form", "accuracy"
+        ),
+        "whose a record is": _scored(rows, "decode_sources", "source_accuracy"),
+        "which updates without names are of one client": _scored(
+            rows, "matched_filter", "precision"
         ),
     }
-    return [
-        what
-        for what, (mine, metric) in asked.items()
-        if _beats_chance([row for row in mine if metric in ("", row["metric"])])
-    ]
+    return [what for what, mine in asked.items() if _beats_chance(mine)]
 
 
 def _beats_chance(rows: Rows) -> bool:
     """By Student's t over rows; over people where rows say of how many they are, and agree."""
-    plain = [
-        row
-        for row in rows
-        if row["value"] is not None and row["chance"] is not None and not _is_private(row)
-    ]
+    plain = [row for row in rows if row["chance"] is not None and not _is_private(row)]
     if not plain:
         return False
     people = min(int(row["detail"].get("scored_records", 0)) for row in plain)

@@ -34,7 +34,8 @@ AS_OPTIONS = (
     "text_encoding",
 )
 OPTION_OF = {"client": "clients", "path": "csv"}
-"""Arguments of `jaxfl.datasets.read_csv` that are options here, some by another name."""
+"""Arguments that errors of reading a table and of its federation name, some of which are options
+by another name."""
 READING = ("text_encoding", "decimal", "separator")
 """Options of `jaxfl.datasets.read_csv`, by the same names."""
 

@@ -172,6 +172,13 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
 
 
 def _victim(place: int, federation: Federation, epsilon: float) -> VictimSettings:
+    """Raises `ValueError` if none of a client's batches is full, and such are left out."""
+    told, records = federation.training, federation.records
+    if told.drop_last and (told.batch_size or 0) > records:
+        raise ValueError(
+            f"drop_last=True with batch_size={told.batch_size} leaves out all of a client's "
+            f"{records} records"
+        )
     return VictimSettings(
         place,
         federation.records,
@@ -311,16 +318,7 @@ def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
 
 
 def fitting(training: LocalTraining, records: int) -> LocalTraining:
-    """A recipe in whose batches so many records fit.
-
-    Raises:
-      ValueError: if no batch is full, and those that are not are left out.
-    """
-    if training.drop_last and (training.batch_size or 0) > records:
-        raise ValueError(
-            f"drop_last=True with batch_size={training.batch_size} leaves out all of a client's "
-            f"{records} records"
-        )
+    """A recipe in whose batches so many records fit."""
     whole = training.batch_size is None or training.batch_size >= records
     return dataclasses.replace(training, batch_size=None, drop_last=False) if whole else training
 

@@ -161,7 +161,7 @@ def _row(
         "imputation": _imputed(known, client.others, truth),
         "null": None if null is None else _right(null, truth),
         "test_accuracy": _accuracy(model, last, client.others),
-        "detail": {"scored_records": len(truth)} | _uncommon(answer, truth),
+        "detail": {"scored_records": len(truth)} | _uncommon(answer, truth, len(values)),
     }, notes
 
 
@@ -240,8 +240,8 @@ def _right(answer: Reconstruction, truth: np.ndarray) -> float:
     return float((np.asarray(answer.values[0]) == truth).mean())
 
 
-def _uncommon(answer: Reconstruction, truth: np.ndarray) -> dict[str, int]:
-    counts = uncommon(np.asarray(answer.values[0])[:, None], truth[:, None])
+def _uncommon(answer: Reconstruction, truth: np.ndarray, candidates: int) -> dict[str, int]:
+    counts = uncommon(np.asarray(answer.values[0])[:, None], truth[:, None], candidates)
     return dict(zip(UNCOMMON, map(int, counts), strict=True))
 
 

@@ -126,17 +126,16 @@ def also(findings: Sequence[Finding], wholes: Sequence[Whole], source: Source) -
 def stopped(
     findings: Sequence[Finding], wholes: Sequence[Whole] = (), beside: Sequence[str] = ()
 ) -> str:
-    """What stops it, and at what cost: the third sentence. What leaks `beside` the columns is no
-    reason to say that nothing has to be stopped."""
+    """What stops it, and at what cost: the third sentence. It is of the columns alone where
+    something leaks `beside` them."""
+    here = "of these columns" if beside else "here"
     learnt = [f for f in findings if f.levels[0].learnt]
     if not learnt and any(f.levels[0].doubt or f.levels[0].untold for f in findings):
         return "So it cannot be told either whether anything has to be stopped."
-    if not learnt and beside:
-        return "That is of these columns alone."
     if not learnt and any(map(_may_leak, findings)):
-        return "So it is not shown that anything has to be stopped; more people would tell."
+        return f"So it is not shown that anything {here} has to be stopped; more people would tell."
     if not learnt:
-        return "So nothing had to be stopped here; other clients and more updates may differ."
+        return f"So nothing {here} had to be stopped; other clients and more updates may differ."
     if len(learnt[0].levels) == 1:
         return "No protection was tried here."
     stops = [f.stopped_by for f in learnt]

@@ -136,9 +136,9 @@ def test_people_count_alike_whoever_holds_them() -> None:
 def test_the_few_with_another_value_are_counted_apart() -> None:
     truth = np.asarray([0] * 7 + [1, 1, 2])[:, None]
     values = np.asarray([0] * 6 + [1] + [1, 0, 2])[:, None]
-    assert uncommon(values, truth).tolist() == [3, 2, 1]
-    assert uncommon(values[:7], truth[:7]).tolist() == [0, 0, 1]
-    both = uncommon(np.concatenate([values, values[::-1]], 1), np.concatenate([truth] * 2, 1))
+    assert uncommon(values, truth, 3).tolist() == [3, 2, 1]
+    assert uncommon(values[:7], truth[:7], 3).tolist() == [0, 0, 1]
+    both = uncommon(np.concatenate([values, values[::-1]], 1), np.concatenate([truth] * 2, 1), 3)
     assert both.tolist() == [6, 2, 4]
     detail = {"scored_records": 100, **dict(zip(UNCOMMON, (4, 3, 1), strict=True))}
     rows = [row(0.98, majority=0.96, detail=detail) for _ in range(2)]
@@ -150,7 +150,7 @@ def test_the_few_with_another_value_are_counted_apart() -> None:
 
 
 def test_what_leaks_beside_the_columns_is_in_the_answer() -> None:
-    plain = {"table": "membership", "metric": "accuracy", "chance": 0.5}
+    plain = {"table": "membership", "method": "closed_form", "metric": "accuracy", "chance": 0.5}
     plain |= {"settings": {"epsilon": "inf"}, "detail": {"scored_records": 40}}
     leaks = ["whether a known person is among a client's records"]
     for value, expected in ((1.0, leaks), (0.5, [])):
@@ -163,7 +163,7 @@ def test_what_leaks_beside_the_columns_is_in_the_answer() -> None:
     finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.5) for _ in range(3)])
     told = sentences.answer([finding], (), sentences.of_clients(3), leaks)
     assert told[1] == "It was tried with 3 updates of that client."
-    assert told[2] == "That is of these columns alone."
+    assert told[2].startswith("So nothing of these columns had to be stopped")
     assert "better than by chance: whether a known person" in told[3]
 
 
@@ -214,7 +214,7 @@ def test_what_may_leak_is_no_clean_bill() -> None:
     assert not finding.levels[0].learnt
     told = sentences.leaked([finding], sentences.of_clients(8))
     assert "So few people, or so few clients, do not show it" in told
-    assert "nothing had to be stopped" not in sentences.stopped([finding])
+    assert "nothing here had to be stopped" not in sentences.stopped([finding])
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,9 @@ def test_batches_as_large_as_clients_are_one_step(tmp_path: Path) -> None:
 def test_batches_that_are_never_full_are_refused(tmp_path: Path) -> None:
     training = plan.victim_of(suite_of(tmp_path, batch_size=50, drop_last=True)).training
     assert (training.batch_size, training.drop_last) == (None, False)
+    # Those held out to be told apart are fewer than a batch.
+    alone = suite_of(tmp_path, batch_size=48, drop_last=True).table("membership")
+    assert {cell.settings.records for cell in alone.cells("audit", "small", None)} == {40}
     with pytest.raises(ValueError, match="batch_size=64 leaves out all of a client's 50 records"):
         suite_of(tmp_path, batch_size=64, drop_last=True)
 

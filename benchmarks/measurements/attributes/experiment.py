@@ -74,7 +74,8 @@ class Attack:
             )
             values = jnp.stack(answer.values, 1)
             right = accuracy(values.reshape(-1), victim.truth.reshape(-1))
-            rare = uncommon(values, victim.truth)
+            candidates = max(len(column.candidates) for column in victim.columns)
+            rare = uncommon(values, victim.truth, candidates)
             return right, labels, answer.objective, answer.status, answer.fit, rare
 
         if messages is None:
@@ -242,11 +243,12 @@ def _outcomes(
             detail["rounds_used"] = names[i]
         if np.isfinite(objectives[i]):
             detail["objective"] = float(objectives[i])
-        detail |= {name: int(count) for name, count in zip(UNCOMMON, rare[i], strict=True)}
+        ok = status[i] != Status.FAILED
+        if ok:
+            detail |= {name: int(count) for name, count in zip(UNCOMMON, rare[i], strict=True)}
         facts = shared | {"selection": selection, "detail": detail}
         facts |= {"status": STATES[Status(int(status[i]))]}
         facts |= {name: _finite(getattr(fit, name)[i]) for name in ("explained", "misfit")}
-        ok = status[i] != Status.FAILED
         level = None
         if null is not None and null[3][chosen_of_null[selection]] != Status.FAILED:
             level = _finite(null[0][chosen_of_null[selection]])

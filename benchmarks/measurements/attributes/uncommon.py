@@ -12,15 +12,15 @@ UNCOMMON = ("uncommon", "uncommon_named", "common_misnamed")
 how many of the others wrongly."""
 
 
-def uncommon(values: Any, truth: Any) -> Array:
+def uncommon(values: Any, truth: Any, candidates: int) -> Array:
     """The three numbers of `UNCOMMON` `[3]`.
 
     Args:
       values: inferred `[records, columns]`, integers.
       truth: the same shape.
+      candidates: values that a column may have, the most of all columns (static).
     """
     values, truth = jnp.asarray(values), jnp.asarray(truth)
-    alike = (truth[:, None] == truth[None]).sum(1)  # [records, columns]: how many have each value
-    most = jnp.take_along_axis(truth, alike.argmax(0)[None], 0)
+    most = jax.nn.one_hot(truth, candidates).sum(0).argmax(-1)  # [columns]
     rare, right = truth != most, values == truth
     return jnp.stack([rare.sum(), (rare & right).sum(), (~rare & ~right).sum()])
