@@ -32,6 +32,8 @@ PULL = 1e-4
 """Pull of weights to their prior, in what their equations leave: so little that it moves no weight
 across 1/2 where equations fix the weights, and enough to choose where they do not."""
 
+LEAST_SIZE = 1e-3
+"""A column's size, relative to the largest, below which what rounds is as of this size."""
 MOST_STEPS = 100
 """Steps of Newton's method, at most; it takes ten or twenty. Moments that are not of these records
 have no likeliest weights, and the method would never end."""
@@ -48,7 +50,8 @@ class InferredAttribute:
       mse: decoded mean squared error of the model on the client's data.
       bound: at least this fraction of `values` is right (Driouich 2022, Proposition 3; Driouich
         2023, Proposition 4); 0 proves nothing. NaN if the moments are not exact, or impossible,
-        the rate outside [0, 1] or the error negative, or if the attribute depends on other columns.
+        the rate outside [0, 1] or the error negative, or if the attribute depends on other columns
+        or the moments are of other records.
         Messages with noise give moments of which nothing is proven.
     """
 
@@ -88,6 +91,10 @@ def infer_binary_attribute(
         its moments.
       rule: "rank" or "threshold".
 
+    Warns:
+      MisfitWarning: if exact moments are of other records, or of an attribute that is not 0 or 1;
+        then `bound` is NaN.
+
     Raises:
       ValueError: if shapes do not fit, the attribute does not exist, or moments or params are not
         finite.
@@ -98,11 +105,14 @@ def infer_binary_attribute(
     _check.shape((len(moments.cross),), params=theta)
     _check.finite(params=theta)
     weight = theta[attribute]
+    contradiction = _contradiction(x, y, attribute, moments)
+    if contradiction:
+        _warn(f"infer_binary_attribute: {contradiction}")
     rate, energy = float(moments.second[attribute, -1]), y @ y / len(y)
     error = float(energy - 2 * theta @ moments.cross + theta @ moments.second @ theta)
     prior, mse = float(np.clip(rate, 0, 1)), max(error, 0.0)
     possible = moments.exact and abs(rate - prior) < ROUNDED and error > -ROUNDED * energy
-    possible &= params is not None or moments.determines(attribute)
+    possible &= not contradiction and (params is not None or moments.determines(attribute))
     # Rounding may hide so much.
     most = mse + ERROR * energy + moments.rounding * np.abs(np.append(theta, 1)).sum() ** 2
     residual = y - x @ theta[known] - theta[-1]
@@ -149,7 +159,8 @@ def infer_by_logistic(
       moments: the client's, see `local_moments`.
 
     Warns:
-      MisfitWarning: if no weights are the likeliest: the moments are of other records.
+      MisfitWarning: as `infer_binary_attribute`; and if no weights are the likeliest: the moments
+        are of other records.
 
     Returns:
       As `infer_binary_attribute`; `scores` are log odds, `mse` and `bound` are NaN: there is none.
@@ -157,7 +168,7 @@ def infer_by_logistic(
     Raises:
       ValueError: as `infer_binary_attribute`.
     """
-    z, sums, _ = _attribute_equations(x, y, attribute, moments)
+    z, sums, _, contradiction = _attribute_equations(x, y, attribute, moments)
     minimum = minimize(
         lambda w: (np.logaddexp(0, z @ w).mean() - w @ sums, z.T @ expit(z @ w) / len(z) - sums),
         np.zeros(z.shape[1]),
@@ -168,9 +179,11 @@ def infer_by_logistic(
         method="trust-exact",
         options={"maxiter": MOST_STEPS},
     )
-    if not minimum.success:
+    if not minimum.success and not contradiction:
         missing = f"no likeliest weights within {MOST_STEPS} steps"
-        _warn(f"infer_by_logistic: moments have {missing}; they are not of these records")
+        contradiction = f"moments have {missing}; they are not of these records"
+    if contradiction:
+        _warn(f"infer_by_logistic: {contradiction}")
     scores = z @ minimum.x
     return InferredAttribute(
         (scores > 0).astype(float), scores, float(np.clip(sums[-1], 0, 1)), np.nan, np.nan
@@ -199,18 +212,21 @@ def infer_in_box(
       As `infer_by_logistic`; `scores` are the weights.
 
     Warns:
-      MisfitWarning: if no values of the attribute have these moments: they are of other records.
-        Moments that are right to first order only are not judged.
+      MisfitWarning: as `infer_binary_attribute`; and if no values of the attribute have these
+        moments: they are of other records. Moments that are right to first order only are not
+        judged.
     """
-    z, sums, rounding = _attribute_equations(x, y, attribute, moments)
+    z, sums, rounding, contradiction = _attribute_equations(x, y, attribute, moments)
     prior, root = float(np.clip(sums[-1], 0, 1)), np.sqrt(len(z))
     scores = _in_box(z.T / root, sums * root, prior)
     gap = z.T @ scores / root - sums * root
     left = gap @ gap + PULL**2 * ((scores - prior) ** 2).sum()
     # The true attribute is in the box, and leaves its distance from the prior and rounding.
     truth = len(z) * (PULL**2 * prior * (1 - prior) + rounding @ rounding)
-    if moments.exact and left > CONVERGED * truth:
-        _warn("infer_in_box: no values have these moments; they are not of these records")
+    if moments.exact and left > CONVERGED * truth and not contradiction:
+        contradiction = "no values have these moments; they are not of these records"
+    if contradiction:
+        _warn(f"infer_in_box: {contradiction}")
     return InferredAttribute((scores > 0.5).astype(float), scores, prior, np.nan, np.nan)
 
 
@@ -265,11 +281,13 @@ class _AttributeEquations(NamedTuple):
       known: of every record, standardised `[records, columns]`; the last column is 1.
       sums: mean of `known` where the attribute is 1, times rho `[columns]`.
       rounding: by how much the sums may be off `[columns]`.
+      contradiction: why the moments are not of these records, in words, or "".
     """
 
     known: np.ndarray
     sums: np.ndarray
     rounding: np.ndarray
+    contradiction: str
 
 
 def _attribute_equations(
@@ -278,6 +296,7 @@ def _attribute_equations(
     """Those of records `[records, features]` and of the moments of them all."""
     _check_moments(moments)
     x, y, known = public_part(x, y, attribute, len(moments.cross) - 1)
+    contradiction = _contradiction(x, y, attribute, moments)
     columns = np.concatenate([x, y[:, None]], 1)
     prior = moments.second[attribute, -1]
     sums = np.append(moments.second[attribute, known], moments.cross[attribute])
@@ -288,4 +307,30 @@ def _attribute_equations(
     eps = np.finfo(np.float64).eps * len(columns)
     off = moments.rounding + eps * np.abs(columns).max(0)
     rounding = np.append((off * (1 + np.abs(mean)))[varies] / deviation[varies], moments.rounding)
-    return _AttributeEquations(np.c_[z, np.ones(len(x))], sums_z, rounding)
+    return _AttributeEquations(np.c_[z, np.ones(len(x))], sums_z, rounding, contradiction)
+
+
+def _contradiction(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> str:
+    """Why exact moments are not of records with these public columns `[records, features - 1]` and
+    targets, or not of an attribute that is 0 or 1, in words; or ""."""
+    if not moments.exact:
+        return ""
+    each = np.c_[x, np.ones(len(x)), y]
+    sizes = np.sqrt((each**2).mean(0))
+    sizes = np.maximum(sizes, LEAST_SIZE * sizes.max())
+    places = np.delete(np.arange(len(moments.cross)), attribute)
+    decoded = np.c_[moments.second[np.ix_(places, places)], moments.cross[places]]
+    products = (each.T @ each / len(x))[:-1]
+    apart = np.maximum(np.abs(decoded - products) - moments.rounding, 0)
+    apart /= np.outer(sizes[:-1], sizes)
+    square, rate = moments.second[attribute, attribute], moments.second[attribute, -1]
+    if apart[:, :-1].max() > ROUNDED:
+        return "the public columns have other mean products than x; the moments are not of x"
+    if apart[:, -1].max() > ROUNDED:
+        return "y has other mean products with x than the moments say; is it in the order of x?"
+    if abs(square - rate) - 2 * moments.rounding > ROUNDED:
+        return (
+            f"the attribute has the mean {rate:.3g} and the mean square {square:.3g}; these are "
+            f"one number of a column that is 0 or 1. Is attribute={attribute} its place?"
+        )
+    return ""

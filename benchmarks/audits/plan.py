@@ -356,11 +356,13 @@ def _check_trains(target: str, data: Dataset) -> None:
 
 
 def _check_varies(column: str, data: Dataset) -> None:
-    shares = sorted(data.prior(column))[::-1]
-    if len(shares) < 2 or shares[1] < LEAST_SHARE:
+    shares = np.asarray(data.prior(column))
+    others = np.sort(shares)[::-1][1:]
+    if not len(others) or others[0] < LEAST_SHARE:
+        common = data.column(column).categories[int(shares.argmax())]
         raise ValueError(
-            f"sensitive={column!r} has the value {data.column(column).categories[0]!r} nearly "
-            "everywhere: there is nothing to be told apart"
+            f"sensitive={column!r} has the value {common!r} nearly everywhere, and no other in "
+            f"{LEAST_SHARE:.0%} of the records: there is nothing to be told apart"
         )
 
 

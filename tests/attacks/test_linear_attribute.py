@@ -44,11 +44,43 @@ def test_impossible_moments_bound_nothing():
     full = np.c_[x, np.ones(len(x))]
     second, cross = full.T @ full / len(x), full.T @ y / len(x)
     assert np.isfinite(infer_binary_attribute(x, y, 0, Moments(second, cross, 0.01)).bound)
-    negative_rate, negative_error = second.copy(), cross * 3
-    negative_rate[0, -1] = negative_rate[-1, 0] = -0.2
+    negative_rate, negative_error = second.copy(), cross.copy()
+    negative_rate[0, -1] = negative_rate[-1, 0] = negative_rate[0, 0] = -0.2
+    negative_error[0] += 100
     for moments in (Moments(negative_rate, cross, 0.01), Moments(second, negative_error, 0.01)):
         for rule in ("rank", "threshold"):
             assert np.isnan(infer_binary_attribute(x, y, 0, moments, rule=rule).bound)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda x, y: (x, np.roll(y, 1)), "y has other mean products with x"),
+        (lambda x, y: (x[::-1], y), "y has other mean products with x"),
+        (lambda x, y: (x * [1, 3, 1, 1, 1], y), "the public columns have other mean products"),
+        (lambda x, y: (x[:, [0, 2, 1, 3, 4]], y), "the public columns have other mean products"),
+        (lambda x, y: (x[:50], y[:50]), "the public columns have other mean products"),
+    ],
+    ids=["y_in_another_order", "x_in_another_order", "another_unit", "columns_exchanged", "half"],
+)
+@pytest.mark.parametrize("attack", [infer_binary_attribute, infer_by_logistic, infer_in_box])
+def test_nothing_is_proven_of_other_records_than_the_moments(attack, mistake, said):
+    x, y, messages = trained(5, 60)
+    moments = local_moments(local_optimum(messages))
+    x, y = mistake(x, y)
+    with pytest.warns(MisfitWarning, match=f"^{attack.__name__}: {said}"):
+        assert np.isnan(attack(x, y, 0, moments).bound)
+
+
+@pytest.mark.parametrize("rescaled", [lambda s: 2 * s - 1, lambda s: s / 2])
+def test_an_attribute_that_is_not_0_or_1_is_said(rescaled):
+    x, y, _ = trained(5, 2)
+    x[:, 0] = rescaled(x[:, 0])
+    full = np.c_[x, np.ones(len(x))]
+    moments = Moments(full.T @ full / len(x), full.T @ y / len(x), 0.01)
+    for attack in (infer_binary_attribute, infer_by_logistic, infer_in_box):
+        with pytest.warns(MisfitWarning, match="one number of a column that is 0 or 1"):
+            attack(x, y, 0, moments)
 
 
 @pytest.mark.parametrize("d", [9, 53])
@@ -194,10 +226,17 @@ def test_the_box_is_exact_where_columns_outnumber_records():
     assert (found.values == x[:, 0]).all()
     _, _, other = client(101, m=30, d=28)
     with pytest.warns(MisfitWarning, match="no values have these moments"):
-        infer_in_box(x, y, 0, local_moments(other))
+        infer_in_box(x, y, 0, with_attribute_of(local_moments(other), local_moments(optimum)))
     x, y, optimum = client(2)
     found = infer_in_box(x, y, 0, local_moments(optimum))
     assert (found.values == x[:, 0]).mean() > max(x[:, 0].mean(), 1 - x[:, 0].mean())
+
+
+def with_attribute_of(other, moments):
+    """Moments whose attribute is another client's."""
+    second, cross = moments.second.copy(), moments.cross.copy()
+    second[0], second[:, 0], cross[0] = other.second[0], other.second[:, 0], other.cross[0]
+    return Moments(second, cross, moments.learning_rate)
 
 
 @pytest.mark.slow
@@ -206,15 +245,13 @@ def test_another_clients_moments_tell_nothing():
     gains, said = [], []
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        x, y, _ = client(seed)
+        x, y, optimum = client(seed)
         x[:, 0] = rng.random(len(x)) < 0.5  # independent of all else
         _, _, other = client(seed + 100)
+        of_other = with_attribute_of(local_moments(other), local_moments(optimum))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", MisfitWarning)
-            answers = [
-                attack(x, y, 0, local_moments(other))
-                for attack in (infer_by_logistic, infer_in_box)
-            ]
+            answers = [attack(x, y, 0, of_other) for attack in (infer_by_logistic, infer_in_box)]
         said += [str(warning.message) for warning in told]
         gains += [(answer.values == x[:, 0]).mean() - 0.5 for answer in answers]
     assert any("moments have no likeliest weights" in text for text in said)

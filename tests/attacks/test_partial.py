@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from attacks import Knowledge, PartialDecoding, Status, binary_column, decode_partial
+from attacks import (
+    FitWarning,
+    Knowledge,
+    PartialDecoding,
+    Status,
+    UnknownColumn,
+    binary_column,
+    decode_partial,
+)
 from attacks.attributes.candidate_decoding import partial
 from attacks.attributes.candidate_decoding.candidates import candidate_records
 from jaxfl import DPSGD, Federated, LocalTraining, mlp, sgd, simulate, stack_clients
@@ -49,6 +57,19 @@ def test_half_of_the_records_are_read_with_nothing_known_of_the_others():
     answers = [decoded(seed=seed) for seed in range(3)]
     assert np.mean([accuracy for _, accuracy in answers]) > 0.9
     assert all(answer.status == Status.OK for answer, _ in answers)
+
+
+def test_public_records_hold_candidates_of_the_unknown_column():
+    run, known, _, (x, y) = client()
+    settings, messages = PartialDecoding(OTHERS, RECIPE), run.messages(0)
+    for low, high in ((1, 2), (-1, 1), (0, 100)):
+        column = UnknownColumn(jnp.asarray([4]), jnp.asarray([[low], [high]]))
+        told = dataclasses.replace(known, columns=(column,))
+        with pytest.raises(ValueError, match=r"x_public\[\d+\] holds .* none of its candidates"):
+            decode_partial(MODEL, messages, told, x, y, settings=settings)
+    x[:, 4] = 0
+    with pytest.warns(FitWarning, match="Is the column missing there"):
+        decode_partial(MODEL, messages, known, x, y, settings=settings)
 
 
 @pytest.mark.parametrize(

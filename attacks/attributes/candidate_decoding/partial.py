@@ -26,6 +26,7 @@ is in truth, and how much of a message they leave unexplained, by which the answ
 
 import dataclasses
 import functools
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +46,7 @@ from attacks.attributes.candidate_decoding.constraints import most_likely
 from attacks.attributes.candidate_decoding.explanation import largest_of_more
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.order_noise import batch_weights
+from attacks.attributes.hiding import UNLIKE
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -53,7 +55,7 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     explained,
 )
-from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
+from attacks.fit import FALSE_ALARMS, Fit, FitWarning, energies, equations, precision, rounding
 from attacks.fixed_draws import SEED, fixed_key
 from attacks.path import check_linear, local_path, moved_alone, on_path
 from attacks.precision import arithmetic, cast, floating
@@ -125,9 +127,13 @@ def decode_partial(
       few records known, another client's messages, and a wrong number of others. If a few records
       have far longer gradients than the rest, right answers may be called misfits.
 
+    Warns:
+      FitWarning: if all public records have the same value of an unknown column, and as
+        `closed_form`.
+
     Raises:
-      ValueError: as `gls`; if public records are fewer than 20 or do not fit the model, or the
-        recipe has plug-ins.
+      ValueError: as `gls`; if public records are fewer than 20, do not fit the model or hold values
+        of an unknown column that are none of its candidates, or the recipe has plug-ins.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("decode_partial", model, messages, knowledge)
@@ -147,12 +153,41 @@ def decode_partial(
     check_labelled(model, messages.model_shapes, x_public, y_public, **named)
     if len(x_public) < FEWEST:
         raise ValueError(f"x_public has {len(x_public)} records; {FEWEST} are needed at least")
+    _check_values(x_public, knowledge)
     joint, dtype = joined("decode_partial", knowledge), floating(dtype)
     with arithmetic(dtype, messages, joint, x_public, settings):
         public, dtype = (x_public, y_public), canonicalize_dtype(dtype)
         held = _held_out(x_public, y_public)
         answer = _decode_partial(model, messages, joint, public, held, settings, dtype)
     return explained("decode_partial", messages, apart(answer, knowledge.columns), answer.fit)
+
+
+def _check_values(x_public: Array, knowledge: Knowledge) -> None:
+    """Raise `ValueError` if public records have listed values of an unknown column that are none
+    of its candidates; warn if all have the same."""
+    if _check.is_unseen(x_public, *jax.tree.leaves(knowledge.columns)):
+        return
+    for number, column in enumerate(knowledge.columns):
+        looks = np.asarray(column.candidates).reshape(len(column.candidates), -1)
+        places = np.atleast_1d(np.asarray(column.positions))
+        held = np.asarray(x_public)[:, places]
+        values, first = np.unique(held, axis=0, return_index=True)
+        distances = np.abs(values[:, None] - looks).max(-1).min(1)
+        # A number that candidates stand for in steps has more values than these.
+        if len(values) <= len(looks) and distances.max() > UNLIKE:
+            row = int(first[distances.argmax()])
+            raise ValueError(
+                f"x_public[{row}] holds {held[row]} in the places of columns[{number}], which is "
+                "none of its candidates; give both in the model's own scale and coding"
+            )
+        if len(values) == 1 < len(looks):
+            warnings.warn(
+                f"decode_partial: all of x_public have {values[0]} in the places of "
+                f"columns[{number}]. Is the column missing there? What other values do to a "
+                "message is then taken for signal",
+                FitWarning,
+                stacklevel=4,
+            )
 
 
 def _held_out(x: Array, y: Array) -> tuple[np.ndarray, np.ndarray]:
