@@ -24,11 +24,12 @@ from rich.console import Console
 from benchmarks.audits import findings, notes, options, page, plan, recorded, sentences
 from benchmarks.audits.options import Arguments
 from benchmarks.audits.recorded_sums import (
+    check_participants,
     read_participation,
     summed_participation,
     told_by_sums,
 )
-from benchmarks.harness.command_line import UsageError, exit_code, run_command
+from benchmarks.harness.command_line import UsageError, check_once, exit_code, run_command
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import Suite, group
 from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
@@ -90,6 +91,7 @@ def _keep_settings(arguments: Arguments, folder: Path) -> None:
 
 
 def _answered(words: list[str]) -> int:
+    check_once(words, "sensitive", "drop", "client", "questions", "epsilon")
     arguments = tyro.cli(Arguments, args=words, prog=PROG, default=options.configured(words))
     options.check(arguments)
     folder = Path(arguments.out)
@@ -226,6 +228,7 @@ def _recorded(console: Console, arguments: Arguments, folder: Path) -> int:
     if participation is not None:
         participation = summed_participation(run, participation)
         run.aggregates(participation)  # what does not fit is said before anything is computed
+        check_participants(participation, table)
     clients = recorded.clients_of(run, table, options.names("client", arguments.client or ""))
     layout = str(run.layout).replace("\n", "; ")
     answers, rows, remarks = [], [], [f"Arrays were taken for these parameters: {layout}"]

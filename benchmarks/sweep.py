@@ -22,6 +22,7 @@ from benchmarks.harness.code import code_of
 from benchmarks.harness.command_line import (
     INTERRUPTED,
     UsageError,
+    check_once,
     exit_code,
     repeat,
     run_command,
@@ -89,10 +90,12 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
     """
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.sweep")
     kept = f"finished rows are kept in {arguments.out}"
-    return exit_code(lambda: _answered(arguments, suites), kept)
+    words = sys.argv[1:] if argv is None else argv
+    return exit_code(lambda: _answered(arguments, suites, words), kept)
 
 
-def _answered(arguments: Arguments, suites: Mapping[str, Suite]) -> int:
+def _answered(arguments: Arguments, suites: Mapping[str, Suite], words: Sequence[str]) -> int:
+    check_once(words, "where", "methods")
     console = Console(width=None if sys.stdout.isatty() else 130)
     suites = with_outside(arguments.suites, suites)
     if arguments.list:

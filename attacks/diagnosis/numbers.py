@@ -60,9 +60,9 @@ def numbers_say(messages: Messages) -> list[Finding]:
     flat = np.concatenate([u.reshape(len(u), -1) for u in updates], 1)
     looks = [
         _unchanged(flat, models),
+        _sparse(updates, flat),  # of which arrays that are never sent are a part
         _frozen(messages),
         _half(models),
-        _sparse(updates, flat),
         _grid(updates, models),
     ]
     of_signs = looks[-1] is not None and looks[-1].cause == SIGNS

@@ -115,6 +115,18 @@ def summed_participation(run: Recording, participation: Participation | None) ->
     return {t: names for t, names in told.items() if t in summed}
 
 
+def check_participants(participation: Participation, table: Inputs) -> None:
+    """Raise `ValueError` if the table says whose its records are, and a client has none."""
+    held = set(table.clients) - {""}
+    for number, names in participation.items():
+        for name in names:
+            if held and name not in held:
+                raise ValueError(
+                    f"participation names {name!r} in round {number}, of whom the table has no "
+                    f"record; it has those of {', '.join(sorted(held)[:10])}"
+                )
+
+
 def _changed(run: Recording, number: int) -> bool:
     """Whether a client returned a model in a round, or the global model changed in it."""
     if run.clients:

@@ -4,7 +4,7 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,15 @@ INTERRUPTED = 130
 
 class UsageError(ValueError):
     """A request that cannot be run; its text is one line for the user."""
+
+
+def check_once(words: Sequence[str], *fields: str) -> None:
+    """Raise `UsageError` if an option that holds several values stands there twice: the last would
+    count alone, and the others be lost."""
+    names = [word.split("=")[0].replace("_", "-") for word in words]
+    for name in map(option, fields):
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is given {names.count(name)} times; give all its values once")
 
 
 def exit_code(work: Callable[[], int], kept: str = "") -> int:

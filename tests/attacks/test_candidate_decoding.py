@@ -93,7 +93,7 @@ def test_exact_at_every_width_and_coding(hidden, column):
     ("labels", "rate"),
     [
         (True, None),
-        (False, 0.1),
+        pytest.param(False, 0.1, marks=pytest.mark.very_slow),
         pytest.param(True, 0.1, marks=pytest.mark.very_slow),
         pytest.param(False, None, marks=pytest.mark.very_slow),
     ],

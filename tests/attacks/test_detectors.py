@@ -118,7 +118,7 @@ def test_inversion_is_found_through_sums(federation, auxiliary, kind):
     assert np.asarray(gibbs(honest, jnp.asarray([ROUNDS]), KEY))[0].max() < 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
     prop = Property(Behavior(update=-1.0), rate=2 / CLIENTS)
     run = trained(federation, prop.behavior.among(POSITIVES))

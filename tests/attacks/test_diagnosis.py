@@ -42,7 +42,7 @@ FIRST = {
 KEY = jax.random.key(0)
 
 
-LONG = ("batches", "half", "drop_last")
+LONG = ("batches", "epochs", "half", "drop_last")
 KINDS = [pytest.param(kind, marks=pytest.mark.very_slow if kind in LONG else ()) for kind in FIRST]
 
 

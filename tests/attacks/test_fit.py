@@ -59,7 +59,16 @@ def test_a_wrong_assumption_is_a_misfit(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["decay", "rate", "smoothing", "half", "topk", "momentum"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("decay", "rate", "momentum"),
+        *(
+            pytest.param(kind, marks=pytest.mark.very_slow)
+            for kind in ("smoothing", "half", "topk")
+        ),
+    ],
+)
 def test_a_wrong_recipe_of_batches_is_a_misfit(kind):
     told = LocalTraining(RATE, batch_size=16, epochs=2)
     model, messages, known, _ = client(kind, told, 1)

@@ -164,7 +164,10 @@ def test_the_variance_of_a_weighted_place():
             *(0.02, {"batch_size": 16, "optimizer": with_momentum}),
             marks=pytest.mark.very_slow,
         ),
-        (0.05, {"batch_size": 16, "epochs": 2, "optimizer": HEAVY_AND_DECAYED}),
+        pytest.param(
+            *(0.05, {"batch_size": 16, "epochs": 2, "optimizer": HEAVY_AND_DECAYED}),
+            marks=pytest.mark.very_slow,
+        ),
         pytest.param(
             *(0.1, {"batch_size": 16, "epochs": 2, "optimizer": decayed}),
             marks=pytest.mark.very_slow,
@@ -175,7 +178,7 @@ def test_the_variance_of_a_weighted_place():
         ),
         (0.1, {"batch_size": 24, "epochs": 2, "drop_last": True}),
         (0.05, {"epochs": 3, "optimizer": HEAVY_AND_DECAYED}),
-        (0.1, {"optimizer": decayed}),
+        pytest.param(0.1, {"optimizer": decayed}, marks=pytest.mark.very_slow),
     ],
 )
 def test_gls_reads_clients_of_linear_optimizers(rate, recipe):

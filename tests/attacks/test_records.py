@@ -175,7 +175,7 @@ def averaged(x, y, training):
     return model, run.messages(0)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_clients_that_take_several_steps_are_read():
     x, y = client(6)
     training = LocalTraining(0.1, epochs=2, batch_size=3)
@@ -209,7 +209,7 @@ class Tanh(nn.Module):
         return nn.Dense(3)(x)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_units_need_not_be_zero():
     model = from_flax(Tanh(), (DATA.x.shape[1],), cross_entropy, 3)
     x, y = client(12)

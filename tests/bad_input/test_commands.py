@@ -115,3 +115,13 @@ def prepared(command, folder, monkeypatch):
         for name, text in command.valid.items()
     }
     return Command(command.main, command.record, valid, command.chosen)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [(audit, ["--drop", "a", "--drop=b"]), (sweep, ["--where", "a=1", "--where", "b=2"])],
+)
+def test_an_option_of_several_values_stands_once(command, words, capsys):
+    assert command.main(words) == 2
+    told = f"error: {words[0]} is given 2 times; give all its values once\n"
+    assert capsys.readouterr().err == told

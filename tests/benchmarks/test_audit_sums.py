@@ -120,6 +120,12 @@ def test_global_models_and_who_took_part_are_enough(
         (tmp_path / "later.csv").write_text("\n".join(text))
         with pytest.raises(ValueError, match=said):
             summed_participation(run, read_participation(str(tmp_path / "later.csv")))
+    place = words.index("--client")
+    alone = words[:place] + words[place + 2 :]
+    (tmp_path / "alien.csv").write_text("\n".join([*lines, "9,zz"]))
+    assert audit.main([*alone, "--participation", str(tmp_path / "alien.csv"), "--returned="]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "names 'zz' in round 9, of whom the table has no record; it has those of" in told
     assert audit.main([*words, "--participation", str(tmp_path / "nobody.csv")]) == 2
     assert "nobody.csv' is no file" in " ".join(capsys.readouterr().err.split())
 

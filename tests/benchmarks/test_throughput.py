@@ -39,7 +39,10 @@ def printing(tmp_path):
             Rounds(**SMALL, clients=9, batch_size=5, clients_per_round=3, rounds_on_device=1),
             ["simulate, a round"],
         ),
-        (Messages(**SMALL, batch_size=5, orders=2), ["gls, a message"]),
+        pytest.param(
+            *(Messages(**SMALL, batch_size=5, orders=2), ["gls, a message"]),
+            marks=pytest.mark.very_slow,
+        ),
     ],
 )
 def test_every_kind_is_timed(arguments, names):

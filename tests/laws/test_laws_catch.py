@@ -81,7 +81,7 @@ def that_compiles_every_seed(inputs, settings):
 @pytest.mark.parametrize(
     ("run", "law"),
     [
-        (with_a_state_of_its_own, "same_seed_same_row"),
+        pytest.param(with_a_state_of_its_own, "same_seed_same_row", marks=pytest.mark.very_slow),
         (that_hides_its_failure, "messages_that_are_not_finite_give_no_score"),
         (that_compiles_every_seed, "another_seed_compiles_nothing"),
         (that_answers_nothing, "its_messages_give_a_score"),
