@@ -42,6 +42,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def without(options: list[str], words: list[str]) -> list[str]:
+    """Options but those that words say anew."""
+    pairs = zip(options[::2], options[1::2], strict=True)
+    return [word for pair in pairs if pair[0] not in words for word in pair]
+
+
 def answer(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
@@ -272,9 +278,7 @@ def test_clients_are_those_that_a_column_names(
 def test_bad_input_is_one_line(
     words: list[str], said: str, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = zip(SMALL[::2], SMALL[1::2], strict=True)
-    others = [word for pair in pairs if pair[0] not in words for word in pair]
-    first = ["--csv", str(table), *others, "--out", str(tmp_path / "audit")]
+    first = ["--csv", str(table), *without(SMALL, words), "--out", str(tmp_path / "audit")]
     assert audit.main([*first, *words]) == 2
     told = capsys.readouterr().err.strip()
     assert told.startswith("error: ")
