@@ -248,12 +248,17 @@ def test_another_clients_moments_tell_nothing():
         x, y, optimum = client(seed)
         x[:, 0] = rng.random(len(x)) < 0.5  # independent of all else
         _, _, other = client(seed + 100)
-        of_other = with_attribute_of(local_moments(other), local_moments(optimum))
+        whole = local_moments(other)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", MisfitWarning)
-            answers = [attack(x, y, 0, of_other) for attack in (infer_by_logistic, infer_in_box)]
+            answers = [
+                attack(x, y, 0, moments)
+                for moments in (whole, with_attribute_of(whole, local_moments(optimum)))
+                for attack in (infer_by_logistic, infer_in_box)
+            ]
         said += [str(warning.message) for warning in told]
         gains += [(answer.values == x[:, 0]).mean() - 0.5 for answer in answers]
+    assert sum("have other mean products than x" in text for text in said) == 12 * 2
     assert any("moments have no likeliest weights" in text for text in said)
     assert sum("no values have these moments" in text for text in said) > 5
     assert abs(np.mean(gains)) < 3 * 0.5 / np.sqrt(12 * 400)

@@ -168,9 +168,8 @@ def _check_values(x_public: Array, knowledge: Knowledge) -> None:
     if _check.is_unseen(x_public, *jax.tree.leaves(knowledge.columns)):
         return
     for number, column in enumerate(knowledge.columns):
-        looks = np.asarray(column.candidates).reshape(len(column.candidates), -1)
-        places = np.atleast_1d(np.asarray(column.positions))
-        held = np.asarray(x_public)[:, places]
+        looks = np.asarray(column.candidates)
+        held = np.asarray(x_public)[:, np.asarray(column.positions)]
         values, first = np.unique(held, axis=0, return_index=True)
         distances = np.abs(values[:, None] - looks).max(-1).min(1)
         # A number that candidates stand for in steps has more values than these.
@@ -180,7 +179,7 @@ def _check_values(x_public: Array, knowledge: Knowledge) -> None:
                 f"x_public[{row}] holds {held[row]} in the places of columns[{number}], which is "
                 "none of its candidates; give both in the model's own scale and coding"
             )
-        if len(values) == 1 < len(looks):
+        if len(values) == 1:
             warnings.warn(
                 f"decode_partial: all of x_public have {values[0]} in the places of "
                 f"columns[{number}]. Is the column missing there? What other values do to a "
