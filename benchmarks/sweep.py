@@ -32,6 +32,7 @@ from benchmarks.harness.estimates import estimate, peaks
 from benchmarks.harness.jobs import Group, Job, Suite, Table, group
 from benchmarks.harness.memory import resident_mib
 from benchmarks.harness.runner import FAILURES, engine_of, resumption, run_groups, unfinished
+from benchmarks.harness.seeds import seeds_of
 from benchmarks.harness.settings import constant, full_name, short_names
 from benchmarks.harness.store import Store
 from benchmarks.suites import SUITES, metrics_of
@@ -143,30 +144,6 @@ def select(arguments: Arguments, suites: Mapping[str, Suite] = SUITES) -> list[G
         asked = f"{' '.join(arguments.suites)} matches --where {' '.join(arguments.where)}"
         raise UsageError(f"nothing to run: no cell of {asked}")
     return groups
-
-
-MOST_SEEDS, MOST_SEED = 100_000, 2**32 - 1
-"""Keys of JAX hold 32 bits of a seed: larger ones would repeat smaller ones."""
-
-
-def seeds_of(text: str) -> list[int]:
-    """The seeds that `--seeds` names. Raises `UsageError` if it names none."""
-    try:
-        numbers = [int(part) for part in text.split(",") if part]
-    except ValueError:
-        numbers = []
-    counted = "," not in text and max(numbers, default=0) > MOST_SEEDS
-    if counted or max(numbers, default=0) > MOST_SEED:
-        raise UsageError(
-            f"--seeds {text!r} is too many or too large: at most {MOST_SEEDS} seeds, none above "
-            f"{MOST_SEED}"
-        )
-    if not numbers:
-        raise UsageError(f"--seeds {text!r} must be a count (5) or a list (0,3,7)")
-    seeds = numbers if "," in text else list(range(numbers[0]))
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text!r} must name seeds, none negative and none twice")
-    return seeds
 
 
 def _tables(name: str, suites: Mapping[str, Suite]) -> list[tuple[Suite, Table]]:

@@ -163,15 +163,6 @@ def configured(words: list[str]) -> Arguments:
     return Arguments(**told)
 
 
-def settings_in(folder: Path) -> dict[str, Any]:
-    """What an earlier audit left in a folder; nothing if that cannot be read."""
-    try:
-        told = yaml.safe_load((folder / "audit.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
 def check(arguments: Arguments) -> None:
     """Raise `UsageError` on what is missing, does not exist, or has no meaning here."""
     check_options(arguments)  # an audit.yaml holds what no parser has seen

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
@@ -44,6 +45,18 @@ class Page:
     notes: Sequence[str]
     details: str
     command: str
+
+
+class Audited(NamedTuple):
+    """An audit that has ended.
+
+    Attributes:
+      page: what it tells.
+      failed: whether anything that was asked could not be measured.
+    """
+
+    page: Page
+    failed: bool = False
 
 
 def write(page: Page, path: Path) -> Path:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +35,7 @@ from jaxfl.datasets import Inputs
 from jaxfl.recordings import Recording
 
 EVERYONE = "all clients together"
+SUMS = "sums over clients"
 OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
 ORDERS = 64
@@ -61,8 +62,17 @@ class Client:
     table: Inputs
 
 
-def clients_of(run: Recording, table: Inputs, only: Sequence[str] = ()) -> list[Client]:
-    """The clients of a run whose records the table holds; of global models alone everyone as one.
+def clients_of(
+    run: Recording,
+    table: Inputs,
+    only: Sequence[str] = (),
+    participation: Mapping[int, Sequence[str]] | None = None,
+) -> list[Client]:
+    """The clients of a run whose records the table holds.
+
+    Of global models alone those who took part are taken for one, by `participation` if it is given,
+    else all clients; none are if other ones took part in another round, since no set of records is
+    then behind all messages.
 
     Raises:
       ValueError: if a client has no records in the table, or is named more than once.
@@ -71,21 +81,40 @@ def clients_of(run: Recording, table: Inputs, only: Sequence[str] = ()) -> list[
     if twice:
         raise ValueError(f"client={twice[0]!r} is named more than once")
     if not run.clients:
-        nobody = dataclasses.replace(table, x=table.x[:0], y=table.y[:0], clients=())
-        return [Client(EVERYONE, run.checkpoints(), _held(table), nobody, table)]
+        return _together(run, table, participation)
     chosen = tuple(only) or run.clients
     return [Client(n, run.messages(n), table.of(n), _without(table, n), table) for n in chosen]
 
 
-def _held(table: Inputs) -> Inputs:
-    """Records of clients: all of them if the table names none."""
-    return table if set(table.clients) == {""} else _without(table, "")
+def _together(
+    run: Recording, table: Inputs, participation: Mapping[int, Sequence[str]] | None
+) -> list[Client]:
+    """Those who took part as one client, if the same did in every round."""
+    messages, named = run.checkpoints(), frozenset(table.clients) - {""}
+    present = {frozenset(names) for names in (participation or {0: tuple(named)}).values()}
+    if len(present) > 1 or (participation and len(participation) < len(messages)):
+        return []
+    records = _of_clients(table, *present) if named else table
+    return [Client(EVERYONE, messages, records, _of_clients(table, ()), table)]
 
 
 def _without(table: Inputs, client: str) -> Inputs:
-    rows = [i for i, name in enumerate(table.clients) if name not in ("", client)]
-    names = tuple(table.clients[i] for i in rows)
-    return dataclasses.replace(table, x=table.x[rows], y=table.y[rows], clients=names)
+    return _of_clients(table, set(table.clients) - {"", client})
+
+
+def _of_clients(table: Inputs, names: Collection[str]) -> Inputs:
+    rows = [i for i, name in enumerate(table.clients) if name in names]
+    held = tuple(table.clients[i] for i in rows)
+    return dataclasses.replace(table, x=table.x[rows], y=table.y[rows], clients=held)
+
+
+def row_of_sums(attribute: str, value: float | None, majority: float) -> dict[str, Any]:
+    """What sums tell of an attribute, in the file beside the page: of how many clients, not of how
+    many records."""
+    none = dict.fromkeys(COLUMNS)
+    status = "diverged" if value is None else "ok"
+    told = {"method": "gibbs", "value": value, "status": status, "majority": majority}
+    return {"client": SUMS, "attribute": attribute} | none | told
 
 
 class Read(NamedTuple):
@@ -117,7 +146,8 @@ def read(
         notes += told
         kept = {name: row[name] for name in COLUMNS}
         done({"client": client.name, "attribute": attribute} | kept)
-    _, values, _ = clients[0].table.values_of(columns)
+    positions, values, _ = clients[0].table.values_of(columns)
+    notes += _copies(attribute, clients, positions)
     labels = np.concatenate([client.records.y for client in clients])
     usual = float(np.bincount(labels).max() / len(labels))
     named = tuple(" ".join(f"{v:g}" for v in value) for value in values)
@@ -163,6 +193,23 @@ def _row(
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": {"scored_records": len(truth)} | _uncommon(answer, truth, len(values)),
     }, notes
+
+
+def _copies(attribute: str, clients: Sequence[Client], positions: np.ndarray) -> list[str]:
+    """How many people no update tells apart."""
+    alike = 0
+    for client in clients:
+        rest = np.delete(client.records.x, positions, 1), client.records.y[:, None]
+        _, counts = np.unique(np.concatenate(rest, 1), axis=0, return_counts=True)
+        alike += int(counts[counts > 1].sum())
+    if not alike:
+        return []
+    people = sum(len(client.records.y) for client in clients)
+    return [
+        f"{alike} of {people} people are like another one of the same client in all columns but "
+        f"{attribute!r}, and the answer: of such people updates tell how many have which value, "
+        "not who."
+    ]
 
 
 def _as_others(

@@ -7,6 +7,7 @@ holds."""
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 from attacks import Prevalence, Property, gibbs, observe, train_detectors
 from attacks.metrics import ranking
 from attacks.precision import cast
-from benchmarks.audits.notes import by_sums
+from benchmarks.audits.notes import Told, by_sums
 from benchmarks.audits.plan import DETECTORS, FEWEST_SUMMED, fitting
 from benchmarks.harness.intervals import wilson_interval
 from benchmarks.scenarios.sums import parting_share
@@ -139,44 +140,85 @@ def _span(rounds: Collection[int]) -> str:
     return f"{len(rounds)} rounds from {min(rounds)} to {max(rounds)}" if rounds else "no round"
 
 
-def told_by_sums(
-    model: Model,
+@dataclasses.dataclass(frozen=True)
+class Game:
+    """What is asked of sums.
+
+    Attributes:
+      attribute: in question.
+      aggregates: the sums.
+      halves: of the clients.
+      weighed: whether clients count by their records in the sums; else they are taken to count
+        alike.
+    """
+
+    attribute: str
+    aggregates: Aggregates
+    halves: Halves
+    weighed: bool
+
+
+def game_of(
     run: Recording,
     table: Inputs,
     columns: Sequence[str],
-    training: LocalTraining,
     participation: Participation | None = None,
-) -> str:
-    """What sums tell of columns that stand for one attribute, in words; or what it needs to ask.
-    Who took part is told where clients' models are not recorded."""
+) -> Game | str:
+    """What can be asked of columns that stand for one attribute; or, in words, what is missing for
+    that. Who took part is told where clients' models are not recorded."""
     seen = _sums(run, participation)
     halves = seen if isinstance(seen, str) else _halves(seen[1], table, columns)
     if isinstance(seen, str) or isinstance(halves, str):
-        return f"Not asked: which clients hold many people of one kind, by sums, {halves}."
-    aggregates, names = seen
-    scores = _scores(model, aggregates, halves, training)
-    what = f"{' + '.join(columns)} = {halves.value}"
+        return f"which clients hold many people of one kind, by sums, {halves}"
+    return Game(" + ".join(columns), seen[0], halves, weighed=bool(run.clients))
+
+
+class Answer(NamedTuple):
+    """What sums tell of an attribute.
+
+    Attributes:
+      told: in words.
+      value: share of clients of whom it is told rightly; None if the detectors are not finite.
+      majority: the same if one thing is said of all.
+    """
+
+    told: Told
+    value: float | None
+    majority: float
+
+
+def told_by_sums(model: Model, game: Game, training: LocalTraining) -> Answer:
+    """Play the game."""
+    halves, rounds = game.halves, len(game.aggregates.rounds)
+    clients, rate = len(halves.many), float(halves.many.mean())
+    usual, what = max(rate, 1 - rate), f"{game.attribute} = {halves.value}"
+    scores = _scores(model, game.aggregates, halves, training)
     if not np.isfinite(scores).all():
-        return f"Of {what}, sums tell nothing: the detectors are not finite."
-    clients, rate = len(names), float(halves.many.mean())
-    usual = max(rate, 1 - rate)
-    right = round(clients * ranking(scores, halves.many, THRESHOLD).accuracy)
+        note = f"Of {what}, sums tell nothing: the detectors are not finite."
+        return Answer(Told(note, leaks=False), None, usual)
+    share = ranking(scores, halves.many, THRESHOLD).accuracy
+    right = round(clients * share)
+    leaks = wilson_interval(right, clients).low > usual
+    over = f"{_summed_clients(game.aggregates)} of {clients} clients"
+    told = f"{right} of {clients} clients"
+    note = by_sums((over, rounds), what, halves.shares, told, usual, leaks)
+    return Answer(Told(note + _counted_alike(game), leaks), share, usual)
+
+
+def _summed_clients(aggregates: Aggregates) -> str:
+    """How many clients a sum is over."""
     each = np.asarray(aggregates.participation).sum(1)
-    over = f"{each.min()}" if each.min() == each.max() else f"{each.min()} to {each.max()}"
-    told = by_sums(
-        (f"{over} of {clients} clients", len(aggregates.rounds)),
-        what,
-        halves.shares,
-        f"{right} of {clients} clients",
-        usual,
-        wilson_interval(right, clients).low > usual,
-    )
-    least, most = min(halves.held), max(halves.held)
-    if run.clients or least == most:
-        return told
+    return f"{each.min()}" if each.min() == each.max() else f"{each.min()} to {each.max()}"
+
+
+def _counted_alike(game: Game) -> str:
+    """That clients were taken to count alike where they may not."""
+    least, most = min(game.halves.held), max(game.halves.held)
+    if game.weighed or least == most:
+        return ""
     return (
-        f"{told} Clients hold from {least} to {most} people, and were taken to count alike in the "
-        "sums: where the server weighs them by their records, more may leak."
+        f" Clients hold from {least} to {most} people, and were taken to count alike in the sums: "
+        "where the server weighs them by their records, more may leak."
     )
 
 

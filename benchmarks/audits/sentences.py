@@ -18,6 +18,9 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+HOW_CLIENTS_TRAIN = "The model, and how clients train."
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """What was read, in words.
@@ -25,25 +28,57 @@ class Source:
     Attributes:
       reader: who reads it.
       needs: what it takes beside knowledge of the records.
+      has: all that the reader has, line by line.
     """
 
     reader: str
     needs: str
+    has: tuple[str, ...]
 
 
-def of_clients(rounds: int) -> Source:
-    """A client's updates."""
+def of_clients(rounds: int, wholes: bool = False) -> Source:
+    """A client's updates; of one update whole records are read too if `wholes`."""
     reader = "someone who reads what a client sends, and holds its records without that column,"
     updates = "one update" if rounds == 1 else f"{rounds} updates"
-    return Source(reader, f"{updates} of that client")
+    second = (
+        "The second attacker has a single update on few people, the model, and which values each "
+        "column can have; it knows nothing of the people."
+    )
+    has = (
+        f"What one client was sent and what it sent, in {rounds} rounds: as the server has it, or "
+        "someone who reads the server's traffic.",
+        HOW_CLIENTS_TRAIN,
+        "That client's records, all columns but the one in question, and the answers: for example "
+        "from a copy that lacks the column.",
+        *([second] if wholes else []),
+    )
+    return Source(reader, f"{updates} of that client", has)
 
 
 def of_global_models(rounds: int) -> Source:
     """Global models alone."""
     reader = "someone who has the global models alone, and holds all records without that column,"
-    return Source(
-        reader, f"the global models of {rounds + 1} rounds, and nothing of single clients"
+    models = f"the global models of {rounds + 1} rounds"
+    has = (
+        f"T{models[1:]}, as everyone who takes part has them, and nothing that a single client "
+        "sent.",
+        HOW_CLIENTS_TRAIN,
+        "The records of all clients together, all columns but the one in question, and the "
+        "answers: for example from a copy that lacks the column.",
     )
+    return Source(reader, f"{models}, and nothing of single clients", has)
+
+
+def of_sums(rounds: int) -> Source:
+    """Global models, and who took part in which round."""
+    models = f"the global models of {rounds + 1} rounds, and who took part in which"
+    has = (
+        f"T{models[1:]}; nothing that a single client sent.",
+        HOW_CLIENTS_TRAIN,
+        "Records of nobody (rows of the table that name no client), how many clients hold many "
+        "people with the value in question, and how many either kind holds on average.",
+    )
+    return Source("someone who sees sums over clients alone", models, has)
 
 
 def leaked(findings: Sequence[Finding], source: Source) -> str:
@@ -173,6 +208,21 @@ def answer(
         return told
     asked = f"Other questions were answered better than by chance: {listed(beside)}."
     return (*told, f"{asked} The notes say how well.")
+
+
+def answer_of_sums(told: Sequence[str], leaks: bool) -> tuple[str, ...]:
+    """The answer where clients were absent from rounds, of global models alone.
+
+    Args:
+      told: what sums tell of each column, in words.
+      leaks: whether they tell anything beyond chance.
+    """
+    return (
+        f"{'Yes' if leaks else 'Not shown'}, of who holds many people of one kind.",
+        *told,
+        "Values of single people were not asked for: that takes the same clients in every round, "
+        "and here some were absent from some. No protection was tried here.",
+    )
 
 
 def protection(epsilon: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks import audit
-from benchmarks.audits import recorded
+from benchmarks.audits import recorded, request
 from benchmarks.audits.options import Arguments
 from benchmarks.harness.command_line import UsageError
 from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
@@ -385,12 +385,12 @@ def test_a_folder_keeps_the_results_of_another_recorded_run(tmp_path: Path) -> N
     folder = tmp_path / "audit"
     folder.mkdir()
     first = Arguments(csv="a.csv", target="y", sensitive="s", messages="run", out=str(folder))
-    audit._keep_settings(first, folder)
+    request.keep_settings(first, folder)
     (folder / "results.csv").write_text("rows")
-    audit._keep_settings(first, folder)
+    request.keep_settings(first, folder)
     for changed in ({"client": "ana"}, {"messages": None}, {"csv": "b.csv"}):
         with pytest.raises(UsageError, match=f"holds another audit, with {next(iter(changed))}="):
-            audit._keep_settings(dataclasses.replace(first, **changed), folder)
+            request.keep_settings(dataclasses.replace(first, **changed), folder)
     (folder / "audit.yaml").unlink()
     with pytest.raises(UsageError, match="holds another audit"):
-        audit._keep_settings(first, folder)
+        request.keep_settings(first, folder)

@@ -12,13 +12,16 @@ import pytest
 
 from benchmarks import audit
 from benchmarks.audits.recorded_sums import (
+    Game,
+    Participation,
+    game_of,
     read_participation,
     summed_participation,
     told_by_sums,
 )
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
-from jaxfl.datasets import read_inputs
-from jaxfl.recordings import read_rounds
+from jaxfl.datasets import Inputs, read_inputs
+from jaxfl.recordings import Recording, read_rounds
 
 pytestmark = pytest.mark.slow
 CLIENTS, RECORDS, ROUNDS = 8, 60, 40
@@ -69,6 +72,13 @@ def recorded(
     return [*words, "--learning-rate", "0.3", "--client", NAMES[-1], "--out", str(folder / "audit")]
 
 
+def told_of_smokers(run: Recording, table: Inputs, present: Participation) -> str:
+    """What sums tell, in words."""
+    game = game_of(run, table, ["smoker"], present)
+    assert isinstance(game, Game)
+    return told_by_sums(mlp(6, (16,), 2), game, LocalTraining(0.3)).told.note
+
+
 def page(folder: Path) -> str:
     return " ".join((folder / "audit/report.html").read_text().split())
 
@@ -82,6 +92,7 @@ def test_sums_of_a_recorded_run_tell_who_holds_many(tmp_path: Path) -> None:
     right = re.search(r"told rightly, after 40 rounds, of (\d) of 8 clients", told)
     assert right
     assert int(right[1]) >= 7
+    assert "better than by chance: which clients hold many people with a value, by sums" in told
     assert "So secure aggregation alone does not hide it." in told
 
 
@@ -91,43 +102,103 @@ def test_global_models_and_who_took_part_are_enough(
     """What a server has behind secure aggregation; the last round has no sum."""
     shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
     words = recorded(tmp_path, shares, nobody=600)
-    present_files = [path.stem.split("-") for path in sorted(tmp_path.glob("round-*-client-*.npz"))]
-    lines = ["round,client", *(f"{number},{name}" for _, number, _, name in present_files)]
-    (tmp_path / "present.csv").write_text("\n".join(lines))
+    lines = participants(tmp_path).read_text().splitlines()
     run = read_rounds(str(tmp_path), mlp(6, (16,), 2), returned=None)
     table = read_inputs(str(tmp_path / "people.csv"), "default", "site")
-    asked = mlp(6, (16,), 2), run, table, ["smoker"], LocalTraining(0.3)
-    assert "to know who took part in which round (--participation)" in told_by_sums(*asked)
+    assert "who took part in which round (--participation)" in game_of(run, table, ["smoker"])
     present = summed_participation(run, read_participation(str(tmp_path / "present.csv")))
-    told = told_by_sums(*asked, present)
+    told = told_of_smokers(run, table, present)
     right = re.search(r"told rightly, after 39 rounds, of (\d) of 8 clients", told)
     assert right
     assert int(right[1]) >= 7
     assert "taken to count alike" not in told
     rows = dataclasses.replace(table, x=table.x[1:], y=table.y[1:], clients=table.clients[1:])
-    unlike = (*asked[:2], rows, *asked[3:])
-    told = told_by_sums(*unlike, present)
+    told = told_of_smokers(run, rows, present)
     assert "Clients hold from 59 to 60 people, and were taken to count alike" in told
     idle = {**run.sent, 5: run.sent[4]}  # nobody took part in round 4
     quiet = dataclasses.replace(run, sent=idle)
     some = {t: names for t, names in present.items() if t != 4}
     assert 4 not in summed_participation(quiet, some)
+    told_rounds = [line.split(",") for line in lines[1:]]
     later = [
-        ["round,client", *(f"{int(number) + 1},{name}" for _, number, _, name in present_files)],
+        [lines[0], *(f"{int(number) + 1},{name}" for number, name in told_rounds)],
         [*lines, lines[-1]],
     ]
     for text, said in zip(later, ("nobody in round 0", "twice: row"), strict=True):
         (tmp_path / "later.csv").write_text("\n".join(text))
         with pytest.raises(ValueError, match=said):
             summed_participation(run, read_participation(str(tmp_path / "later.csv")))
-    place = words.index("--client")
-    alone = words[:place] + words[place + 2 :]
     (tmp_path / "alien.csv").write_text("\n".join([*lines, "9,zz"]))
-    assert audit.main([*alone, "--participation", str(tmp_path / "alien.csv"), "--returned="]) == 2
+    assert audit.main(global_models(words, tmp_path / "alien.csv")) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "names 'zz' in round 9, of whom the table has no record; it has those of" in told
     assert audit.main([*words, "--participation", str(tmp_path / "nobody.csv")]) == 2
     assert "nobody.csv' is no file" in " ".join(capsys.readouterr().err.split())
+
+
+def global_models(words: Sequence[str], present: Path) -> list[str]:
+    """The words that audit what secure aggregation leaves."""
+    place = words.index("--client")
+    alone = [*words[:place], *words[place + 2 :]]
+    return [*alone, "--returned=", "--participation", str(present)]
+
+
+def participants(folder: Path) -> Path:
+    """Who took part by the files of a run, as a table."""
+    present = [path.stem.split("-") for path in sorted(folder.glob("round-*-client-*.npz"))]
+    lines = ["round,client", *(f"{number},{name}" for _, number, _, name in present)]
+    (folder / "present.csv").write_text("\n".join(lines))
+    return folder / "present.csv"
+
+
+def test_where_clients_are_absent_sums_lead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No set of records is behind all global models, so that no client is attacked."""
+    shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
+    words = recorded(tmp_path, shares, nobody=600)
+    assert audit.main(global_models(words, participants(tmp_path))) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1: sums over clients, smoker: ok" in said
+    assert "Yes, of who holds many people of one kind. Behind secure aggregation" in said
+    assert "Values of single people were not asked for" in said
+    assert "not explained" not in said
+    told = page(tmp_path)
+    assert told.count("Behind secure aggregation") == 1
+    assert "The global models of 40 rounds, and who took part in which" in told
+    assert "Attacker right" not in told
+    with (tmp_path / "audit/results.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["client"], row["method"], row["majority"]) == ("sums over clients", "gibbs", "0.5")
+    assert float(row["value"]) >= 7 / 8
+
+
+def test_nothing_is_asked_where_clients_are_absent_and_nobody_is_public(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = recorded(tmp_path, [MANY, FEW] * (CLIENTS // 2), nobody=0)
+    assert audit.main(global_models(words, participants(tmp_path))) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "says that clients were absent from rounds" in said
+    assert "needs 120 records of nobody" in said
+    assert not (tmp_path / "audit").exists()
+
+
+def test_those_who_took_part_in_every_round_are_one_client(tmp_path: Path) -> None:
+    """Others of whom the table has records do not count."""
+    words = recorded(tmp_path, [MANY, FEW] * (CLIENTS // 2), nobody=0, per_round=None)
+    present = participants(tmp_path)
+    rng = np.random.default_rng(1)
+    with (tmp_path / "people.csv").open("a", newline="") as file:
+        x, y = people(rng, RECORDS, MANY)
+        rows = ([*r.astype(int), label, "elsewhere"] for r, label in zip(x, y, strict=True))
+        csv.writer(file).writerows(rows)
+    assert audit.main(global_models(words, present)) == 0
+    with (tmp_path / "audit/results.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["client"], row["status"]) == ("all clients together", "ok")
+    assert float(row["value"]) > float(row["majority"]) + 0.1
+    assert re.search(r"4\d\d of 480 people are like another one of the same client", page(tmp_path))
 
 
 @pytest.mark.parametrize(

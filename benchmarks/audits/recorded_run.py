@@ -1,0 +1,227 @@
+"""The audit of a recorded run."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from benchmarks.audits import notes, options, page, recorded, request, sentences
+from benchmarks.audits.findings import Finding
+from benchmarks.audits.options import Arguments
+from benchmarks.audits.recorded_sums import (
+    Answer,
+    Game,
+    check_participants,
+    game_of,
+    read_participation,
+    summed_participation,
+    told_by_sums,
+)
+from benchmarks.harness.command_line import UsageError
+from benchmarks.harness.store import write_whole
+from jaxfl import LocalTraining, Model, mlp
+from jaxfl.datasets import Inputs, read_inputs
+from jaxfl.recordings import OtherModelError, Recording, read_rounds
+
+
+class Asked(NamedTuple):
+    """What is asked of a run.
+
+    Attributes:
+      model: of which the messages are.
+      training: what its clients are said to do.
+      clients: whose records are asked for; nobody if no set of records is behind all messages.
+      attributes: columns that stand for one, of each.
+      games: of sums, or what is missing for one, by attribute.
+    """
+
+    model: Model
+    training: LocalTraining
+    clients: Sequence[recorded.Client]
+    attributes: Sequence[Sequence[str]]
+    games: Sequence[Game | str]
+
+    @property
+    def answers(self) -> int:
+        """How many there will be."""
+        games = sum(isinstance(game, Game) for game in self.games)
+        return len(self.clients) * len(self.attributes) + games
+
+
+class Told(NamedTuple):
+    """What was found.
+
+    Attributes:
+      findings: of every attribute, by clients' messages.
+      sums: of every game.
+      notes: what else a reader must know.
+    """
+
+    findings: Sequence[Finding]
+    sums: Sequence[Answer]
+    notes: Sequence[str]
+
+
+def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
+    """Attack a recorded run.
+
+    Raises:
+      UsageError: if an option does not fit the files, the table or another one, nothing can be
+        asked of the run, or `--out` holds another audit.
+    """
+    folder, table, training = Path(arguments.out), _inputs(arguments), options.training(arguments)
+    model = mlp(len(table.names), options.widths(arguments.hidden), int(table.y.max()) + 1)
+    run = _recording(arguments, model, table)
+    asked = _asked(arguments, run, table, model, training)
+    request.keep_settings(arguments, folder)
+    rows: list[dict[str, Any]] = []
+
+    def say(text: str) -> None:
+        console.print(text, style="dim", markup=False, highlight=False)
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        write_whole(folder / "results.csv", _lines(rows))
+        of = f"{len(rows)} of {asked.answers}"
+        say(f"{of}: {row['client']}, {row['attribute']}: {row['status']}")
+
+    told = _told(asked, keep, say)
+    layout = str(run.layout).replace("\n", "; ")
+    first = f"Arrays were taken for these parameters: {layout}"
+    told = told._replace(notes=[first, *told.notes])
+    return page.Audited(_page(arguments, asked, told, alone=not run.clients))
+
+
+def _asked(
+    arguments: Arguments, run: Recording, table: Inputs, model: Model, training: LocalTraining
+) -> Asked:
+    """What does not fit is said before anything is computed."""
+    participation = read_participation(arguments.participation)
+    if participation is not None:
+        participation = summed_participation(run, participation)
+        run.aggregates(participation)
+        check_participants(participation, table)
+    chosen = options.names("client", arguments.client or "")
+    clients = recorded.clients_of(run, table, chosen, participation)
+    attributes = [a.split("+") for a in options.names("sensitive", arguments.sensitive)]
+    for columns in attributes:
+        _check_sensitive(arguments, columns)
+        table.values_of(columns)
+    games = [game_of(run, table, columns, participation) for columns in attributes]
+    missing = next((game for game in games if isinstance(game, str)), "")
+    if not clients and all(isinstance(game, str) for game in games):
+        raise UsageError(
+            f"--participation {arguments.participation!r} says that clients were absent from "
+            f"rounds: values of single people take the same ones in every round. Nor can be asked "
+            f"{missing}"
+        )
+    return Asked(model, training, clients, attributes, games)
+
+
+def _told(asked: Asked, keep: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> Told:
+    """Attack every client, and the sums."""
+    answers, sums, remarks = [], [], []
+
+    def doubted(client: str) -> None:
+        say(f"{client}: its updates are not explained; they are asked why, which takes minutes")
+
+    for columns, game in zip(asked.attributes, asked.games, strict=True):
+        if asked.clients:
+            read = recorded.read(asked.model, asked.clients, columns, asked.training, keep, doubted)
+            answers.append(read.finding)
+            remarks += [*notes.of_the_few(read.finding), *read.notes]
+        if isinstance(game, str):
+            remarks.append(f"Not asked: {game}.")
+            continue
+        answer = told_by_sums(asked.model, game, asked.training)
+        keep(recorded.row_of_sums(game.attribute, answer.value, answer.majority))
+        sums.append(answer)
+        remarks += [answer.told.note] if asked.clients else []  # else it leads
+    return Told(answers, sums, list(dict.fromkeys(remarks)))
+
+
+def _recording(arguments: Arguments, model: Model, table: Inputs) -> Recording:
+    """The files of a run, as messages of a model that takes the table's inputs."""
+    try:
+        return read_rounds(
+            str(arguments.messages),
+            model,
+            sent=None if arguments.after else arguments.sent,
+            returned=arguments.returned or None,
+            after=arguments.after,
+        )
+    except OtherModelError as error:
+        inputs = f"{len(table.names)} inputs ({', '.join(table.names)})"
+        raise UsageError(
+            f"{error}. By --csv the model takes {inputs} and tells labels up to {table.y.max()}, "
+            f"by --hidden {arguments.hidden!r} that is between them. A column too many goes to "
+            "--drop, or to --clients if it says whose a record is; labels count from 0"
+        ) from None
+
+
+def _check_sensitive(arguments: Arguments, columns: Sequence[str]) -> None:
+    """Raise `UsageError` on a column that the model is not given."""
+    others = {arguments.target, arguments.clients, *options.names("drop", arguments.drop)}
+    for column in columns:
+        if column in others:
+            raise UsageError(
+                f"--sensitive {column!r} is the target, the client or dropped; it must be among "
+                "the model's inputs"
+            )
+
+
+def _page(arguments: Arguments, asked: Asked, told: Told, alone: bool) -> page.Page:
+    """Of global models `alone`, or of clients' too."""
+    clients, leaks = asked.clients, any(answer.told.leaks for answer in told.sums)
+    if clients:
+        rounds = max(len(client.messages) for client in clients)
+        source = (sentences.of_global_models if alone else sentences.of_clients)(rounds)
+        beside = [notes.BY_SUMS] if leaks else []
+        answer = sentences.answer(told.findings, (), source, beside)
+    else:
+        games = [game for game in asked.games if isinstance(game, Game)]
+        source = sentences.of_sums(len(games[0].aggregates.rounds))
+        answer = sentences.answer_of_sums([each.told.note for each in told.sums], leaks)
+    who = ", ".join(client.name for client in clients) or f"by {arguments.participation}"
+    return page.Page(
+        f"What updates give away: {arguments.messages}",
+        answer,
+        request.asked(arguments, asked.training) | {"clients": who},
+        source.has,
+        told.findings,
+        "records",
+        len(clients) > 1,
+        "those of the other clients; the model is the attacked client's, after its last round",
+        told.notes,
+        "results.csv",
+        request.command(arguments),
+    )
+
+
+def _inputs(arguments: Arguments) -> Inputs:
+    """The table of a recorded run's records."""
+    column = None if arguments.clients in ("", options.DEFAULT_CLIENTS) else arguments.clients
+    try:
+        return read_inputs(
+            arguments.csv,
+            arguments.target,
+            column,
+            drop=options.names("drop", arguments.drop),
+            separator=arguments.separator,
+            text_encoding=arguments.text_encoding,
+            decimal=arguments.decimal,
+        )
+    except ValueError as error:
+        raise options.in_options(error) from None
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as the text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
