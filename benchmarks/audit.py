@@ -26,7 +26,7 @@ KEPT = "finished rows are kept; run the same command to go on"
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _answered(words), _kept(words))
+    return exit_code(lambda: _answered(words), Arguments, _kept(words))
 
 
 def _kept(words: list[str]) -> str:

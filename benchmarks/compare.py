@@ -87,7 +87,7 @@ class Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code, 1 if the files differ."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.compare")
-    return exit_code(lambda: _answered(arguments))
+    return exit_code(lambda: _answered(arguments), arguments)
 
 
 def _answered(arguments: Arguments) -> int:

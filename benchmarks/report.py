@@ -26,7 +26,7 @@ class Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.report")
-    return exit_code(lambda: _answered(arguments))
+    return exit_code(lambda: _answered(arguments), arguments)
 
 
 def _answered(arguments: Arguments) -> int:

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, Suite] = SUITES
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.sweep")
     kept = f"finished rows are kept in {arguments.out}"
     words = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _answered(arguments, suites, words), kept)
+    return exit_code(lambda: _answered(arguments, suites, words), arguments, kept)
 
 
 def _answered(arguments: Arguments, suites: Mapping[str, Suite], words: Sequence[str]) -> int:

@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=Methods(),
         prog="python -m benchmarks.throughput",
     )
-    return exit_code(lambda: _answered(arguments))
+    return exit_code(lambda: _answered(arguments), arguments)
 
 
 def _answered(arguments: Methods | Growth | Programs | Attacks | Rounds | Messages) -> int:

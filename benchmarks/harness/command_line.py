@@ -1,6 +1,8 @@
 """What all commands share: how they end, and what they say of bad input."""
 
+import dataclasses
 import os
+import re
 import signal
 import sqlite3
 import sys
@@ -29,24 +31,34 @@ def check_once(words: Sequence[str], *fields: str) -> None:
             raise UsageError(f"{name} is given {names.count(name)} times; give all its values once")
 
 
-def exit_code(work: Callable[[], int], kept: str = "") -> int:
+def exit_code(work: Callable[[], int], options: Any, kept: str = "") -> int:
     """A command's exit code: what `work` returns, 1 if results could not be read or written, 2 on
     bad input, 130 if interrupted. Of these three the user is told in one line.
 
     Args:
       work: the command.
+      options: record of the command's options; an error of an argument by the name of one is told
+        as of that option.
       kept: what a failure or an interruption leaves, "finished rows are kept".
     """
     left = f"; {kept}" if kept else ""
     try:
         return work()
     except (ValueError, ConnectionError, FileNotFoundError) as error:
-        return say(f"error: {error}", 2)
+        return say(f"error: {_of_options(str(error), options)}", 2)
     except (OSError, sqlite3.Error) as error:  # a full disk, a damaged file
         return say(f"error: {error}{left}", 1)
     except KeyboardInterrupt:
         repeat(0)
         return say(f"interrupted{left}", INTERRUPTED)
+
+
+def _of_options(told: str, options: Any) -> str:
+    """An error that begins with an argument's name, as of the option by that name."""
+    begun = re.match(r"(\w+)(?:=| (?=(?:names|holds|is|lacks)\b))", told)
+    if begun is None or begun[1] not in {field.name for field in dataclasses.fields(options)}:
+        return told
+    return f"{option(begun[1])} {told[begun.end() :]}"
 
 
 def save_figure(figure: Any, path: str) -> None:

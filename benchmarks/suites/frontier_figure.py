@@ -125,7 +125,7 @@ class Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code as `benchmarks.sweep` does."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m benchmarks.suites.frontier_figure")
-    return exit_code(lambda: _answered(arguments))
+    return exit_code(lambda: _answered(arguments), arguments)
 
 
 def _answered(arguments: Arguments) -> int:

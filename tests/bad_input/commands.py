@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -86,7 +87,8 @@ def outcome(command: Command, name: str, text: str) -> str:
         return "accepted"
     told = said.getvalue()
     one_line = told.startswith("error: ") and told.count("\n") == 1
-    shown = {option(name), name, name.replace("_", "-")}
+    one_line &= not re.match(rf"error: {name}\b", told)  # an argument of Python, not an option
+    shown = {option(name)}
     shown |= {each for each in (text, repr(text), " ".join(text.split()), str(Path(text))) if each}
     if code in (1, 2) and one_line and any(each in told for each in shown):
         return "named"

@@ -7,8 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import audit, compare, report, sweep, throughput
-from benchmarks.audits import recorded
+from benchmarks.audits import recorded, simulated
 from benchmarks.harness import store as stores
+from benchmarks.harness.command_line import exit_code
 from benchmarks.speed import beside, estimates, memory
 from benchmarks.suites import frontier_figure
 from jaxfl import domains
@@ -94,7 +95,7 @@ def test_bad_input_is_named(name, tmp_path, monkeypatch):
 def prepared(command, folder, monkeypatch):
     """A command whose work is replaced, in folders of its own."""
     monkeypatch.chdir(folder)
-    for module in (sweep, audit):
+    for module in (sweep, simulated):
         monkeypatch.setattr(module, "run_groups", accept)
         monkeypatch.setattr(module, "prepare_devices", lambda: None)
     monkeypatch.setattr(throughput, "prepare_devices", lambda cores: None)
@@ -115,6 +116,24 @@ def prepared(command, folder, monkeypatch):
         for name, text in command.valid.items()
     }
     return Command(command.main, command.record, valid, command.chosen)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("client='bob' is not recorded", "--client 'bob' is not recorded"),
+        ("text_encoding='u' is none", "--text-encoding 'u' is none"),
+        ("participation names 'zz' twice", "--participation names 'zz' twice"),
+        ("clients count by weights", "clients count by weights"),
+        ("path='x' is no file", "path='x' is no file"),
+    ],
+)
+def test_an_argument_is_told_as_the_option_by_its_name(raised, told, capsys):
+    def fail():
+        raise ValueError(raised)
+
+    assert exit_code(fail, audit.Arguments) == 2
+    assert capsys.readouterr().err == f"error: {told}\n"
 
 
 @pytest.mark.parametrize(
