@@ -135,7 +135,7 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
         _check_varies(column, data)
     any_source = next(iter(sources.values()))
     _check_trains(asked.target, any_source)
-    federation = _of_table(any_source, federation)
+    federation = _of_table(any_source, asked.client, federation)
     attributes, membership = [], []
     for column, name in named.items():
         place = [each.name for each in sources[column].columns].index(column)
@@ -366,7 +366,7 @@ def _check_varies(column: str, data: Dataset) -> None:
         )
 
 
-def _of_table(data: Dataset, federation: Federation) -> Federation:
+def _of_table(data: Dataset, client: str, federation: Federation) -> Federation:
     """The federation with as many clients and records as the table has."""
     if data.group is None:
         return dataclasses.replace(federation, records=_records(data, federation))
@@ -376,8 +376,8 @@ def _of_table(data: Dataset, federation: Federation) -> Federation:
     clients = int((sure >= records).sum())
     if clients < 2:
         raise ValueError(
-            f"clients: {clients} of the {len(sure)} of {data.name} have {records} records beside "
-            "those of the adversary and of tests; two are needed"
+            f"client={client!r} names {len(sure)} in {data.name}, of whom {clients} have {records} "
+            "records beside those of the adversary and of tests; two are needed"
         )
     return dataclasses.replace(federation, clients=clients, records=records)
 

@@ -55,10 +55,10 @@ def classified(name: str, data_dir: str | None, **options: Any) -> Dataset:
     """A data set with classes. Raises `ValueError` if it has none."""
     data = source(name, data_dir, **options)
     if data.classes is None:
-        raise ValueError(
-            f"dataset={name!r} is a regression: its target holds numbers; this experiment needs "
-            "classes"
-        )
+        path, _, query = name.partition("?")
+        target = parse_qs(query).get("target", [""])[0]
+        what = f"target={target!r} of {path}" if target else f"dataset={name!r}"
+        raise ValueError(f"{what} is a regression: its target holds numbers, and classes are asked")
     return data
 
 
