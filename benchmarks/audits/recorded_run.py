@@ -2,6 +2,7 @@
 
 import csv
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from benchmarks.harness.command_line import UsageError
 from benchmarks.harness.store import write_whole
 from jaxfl import LocalTraining, Model, mlp
 from jaxfl.datasets import Inputs, read_inputs
-from jaxfl.recordings import OtherModelError, Recording, read_rounds
+from jaxfl.recordings import OtherModelError, Recording, RecordingWarning, read_rounds
 
 
 class Asked(NamedTuple):
@@ -74,13 +75,19 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
     """
     folder, table, training = Path(arguments.out), _inputs(arguments), options.training(arguments)
     model = mlp(len(table.names), options.widths(arguments.hidden), int(table.y.max()) + 1)
-    run = _recording(arguments, model, table)
-    asked = _asked(arguments, run, table, model, training)
+    with warnings.catch_warnings(record=True) as doubts:
+        warnings.simplefilter("always", RecordingWarning)
+        run = _recording(arguments, model, table)
+        asked = _asked(arguments, run, table, model, training)
     request.keep_settings(arguments, folder)
     rows: list[dict[str, Any]] = []
 
     def say(text: str) -> None:
         console.print(text, style="dim", markup=False, highlight=False)
+
+    of_files = list(dict.fromkeys(f"Of these files: {doubt.message}." for doubt in doubts))
+    for text in of_files:
+        say(text)
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
@@ -90,8 +97,8 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
 
     told = _told(asked, keep, say)
     layout = str(run.layout).replace("\n", "; ")
-    first = f"Arrays were taken for these parameters: {layout}"
-    told = told._replace(notes=[first, *told.notes])
+    arrays = f"Arrays were taken for these parameters: {layout}"
+    told = told._replace(notes=[arrays, *of_files, *told.notes])
     return page.Audited(_page(arguments, asked, told, alone=not run.clients))
 
 
