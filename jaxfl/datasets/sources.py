@@ -224,7 +224,7 @@ SOURCES = {
     ),
 }
 
-VERSION = "1.1.0"
+VERSION = "1.2.0"
 """Version of the prepared sets; to be raised when a parser changes."""
 
 
