@@ -3,6 +3,7 @@ at hand."""
 
 import dataclasses
 import functools
+import gc
 import os
 import tempfile
 from importlib.metadata import version
@@ -23,6 +24,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+# Nor need a program say where each of its operations comes from.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +35,8 @@ import pytest
 import jaxfl
 from benchmarks.harness import engines, memory
 
+gc.set_threshold(200_000, 50, 100)
+"""Tracing makes many small objects that live, among which Python looks for dead ones too often."""
 SLOW = {"slow": 1, "very_slow": 2}
 """What `JAXFL_SLOW` must be, at least, for a test with a marker to run."""
 

@@ -2,6 +2,7 @@
 is read of which share, and what is refused."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -46,11 +47,13 @@ def client(recipe=RECIPE, seed=0, rounds=ROUNDS):
     return run, Knowledge(known, y[:KNOWN], (binary_column(4, 0.5),)), x[:KNOWN, 4], public
 
 
-def decoded(recipe=RECIPE, told=None, victim=0, seed=0):
+def decoded(recipe=RECIPE, told=None, victim=0, seed=0, held=KNOWN, others=None):
     run, known, truth, public = client(recipe, seed)
-    settings = PartialDecoding(OTHERS, recipe if told is None else told)
+    known = dataclasses.replace(known, x=known.x[:held], y=known.y[:held])
+    others = RECORDS - held if others is None else others
+    settings = PartialDecoding(others, recipe if told is None else told)
     answer = decode_partial(MODEL, run.messages(victim), known, *public, settings=settings)
-    return answer, float((np.asarray(answer.values[0]) == truth).mean())
+    return answer, float((np.asarray(answer.values[0]) == truth[:held]).mean())
 
 
 def test_half_of_the_records_are_read_with_nothing_known_of_the_others():
@@ -105,6 +108,29 @@ def test_copies_of_public_records_change_little():
 def test_another_rate_client_or_batches_are_a_misfit(recipe, victim):
     with pytest.warns(UserWarning, match="decode_partial"):
         answer, _ = decoded(recipe, RECIPE, victim)
+    assert answer.status == Status.MISFIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [10, 4])
+def test_that_few_known_records_are_not_there_is_no_clean_bill(held):
+    """What they add tells, whatever their values; where they are too few for that, it is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        states = [
+            [int(decoded(victim=v, seed=s, held=held)[0].status) for s in range(4)] for v in (0, 1)
+        ]
+    right, another = states
+    assert Status.MISFIT not in right
+    assert Status.OK not in another
+    assert another.count(Status.MISFIT) >= 3
+    assert Status.OK in right if held == 10 else set(right) == {Status.UNCHECKED}
+
+
+@pytest.mark.parametrize("others", [OTHERS // 2, 2 * OTHERS])
+def test_another_number_of_others_is_a_misfit(others):
+    with pytest.warns(UserWarning, match="decode_partial"):
+        answer, _ = decoded(others=others)
     assert answer.status == Status.MISFIT
 
 

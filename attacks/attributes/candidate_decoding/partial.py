@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 from flax import struct
 from jax.dtypes import canonicalize_dtype
 
@@ -68,6 +69,13 @@ HELD_OUT, FEWEST = 5, 20
 """One of so many public records is held out; and how many there are at least."""
 FLOORS = tuple(10.0**power for power in range(-10, 1))
 """What is tried as f, relative to the energy of the others' sum."""
+RIGHT_WITHIN, WRONG_WITHIN = map(
+    float, scipy.stats.norm.ppf([1 - FALSE_ALARMS / 2, 1 - FALSE_ALARMS])
+)
+"""Standard errors within which what known records add is of what it should be, on either side, if
+they are there; and on one side, if they are not, of nothing."""
+FIRST, LEFT = -3, -2
+"""Places of two vectors of `_Whitened`."""
 SUMS = 64
 """Sums of held-out records that the message is compared with."""
 
@@ -121,11 +129,12 @@ def decode_partial(
 
     Returns:
       A `Reconstruction`. Its `fit` is in units of the others' noise, not of plain energy:
-      `explained` is the share of the messages' whitened energy that the answer and the others'
-      mean account for, and `misfit` compares what is left with sums of held-out public records.
-      That is less sure than of other attacks. What the others' noise may hide is no misfit: with
-      few records known, another client's messages, and a wrong number of others. If a few records
-      have far longer gradients than the rest, right answers may be called misfits.
+        `explained` is the share of the messages' whitened energy that the answer and the others'
+        mean account for, and `misfit` compares what is left with sums of held-out public records,
+        and what the known records add, whatever their unknown values are, with what they should
+        add. Where so few are known that another client's messages would not be told by that, the
+        status is UNCHECKED. If a few records have far longer gradients than the rest, right answers
+        may be called misfits.
 
     Warns:
       FitWarning: if all public records have the same value of an unknown column, and as
@@ -221,15 +230,16 @@ def _decode_partial(
         products = _products(model, messages, (x, y), public, settings)
         least = _rounding(model, messages, public, settings, eps, records)
         seen = _whitened(products, (records, count), held_out, settings.others, least)
+        presence = _presence(seen, prior, (records, settings.others, len(held_out[1])))
         weights, (height, rounded) = most_likely(
             seen.scale * seen.metric[: len(prior), : len(prior)],
-            seen.scale * seen.metric[: len(prior), -2],
+            seen.scale * seen.metric[: len(prior), LEFT],
             prior,
             records,
             settings.ridge,
             settings.iterations,
         )
-        fit = _fit(seen, weights, rounded, told_by)
+        fit = _fit(seen, weights, rounded, told_by, presence)
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(height[-1]))
     objective, trace = height[-1], height[:1]
@@ -310,8 +320,9 @@ class _Whitened(NamedTuple):
 
     Attributes:
       metric: inner products of the candidates' differences from the first, of held-out records'
-        gradients less the mean, of what is left of the messages without first candidates and the
-        others' mean, and of the messages `[unknowns + held + 2] * 2`.
+        gradients less the mean, of the sum of first candidates' less as many means, of what is left
+        of the messages without first candidates and the others' mean, and of the messages
+        `[unknowns + held + 3] * 2`.
       scale: one over the variance that the noise has in this metric.
       largest: what is left of a right answer is more in `FALSE_ALARMS` of cases.
     """
@@ -344,9 +355,9 @@ def _whitened(
 
     def contrast(floor: Array) -> tuple[Array, Array]:
         signal = jnp.diag(vectors)[:unknowns]
-        ours, held = coordinates[:unknowns] / (values + floor), coordinates[unknowns:-2]
+        ours, held = coordinates[:unknowns] / (values + floor), coordinates[unknowns:FIRST]
         signal = (signal - (ours * coordinates[:unknowns]).sum(1)) / floor
-        noise = (vectors[:unknowns, unknowns:-2] - ours @ held.T) / floor
+        noise = (vectors[:unknowns, unknowns:FIRST] - ours @ held.T) / floor
         variance = others * (noise**2).mean(1)
         tiny = jnp.finfo(inner.dtype).tiny
         deflection = jnp.log(jnp.maximum(signal**2 / jnp.maximum(variance, tiny), tiny))
@@ -355,7 +366,7 @@ def _whitened(
     contrasts, scales = jax.lax.map(contrast, scale)
     best = contrasts.argmax()
     chosen = metric(scale[best])
-    held = chosen[unknowns:-2, unknowns:-2]
+    held = chosen[unknowns:FIRST, unknowns:FIRST]
     drawn = jax.random.randint(fixed_key(), (SUMS, others), 0, len(held))
     counts = jax.vmap(lambda d: jnp.zeros(len(held), held.dtype).at[d].add(1))(drawn)
     sums = jnp.einsum("sh,hg,sg->s", counts, held, counts)
@@ -378,21 +389,59 @@ def _vectors(
     message = eye[-1]
     left = message - ours[:, 0].sum(0) - others * mean
     differences = (ours[:, 1:] - ours[:, :1]).reshape(-1, len(whole))
-    rows = jnp.concatenate([differences, eye[held] - mean, left[None], message[None]])
+    first = ours[:, 0].sum(0) - shape[0] * mean
+    rows = jnp.concatenate([differences, eye[held] - mean, jnp.stack([first, left, message])])
     noise = (others / len(fitted)) ** 0.5 * (eye[fitted] - mean)
     seen = rows @ whole
     return noise @ whole @ noise.T, noise @ seen.T, seen @ rows.T
 
 
-def _fit(seen: _Whitened, weights: Array, rounded: Array, told_by: Array) -> Fit:
-    """Fit of the rounded answer; its misfit is the lesser one of that and the real-valued one."""
+class _Presence(NamedTuple):
+    """Whether the known records are in the messages, whatever their unknown values are.
+
+    Attributes:
+      share: of what they add to a message, less as many means; 1 if they are there, 0 if records of
+        the population are in their place.
+      error: its standard deviation, from the others and from the unknown values.
+    """
+
+    share: Array
+    error: Array
+
+
+def _presence(seen: _Whitened, prior: Array, counts: tuple[int, int, int]) -> _Presence:
+    """By least squares on what they add on average over the prior `[unknowns]`; of so many known
+    records, others, and public ones that the mean is of (`counts`)."""
+    (known, others, public), unknowns = counts, len(prior)
+    added = jnp.zeros(len(seen.metric), prior.dtype).at[:unknowns].set(prior).at[FIRST].set(1)
+    along = seen.metric @ added
+    held, differences = along[unknowns:FIRST], along[:unknowns]
+    # The error of the mean is in both, what they add and what is explained.
+    astray = jnp.diag(seen.metric)[unknowns:FIRST].mean() / public
+    energy = along @ added - known**2 * astray
+    share = (along[FIRST] + along[LEFT] - known * (known + others) * astray) / energy
+    drawn = (others + (known + others) ** 2 / public) * (held**2).mean()
+    variance = drawn + (prior * (1 - prior) * differences**2).sum()
+    return _Presence(share, jnp.sqrt(variance) / energy)
+
+
+def _fit(
+    seen: _Whitened, weights: Array, rounded: Array, told_by: Array, presence: _Presence
+) -> Fit:
+    """Fit of the rounded answer. Its misfit is the lesser one of that and the real-valued one, or
+    that of the known records' presence, which two thresholds of errors judge: one that few right
+    answers exceed, and another that few messages without these records stay below."""
     unknowns = len(weights)
-    ours, right = seen.metric[:unknowns, :unknowns], seen.metric[:unknowns, -2]
+    ours, right = seen.metric[:unknowns, :unknowns], seen.metric[:unknowns, LEFT]
     whole = seen.metric[-1, -1]
 
     def left(w: Array) -> Array:
-        return seen.metric[-2, -2] - 2 * w @ right + w @ ours @ w
+        return seen.metric[LEFT, LEFT] - 2 * w @ right + w @ ours @ w
 
-    misfit = jnp.minimum(left(weights), left(rounded)) / seen.largest
+    astray = jnp.square((presence.share - 1) / (RIGHT_WITHIN * presence.error))
+    misfit = jnp.maximum(jnp.minimum(left(weights), left(rounded)) / seen.largest, astray)
     misfit = jnp.where(told_by > unknowns, misfit, jnp.nan)
-    return Fit(1 - left(rounded) / whole, 1 - seen.largest / whole, misfit)
+    told_apart = (RIGHT_WITHIN + WRONG_WITHIN) * presence.error < 1
+    allowed = 1 - seen.largest / whole
+    allowed = jnp.where(told_apart, allowed, jnp.minimum(allowed, 0))
+    return Fit(1 - left(rounded) / whole, allowed, misfit)
