@@ -33,6 +33,8 @@ from jaxfl.watching import on_host
 Array = jax.Array
 HALF = 0.5
 """Of a record's weight, between that of a client that holds it and of one that does not."""
+LEVEL = 1.5
+"""Factor by which the weights of a client's records may be other than they should be."""
 
 
 def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
@@ -275,7 +277,7 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
         updates = jax.tree.map(
             lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
         )
-        failed, weights = cast(
+        failed, weights, levels = cast(
             _decode_sources(
                 model, (centre, updates), rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
             ),
@@ -283,11 +285,22 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
         )
     seen = Seen(messages[0].received, centre, updates)
     fit = judge_sources(model, training, seen, weights, tuple(sizes), (x, y), key)
+    # Clipping and noise lower all weights; what records that are not among these add is laid upon
+    # those that are.
+    if not training.plugins and len(x) >= sum(sizes):
+        misfit = jnp.maximum(fit.misfit, _far_from_one(levels))
+        fit = Fit(fit.explained, fit.allowed, misfit)
     status = status_of(failed, fit)
     warn_of_fit("decode_sources", status, fit)
     warn_of_alike("decode_sources", x, y, weights)
     named = jnp.where(failed | _nobodys(weights, sum(sizes)), -1, weights.argmax(1))
     return Sources(named, weights, status, fit)
+
+
+def _far_from_one(levels: Array) -> Array:
+    """Above 1 where decoded weights are not within this factor of what a held record has: the
+    client's size or rate is another."""
+    return jnp.where(levels > 0, jnp.square(jnp.log(levels) / np.log(LEVEL)), jnp.inf)
 
 
 def _nobodys(weights: Array, held: int) -> Array:
@@ -301,18 +314,27 @@ def _nobodys(weights: Array, held: int) -> Array:
 
 
 def _check_different(messages: Sequence[Messages]) -> None:
-    """Raise `ValueError` if two clients returned the same models: one was given twice."""
+    """Raise `ValueError` if two clients returned the same models: one was given twice, or what it
+    received is taken for what it returned."""
     if _check.is_unseen(messages):
         return
     places: dict[bytes, int] = {}
     for place, of_client in enumerate(messages):
-        numbers = b"".join(
-            np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(of_client.returned)
-        )
-        first = places.setdefault(hashlib.sha256(numbers).digest(), place)
+        first = places.setdefault(_digest(of_client.returned), place)
         moved = any(map(np.any, jax.tree.leaves(of_client.pseudo_gradient)))
-        if first < place and moved:
-            raise ValueError(f"messages[{place}] are messages[{first}]; give each client once")
+        if first == place or not moved:
+            continue
+        if _digest(of_client.received) != _digest(messages[first].received):
+            raise ValueError(
+                f"messages[{place}] and messages[{first}] return the same models, and receive "
+                "others: is what was received given as what was returned?"
+            )
+        raise ValueError(f"messages[{place}] are messages[{first}]; give each client once")
+
+
+def _digest(models: Any) -> bytes:
+    numbers = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(models))
+    return hashlib.sha256(numbers).digest()
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -324,8 +346,10 @@ def _decode_sources(
     x: Array,
     y: Array,
     ridge: Array,
-) -> tuple[Array, Array]:
-    """Whether weights are not finite, and the weights `[records, clients]`."""
+) -> tuple[Array, Array, Array]:
+    """Whether weights are not finite, the weights `[records, clients]`, and how large those of each
+    client's records are to what they should be `[clients]`, by least squares: the ridge lowers
+    both."""
 
     def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
         centre, pulls = one
@@ -338,8 +362,11 @@ def _decode_sources(
     with jax.default_matmul_precision("highest"):
         start = jnp.zeros((records, records)), jnp.zeros((records, clients))
         (gram, right), _ = jax.lax.scan(add, start, rounds)
-        gram += ridge * jnp.trace(gram) / records * jnp.eye(records)
-        weights = (
-            jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(gram, lower=True), right) * sizes
-        )
-    return ~jnp.isfinite(weights).all(), weights
+        pull = ridge * jnp.trace(gram) / records
+        factor = jax.scipy.linalg.cho_factor(gram + pull * jnp.eye(records), lower=True)
+        weights = jax.scipy.linalg.cho_solve(factor, right) * sizes
+        ranks = jnp.argsort(jnp.argsort(-weights, axis=0), axis=0)
+        chosen = (ranks < sizes).astype(weights.dtype)
+        wanted = chosen - pull * jax.scipy.linalg.cho_solve(factor, chosen)
+        levels = (weights * wanted).sum(0) / (wanted**2).sum(0)
+    return ~jnp.isfinite(weights).all(), weights, levels

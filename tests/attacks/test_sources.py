@@ -12,7 +12,7 @@ import pytest
 from attacks import by_discriminants, decode_sources, largest_drop, least_loss, majority_of_rounds
 from attacks.fit import MisfitWarning, Status, UncheckedWarning
 from attacks.membership.sources import losses
-from jaxfl import DPSGD, Federated, LocalTraining, mlp, simulate, stack_clients
+from jaxfl import DPSGD, Federated, LocalTraining, Messages, mlp, simulate, stack_clients
 
 KEY = jax.random.key(0)
 TRAINING = LocalTraining(0.05, batch_size=16)
@@ -117,8 +117,23 @@ def test_weights_that_no_record_can_have_are_a_misfit(federation):
     with pytest.warns(MisfitWarning):
         found = decode_sources(model, steps, (30, 40, 50), x, y, KEY, training=full)
     assert found.status.tolist() == [Status.OK, Status.MISFIT, Status.OK]
-    found = decode_sources(model, steps, (40, 60, 50), x, y, KEY, training=full)
-    assert (found.status == Status.OK).all()  # records may be missing, which others stand for
+    found = decode_sources(model, steps, (40, 33, 50), x, y, KEY, training=full)
+    assert (found.status == Status.OK).all()  # no answer is another for that
+
+
+def test_a_size_or_rate_that_leaves_a_part_of_each_weight_is_a_misfit(federation):
+    """Of too small a size most of a client's records would be called nobody's."""
+    model, _, x, y, _, _ = federation
+    clients, full = [(x[:40], y[:40]), (x[40:70], y[40:70]), (x[70:], y[70:])], LocalTraining(0.05)
+    federated = Federated(rounds=8, training=full)
+    run = simulate(model, model.init(KEY), stack_clients(clients), KEY, federated)
+    seen = [run.messages(c) for c in range(3)]
+    with pytest.warns(MisfitWarning):
+        found = decode_sources(model, seen, (40, 12, 50), x, y, KEY, training=full)
+    assert found.status.tolist() == [Status.OK, Status.MISFIT, Status.OK]
+    with pytest.warns(MisfitWarning):
+        found = decode_sources(model, seen, SIZES, x, y, KEY, training=LocalTraining(0.1))
+    assert (found.status == Status.MISFIT).all()
 
 
 def test_a_client_that_is_given_twice_is_refused(federation):
@@ -126,6 +141,9 @@ def test_a_client_that_is_given_twice_is_refused(federation):
     twice = [messages[0], messages[1], messages[0]]
     with pytest.raises(ValueError, match=r"messages\[2\] are messages\[0\]; give each client once"):
         decode_sources(model, twice, (40, 30, 40), x, y, KEY, training=TRAINING)
+    exchanged = [Messages(m.returned, m.received, m.rounds) for m in messages]
+    with pytest.raises(ValueError, match="is what was received given as what was returned"):
+        decode_sources(model, exchanged, SIZES, x, y, KEY, training=TRAINING)
 
 
 def test_records_of_nobody_have_no_source(federation):
