@@ -1,7 +1,8 @@
 """Do two runs agree? `python -m benchmarks.compare OLD/results.csv NEW/results.csv`.
 
 Rows are matched by suite, table, size, data, method, selection, metric and seed; of several such
-rows (cells of a table) by their order. Rows agree if their statuses are equal and their values are
+rows (cells of a table) by their settings, and those that have no equal, as another version's may,
+by their order. Rows agree if their statuses are equal and their values are
 within `--tolerance`. Exit code 1 if some differ, or if a row has no partner in the other file.
 """
 
@@ -11,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tyro
 
@@ -51,19 +53,51 @@ def _check_row(row: dict[str, str], line: int) -> None:
         raise csv.Error(f"line {line} has the value {row['value']!r}, which is no number") from None
 
 
-def differences(old: Path, new: Path, tolerance: float) -> list[str]:
-    """A line for every row that differs or has no partner."""
+class Compared(NamedTuple):
+    """Two runs.
+
+    Attributes:
+      differences: a line for every row that differs or has no partner.
+      rows: of the run that has more.
+      by_order: matched rows whose settings are not equal.
+    """
+
+    differences: list[str]
+    rows: int
+    by_order: int
+
+
+def compared(old: Path, new: Path, tolerance: float) -> Compared:
+    """Raises `ValueError` as `read`, and if neither run has a row."""
     before, after = read(old), read(new)
-    lines = []
+    rows = max(sum(map(len, run.values())) for run in (before, after))
+    if not rows:
+        raise ValueError(f"{old} and {new} hold no rows")
+    lines, by_order = [], 0
     for place in dict.fromkeys([*before, *after]):
         first, second = before.get(place, []), after.get(place, [])
         if len(first) != len(second):
             lines.append(f"{' '.join(place)}: {len(first)} rows, then {len(second)}")
-        for a, b in zip(first, second, strict=False):
+        for a, b in _pairs(first, second):
+            by_order += a["settings"] != b["settings"]
             if a["status"] != b["status"] or not _close(a["value"], b["value"], tolerance):
                 then = f"{a['value']} {a['status']} then {b['value']} {b['status']}"
                 lines.append(f"{' '.join(place)}: {then} ({b['settings'][:200]})")
-    return lines
+    return Compared(lines, rows, by_order)
+
+
+def _pairs(
+    first: Sequence[dict[str, str]], second: Sequence[dict[str, str]]
+) -> list[tuple[dict[str, str], dict[str, str]]]:
+    """Rows of one place, side by side."""
+    pairs, left, others = [], [], list(second)
+    for row in first:
+        equal = next((i for i, b in enumerate(others) if b["settings"] == row["settings"]), None)
+        if equal is None:
+            left.append(row)
+        else:
+            pairs.append((row, others.pop(equal)))
+    return [*pairs, *zip(left, others, strict=False)]
 
 
 def _close(a: str, b: str, tolerance: float) -> bool:
@@ -92,10 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answered(arguments: Arguments) -> int:
     check_options(arguments)
-    old, new = arguments.old, arguments.new
-    lines = differences(old, new, arguments.tolerance)
-    rows = max(sum(map(len, read(path).values())) for path in (old, new))
-    print(*lines, f"{len(lines)} differences among {rows} rows", sep="\n")
+    lines, rows, by_order = compared(arguments.old, arguments.new, arguments.tolerance)
+    note = f"; {by_order} have other settings, and were matched by their order" if by_order else ""
+    print(*lines, f"{len(lines)} differences among {rows} rows{note}", sep="\n")
     return int(bool(lines))
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmarks import sweep
-from benchmarks.compare import differences
+from benchmarks.compare import compared
 from benchmarks.harness.store import Store
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def test_a_machine_that_dies_loses_no_row(machines, tmp_path):
     assert "Traceback" not in errors
     assert sweep.main([*ASKED, "--out", str(here)]) == 0
     assert 0 < finished < len(Store(here).finished())  # it died on the way
-    assert not differences(there / "results.csv", here / "results.csv", 0.0)
+    assert not compared(there / "results.csv", here / "results.csv", 0.0).differences
 
 
 def test_a_cluster_that_does_not_answer_is_one_line(tmp_path, capsys):

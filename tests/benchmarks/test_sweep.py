@@ -17,7 +17,7 @@ import pytest
 from matplotlib.image import imread
 
 from benchmarks import report, sweep
-from benchmarks.compare import differences
+from benchmarks.compare import compared
 from benchmarks.harness import estimates
 from benchmarks.harness import report as reports
 from benchmarks.harness.jobs import Job, Outcome
@@ -341,23 +341,39 @@ def test_a_value_that_is_not_finite_is_a_failure():
 
 def test_two_runs_are_compared_row_by_row(finished, tmp_path, capsys):
     path = finished / "results.csv"
-    assert differences(path, path, 1e-6) == []
+    assert compared(path, path, 1e-6).differences == []
     rows = rows_of(finished)
     rows[1]["value"] = str(float(rows[1]["value"]) + 0.5)
     with (tmp_path / "changed.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows[1:])
-    lines = differences(path, tmp_path / "changed.csv", 1e-6)
+    lines = compared(path, tmp_path / "changed.csv", 1e-6).differences
     assert any("rows, then" in line for line in lines)
     assert any(" then " in line and "rows" not in line for line in lines)
     text = path.read_text()
     for damage in (text[: text.rstrip().rfind("\n") + 40], text.replace(",ok,", ",x,ok,", 1)):
         (tmp_path / "damaged.csv").write_text(damage)
         with pytest.raises(ValueError, match=r"damaged\.csv is no results\.csv: .*other columns"):
-            differences(path, tmp_path / "damaged.csv", 1e-6)
+            compared(path, tmp_path / "damaged.csv", 1e-6)
     (tmp_path / "status.csv").write_text(text.replace(",ok,", ",not_converged,"))
-    assert len(differences(path, tmp_path / "status.csv", 1e-6)) == text.count(",ok,") > 0
+    changed = compared(path, tmp_path / "status.csv", 1e-6).differences
+    assert len(changed) == text.count(",ok,") > 0
+
+
+def test_rows_of_one_place_are_compared_by_their_settings(tmp_path):
+    """Whatever order they were measured in; those of another version by their order."""
+    head = "suite,table,size,dataset,method,selection,metric,seed,status,value,settings"
+    lines = [f"quick,rate,small,bits,cos,none,accuracy,0,ok,{v},rate={v}" for v in (1, 2, 3)]
+    runs = {"old": lines, "resumed": lines[::-1], "renamed": [f"{line}.0" for line in lines]}
+    for name, rows in runs.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *rows]))
+    old = tmp_path / "old.csv"
+    assert compared(old, tmp_path / "resumed.csv", 0.0) == ([], 3, 0)
+    assert compared(old, tmp_path / "renamed.csv", 0.0) == ([], 3, 3)
+    (tmp_path / "empty.csv").write_text(head)
+    with pytest.raises(ValueError, match="hold no rows"):
+        compared(tmp_path / "empty.csv", tmp_path / "empty.csv", 0.0)
 
 
 def test_nobody_holds_a_record_of_another_part():
