@@ -34,8 +34,12 @@ from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Inputs
 from jaxfl.recordings import Recording
 
-EVERYONE = "all clients together"
+EVERYONE = "all who took part, together"
 SUMS = "sums over clients"
+WHO_TOOK_PART = (
+    ". Taken for theirs were all records of the table that name a client, or, where "
+    "--participation says who took part, those of these clients"
+)
 OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
 ORDERS = 64
@@ -51,7 +55,7 @@ class Client:
       name: its id.
       messages: what it was sent and returned.
       records: its own.
-      others: everyone else's, from which guesses are learned.
+      others: all others of the table, clients' and nobody's, from which guesses are learned.
       table: everyone's: what values a column may have is known of all, not of the client.
     """
 
@@ -94,12 +98,14 @@ def _together(
     present = {frozenset(names) for names in (participation or {0: tuple(named)}).values()}
     if len(present) > 1 or (participation and len(participation) < len(messages)):
         return []
-    records = _of_clients(table, *present) if named else table
-    return [Client(EVERYONE, messages, records, _of_clients(table, ()), table)]
+    (together,) = present
+    records = _of_clients(table, together) if named else table
+    others = _of_clients(table, set(table.clients) - together) if named else _of_clients(table, ())
+    return [Client(EVERYONE, messages, records, others, table)]
 
 
 def _without(table: Inputs, client: str) -> Inputs:
-    return _of_clients(table, set(table.clients) - {"", client})
+    return _of_clients(table, set(table.clients) - {client})
 
 
 def _of_clients(table: Inputs, names: Collection[str]) -> Inputs:
@@ -141,11 +147,13 @@ def read(
     it is asked, for minutes, why its updates are not explained."""
     rows, notes, attribute = [], [], " + ".join(columns)
     for place, client in enumerate(clients):
-        row, told = _row(model, client, clients[place - 1], columns, training, doubted)
+        row, told = _row(model, client, clients[place - 1], columns, training)
         rows.append(row)
-        notes += told
         kept = {name: row[name] for name in COLUMNS}
         done({"client": client.name, "attribute": attribute} | kept)
+        if row["status"] not in ("ok", "unchecked"):
+            doubted(client.name)
+        notes += told()
     positions, values, _ = clients[0].table.values_of(columns)
     notes += _copies(attribute, clients, positions)
     labels = np.concatenate([client.records.y for client in clients])
@@ -160,9 +168,9 @@ def _row(
     other: Client,
     columns: Sequence[str],
     training: LocalTraining,
-    doubted: Callable[[str], None],
-) -> tuple[dict[str, Any], list[str]]:
-    """One client's outcome, as a row of the sweep's results."""
+) -> tuple[dict[str, Any], Callable[[], list[str]]]:
+    """One client's outcome, as a row of the sweep's results, and what else its messages say, which
+    may take minutes."""
     records = client.records
     positions, values, _ = client.table.values_of(columns)
     truth = (records.x[:, None, positions] == values).all(2).argmax(1)
@@ -174,13 +182,16 @@ def _row(
     null = _decoded(model, other.messages, known, training)[1] if other is not client else None
     null = null if null is None or int(null.status) != Status.FAILED else None
     status = STATES[Status(int(answer.status))]
-    notes = _as_others(client.name, method, answer, training, len(x)) if status == "ok" else []
-    if status == "unchecked":
-        notes.append(f"Updates of {client.name} could not contradict any answer: {answer.reason}.")
-    elif status != "ok":
-        doubted(client.name)
-        said = str(diagnose(model, client.messages, known, training)).splitlines()
-        notes.append(f"Updates of {client.name} are not explained. They say: {'; '.join(said)}")
+
+    def notes() -> list[str]:
+        if status == "ok":
+            return _as_others(client.name, method, answer, training, len(x))
+        if status == "unchecked":
+            return [f"Updates of {client.name} could not contradict any answer: {answer.reason}."]
+        said = "; ".join(str(diagnose(model, client.messages, known, training)).splitlines())
+        hint = WHO_TOOK_PART if client.name == EVERYONE else ""
+        return [f"Updates of {client.name} are not explained. They say: {said}{hint}"]
+
     last = jax.tree.map(lambda a: a[-1], client.messages.returned)
     return {
         "client": client.name,

@@ -27,6 +27,9 @@ from jaxfl import LocalTraining, Model, mlp
 from jaxfl.datasets import Inputs, read_inputs
 from jaxfl.recordings import OtherModelError, Recording, RecordingWarning, read_rounds
 
+NEW_PEOPLE = "those of the others; the model is the attacked client's, after its last round"
+NEW_PEOPLE_OF_ALL = "those who took no part; the model is the last global one"
+
 
 class Asked(NamedTuple):
     """What is asked of a run.
@@ -108,7 +111,7 @@ def _asked(
     """What does not fit is said before anything is computed."""
     participation = read_participation(arguments.participation)
     if participation is not None:
-        participation = summed_participation(run, participation)
+        participation = summed_participation(run, participation, bool(arguments.after))
         run.aggregates(participation)
         check_participants(participation, table)
     chosen = options.names("client", arguments.client or "")
@@ -128,9 +131,20 @@ def _asked(
     return Asked(model, training, clients, attributes, games)
 
 
+def _whose_records(clients: Sequence[recorded.Client]) -> list[str]:
+    """Which records are asked for, of global models alone."""
+    aside = [len(client.others.y) for client in clients if client.name == recorded.EVERYONE]
+    return [
+        f"{count} of the table's {len(clients[0].table.y)} records are of nobody who took part: "
+        "guesses are learned from them, and they are not asked for."
+        for count in aside
+        if count
+    ]
+
+
 def _told(asked: Asked, keep: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> Told:
     """Attack every client, and the sums."""
-    answers, sums, remarks = [], [], []
+    answers, sums, remarks = [], [], _whose_records(asked.clients)
 
     def doubted(client: str) -> None:
         say(f"{client}: its updates are not explained; they are asked why, which takes minutes")
@@ -201,7 +215,7 @@ def _page(arguments: Arguments, asked: Asked, told: Told, alone: bool) -> page.P
         told.findings,
         "records",
         len(clients) > 1,
-        "those of the other clients; the model is the attacked client's, after its last round",
+        NEW_PEOPLE_OF_ALL if alone else NEW_PEOPLE,
         told.notes,
         "results.csv",
         request.command(arguments),

@@ -92,8 +92,11 @@ def read_participation(path: str | None) -> Participation | None:
     return by_round
 
 
-def summed_participation(run: Recording, participation: Participation | None) -> Participation:
-    """Who took part, in the rounds of which a sum is recorded: after the last nothing is.
+def summed_participation(
+    run: Recording, participation: Participation | None, after: bool = False
+) -> Participation:
+    """Who took part, in the rounds of which a sum is recorded: after the last nothing is, nor of
+    the first, if models were kept `after` a round.
 
     Raises:
       ValueError: if rounds of the table and of the recording are not the same.
@@ -108,7 +111,7 @@ def summed_participation(run: Recording, participation: Participation | None) ->
             f"participation names nobody in round {missing[0]}, of which a sum is recorded: "
             f"{there}; are they counted from another number?"
         )
-    outside = [t for t in told if not min(run.sent) <= t <= max(run.sent)]
+    outside = [t for t in told if not min(run.sent) - after <= t <= max(run.sent)]
     if outside:
         raise ValueError(
             f"participation names round {outside[0]}, of which no sum is recorded: {there}"
@@ -273,7 +276,8 @@ def _halves(names: Sequence[str], table: Inputs, columns: Sequence[str]) -> Halv
             f"no client); the table has {free}"
         )
     _, values, places = table.values_of(columns)
-    counts = np.bincount(places, minlength=len(values))
+    took_part = np.concatenate([rows[name] for name in names])
+    counts = np.bincount(places[took_part], minlength=len(values))
     value = int(np.argsort(counts)[-2])
     carries = places == value
     share = np.asarray([carries[rows[name]].mean() for name in names])

@@ -63,8 +63,8 @@ def of_global_models(rounds: int) -> Source:
         f"T{models[1:]}, as everyone who takes part has them, and nothing that a single client "
         "sent.",
         HOW_CLIENTS_TRAIN,
-        "The records of all clients together, all columns but the one in question, and the "
-        "answers: for example from a copy that lacks the column.",
+        "The records of all who took part, all columns but the one in question, and the answers: "
+        "for example from a copy that lacks the column.",
     )
     return Source(reader, f"{models}, and nothing of single clients", has)
 
@@ -140,6 +140,8 @@ def _scored(level: Level) -> str:
 def _guessed(level: Level) -> str:
     """What the best guess is, and what it needs."""
     blind = f"without updates, {of_hundred(level.blind_guess)} can be guessed"
+    if math.isnan(level.guesses["imputation"]):
+        blind += " by the most common value; there are no others to learn a better guess from"
     if level.guess > level.blind_guess:
         return f"{blind}, and another client's updates give {of_hundred(level.guess)}"
     return blind

@@ -255,7 +255,7 @@ def test_clients_are_those_that_a_column_names(
         (["--sensitive", ""], "--sensitive '' is missing"),
         (["--clients", "none"], "--clients 'none' is not a column"),
         (["--clients", "0"], "--clients '0' must be a number of clients or a column"),
-        (["--clients", "age"], "clients: 0 of the 377 of people have 40 records"),
+        (["--clients", "age"], "--clients 'age' names 377 in people, of whom 0 have 40 records"),
         (["--clients", "smoker"], "--sensitive 'smoker' is the target, the client or dropped"),
         (["--clients", "100", "--records", "0"], "so that 21 clients are the most"),
         (["--records", "5"], "--records 5 must be at least 10"),

@@ -119,6 +119,11 @@ def test_global_models_and_who_took_part_are_enough(
     quiet = dataclasses.replace(run, sent=idle)
     some = {t: names for t, names in present.items() if t != 4}
     assert 4 not in summed_participation(quiet, some)
+    begun = dataclasses.replace(run, sent={t: run.sent[t] for t in run.sent if t > 0})
+    with pytest.raises(ValueError, match="names round 0, of which no sum is recorded"):
+        summed_participation(begun, present)
+    kept_after = summed_participation(begun, present, after=True)
+    assert list(kept_after) == [t for t in present if t > 0]
     told_rounds = [line.split(",") for line in lines[1:]]
     later = [
         [lines[0], *(f"{int(number) + 1},{name}" for number, name in told_rounds)],
@@ -185,7 +190,7 @@ def test_nothing_is_asked_where_clients_are_absent_and_nobody_is_public(
 
 
 def test_those_who_took_part_in_every_round_are_one_client(tmp_path: Path) -> None:
-    """Others of whom the table has records do not count."""
+    """Others of whom the table has records do not count, and guesses are learned from them."""
     words = recorded(tmp_path, [MANY, FEW] * (CLIENTS // 2), nobody=0, per_round=None)
     present = participants(tmp_path)
     rng = np.random.default_rng(1)
@@ -196,7 +201,9 @@ def test_those_who_took_part_in_every_round_are_one_client(tmp_path: Path) -> No
     assert audit.main(global_models(words, present)) == 0
     with (tmp_path / "audit/results.csv").open() as file:
         (row,) = csv.DictReader(file)
-    assert (row["client"], row["status"]) == ("all clients together", "ok")
+    assert (row["client"], row["status"]) == ("all who took part, together", "ok")
+    assert row["imputation"]
+    assert "60 of the table&#39;s 540 records are of nobody who took part" in page(tmp_path)
     assert float(row["value"]) > float(row["majority"]) + 0.1
     assert re.search(r"4\d\d of 480 people are like another one of the same client", page(tmp_path))
 
