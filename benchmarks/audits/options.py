@@ -245,6 +245,7 @@ def in_options(error: ValueError) -> UsageError:
 
     told = re.sub(rf"\b({'|'.join(AS_OPTIONS)})=", named, str(error))
     mend = "leave the column out, clean the file or declare the column categorical"
+    told = told.replace("more than max_categories=", "more than ")
     return UsageError(told.replace(mend, "leave the column out (--drop) or clean the file"))
 
 

@@ -132,12 +132,24 @@ class Store:
         """Keys of the jobs of which nothing failed, each with the code that measured it
         (`benchmarks.harness.code`)."""
         query = "SELECT job, MAX(code) FROM results GROUP BY job HAVING SUM(value IS NULL) = 0"
-        return dict(self._database.execute(query))
+        with self._reading():
+            return dict(self._database.execute(query))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raises `ValueError` on a file that is damaged."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"{self.path} cannot be read ({error}): move it away, or choose another folder"
+            ) from error
 
     def failed(self, keys: set[str]) -> list[str]:
         """Distinct statuses of those of these jobs that have no value."""
-        rows = self._database.execute("SELECT job, status FROM results WHERE value IS NULL")
-        return sorted({status for key, status in rows if key in keys})
+        with self._reading():
+            rows = self._database.execute("SELECT job, status FROM results WHERE value IS NULL")
+            return sorted({status for key, status in rows if key in keys})
 
     def add(self, rows: Iterable[Row]) -> None:
         """Write rows in one transaction, replacing what the same jobs left before."""
@@ -164,19 +176,16 @@ class Store:
         """All rows, or those of jobs with these keys: ordered, with `settings` and `detail`
         parsed."""
         order = "suite, length([table]), [table], rowid"
-        cursor = self._database.execute(
-            "SELECT "
-            + ", ".join(f'"{c}"' for c in ("job", *COLUMNS))
-            + f" FROM results ORDER BY {order}"
-        )
-        rows = [
-            dict(zip(COLUMNS, values, strict=True))
-            for job, *values in cursor
-            if keys is None or job in keys
-        ]
-        parsed = ("settings", "detail")
+        names = ", ".join(f'"{c}"' for c in ("job", *COLUMNS))
+        with self._reading():
+            cursor = self._database.execute(f"SELECT {names} FROM results ORDER BY {order}")
+            rows = [
+                dict(zip(COLUMNS, values, strict=True))
+                for job, *values in cursor
+                if keys is None or job in keys
+            ]
         try:
-            return [row | {name: json.loads(row[name]) for name in parsed} for row in rows]
+            return [_parsed(row) for row in rows]
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{self.path} holds a damaged row: {error}") from error
 
@@ -185,12 +194,13 @@ class Store:
         `caption` and `png`."""
         names = ("suite", "table", "size", "dataset", "method", "seed")
         columns = ", ".join(f'first."{name}"' for name in names)
-        cursor = self._database.execute(
-            f"SELECT {columns}, caption, png FROM images JOIN (SELECT * FROM results GROUP BY "
-            "job) AS first USING (job)"
-            " ORDER BY images.rowid"
-        )
-        return [dict(zip((*names, "caption", "png"), values, strict=True)) for values in cursor]
+        with self._reading():
+            cursor = self._database.execute(
+                f"SELECT {columns}, caption, png FROM images JOIN (SELECT * FROM results GROUP BY "
+                "job) AS first USING (job)"
+                " ORDER BY images.rowid"
+            )
+            return [dict(zip((*names, "caption", "png"), values, strict=True)) for values in cursor]
 
     def write_csv(self) -> Path:
         """Write `results.csv` anew from the store."""
@@ -206,6 +216,14 @@ class Store:
     def close(self) -> None:
         """Close the database."""
         self._database.close()
+
+
+def _parsed(row: dict[str, Any]) -> dict[str, Any]:
+    """Raises `TypeError` on a column of another kind."""
+    for name, kinds in (("seed", int), ("value", (float, int, type(None)))):
+        if not isinstance(row[name], kinds):
+            raise TypeError(f"{name} is {row[name]!r}")
+    return row | {name: json.loads(row[name]) for name in ("settings", "detail")}
 
 
 @contextlib.contextmanager

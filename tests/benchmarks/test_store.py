@@ -12,7 +12,7 @@ from benchmarks.harness.store import COLUMNS, Row, Store, write_whole
 
 def row(job, value=0.5):
     empty = dict.fromkeys(COLUMNS) | {"settings": "{}", "detail": "{}", "status": "ok"}
-    return Row(job, empty | {"selection": "none", "metric": "accuracy", "value": value})
+    return Row(job, empty | {"selection": "none", "metric": "accuracy", "value": value, "seed": 0})
 
 
 def jobs(store):
@@ -52,6 +52,25 @@ def test_a_full_disk_keeps_every_row_that_was_written(tmp_path):
     with pytest.raises(sqlite3.OperationalError, match="full"):
         store.add([row("second"), large])
     assert jobs(store) == {"first"}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("UPDATE results SET seed = 'x'", "holds a damaged row: seed is 'x'"),
+        ("UPDATE results SET value = 'high'", "holds a damaged row: value is 'high'"),
+        ("UPDATE results SET settings = '{'", "holds a damaged row"),
+        ("DROP TABLE results", r"results\.sqlite cannot be read .*move it away"),
+    ],
+)
+def test_a_damaged_store_is_named(damage, said, tmp_path):
+    store = Store(tmp_path)
+    store.add([row("first")])
+    with store._database:
+        store._database.execute(damage)
+    with pytest.raises(ValueError, match=said):
+        store.rows()
     store.close()
 
 
