@@ -7,12 +7,12 @@ would have nothing to change.
 
 Algorithm 2 learns a map G from received models to updates and looks for a zero of it.
 `mapping_network` is that, as published; `affine_optimum` the same with an affine map, in closed
-form (exact for linear least squares); `extrapolated` goes on in the direction the client last
-pulled, as a control in one line. `pseudo_records` is a map with the structure of a client: the
-gradient on a few made-up records, fitted to the messages; then a zero of it is what training on
-these records leads to. Where public columns and labels are known, better still: reconstruct the
-records (`attacks.attributes.candidate_decoding`) and train on them with `jaxfl.local_update`; that
-is the client's own training.
+form (exact for linear least squares, with a ridge near 0); `extrapolated` goes on in the direction
+the client last pulled, as a control in one line. `pseudo_records` is a map with the structure of a
+client: the gradient on a few made-up records, fitted to the messages; then a zero of it is what
+training on these records leads to. Where public columns and labels are known, better still:
+reconstruct the records (`attacks.attributes.candidate_decoding`) and train on them with
+`jaxfl.local_update`; that is the client's own training.
 """
 
 import functools
@@ -132,7 +132,8 @@ class LocalModel:
     @property
     def misfit(self) -> Array:
         """Whether the model says nothing that the last one does not: what was fitted explains no
-        more of held-out updates than chance would, or led nowhere."""
+        more of held-out updates than chance would, or led nowhere. That it is none says that the
+        map explains updates, not that its zero is a good model: that may be worse than the last."""
         return self.kept_last | ~(self.chance < CHANCE)
 
 

@@ -4,6 +4,7 @@ Threat model: as of `attacks.users.representatives`, whose labels these are.
 """
 
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, Num
 
+from attacks.fit import FitWarning
 from attacks.matching import Virtual
 from jaxfl import Model, _check
 from jaxfl.domains import Count, Params, checked
@@ -18,6 +20,8 @@ from jaxfl.models import check_labelled, check_parameters
 from jaxfl.parallel import map_clients
 
 Array = jax.Array
+NEGATIVE = 0.05
+"""Share of the images that may be fewer than none: 0.024 at most of 48 right updates of digits."""
 
 
 @checked
@@ -60,7 +64,8 @@ def infer_counts(
     Its gradient is the mean over the client's records of probabilities less the one-hot label, so
     the classes' shares `n` solve `(I - P') n = -g` with `P` from `class_probabilities` and `sum n =
     1`. Exact for one full-batch step where the client's records of a class get what the adversary's
-    own do; to first order in the steps otherwise.
+    own do; to first order in the steps otherwise: of many long ones, as of five epochs in batches
+    of 10, little is told.
 
     Args:
       model: a classifier with a trunk (static).
@@ -71,6 +76,10 @@ def infer_counts(
 
     Returns:
       Counts `[classes]`, integers, by largest remainders; -1 if the bias is not finite.
+
+    Warns:
+      FitWarning: if some shares are below zero, by more than `NEGATIVE` of the images together:
+        the update has the other sign, or another scale than `virtual` says.
 
     Raises:
       ValueError: if the model names no last layer.
@@ -86,7 +95,21 @@ def infer_counts(
     gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
     system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
     shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
+    _warn_of_negative(shares)
     return round_counts(shares, images)
+
+
+def _warn_of_negative(shares: Array) -> None:
+    if _check.is_unseen(shares):
+        return
+    below = -float(np.minimum(np.asarray(shares), 0).sum())
+    if below > NEGATIVE:
+        warnings.warn(
+            f"infer_counts: {below:.2g} of the images would be fewer than none of a class; is the "
+            "update's sign, or its scale (`virtual`), another?",
+            FitWarning,
+            stacklevel=4,
+        )
 
 
 @checked

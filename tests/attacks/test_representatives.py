@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from attacks import Virtual
+from attacks import FitWarning, Virtual
 from attacks.users import counts as counts_of
 from attacks.users import representatives as rep
 from jaxfl import Federated, LocalTraining, Messages, simulate, stack_clients, trunk_cnn
@@ -196,6 +196,9 @@ def test_the_bias_tells_the_labels(federation):
         counts = counts_of.infer_counts(MODEL, observed, probabilities, 6, SETTINGS.virtual)
         assert counts.tolist() == np.bincount(y, minlength=CLASSES).tolist()
         assert counts_of.labels_of(counts, 6).tolist() == sorted(y.tolist())
+        turned = jax.tree.map(lambda a: -10 * a, observed)
+        with pytest.warns(FitWarning, match="fewer than none of a class"):
+            counts_of.infer_counts(MODEL, turned, probabilities, 6, SETTINGS.virtual)
 
 
 def test_the_scale_follows_from_the_clients_records(federation):

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 from flax import struct
 from jax.dtypes import canonicalize_dtype
 
@@ -47,6 +46,15 @@ from attacks.attributes.candidate_decoding.constraints import most_likely
 from attacks.attributes.candidate_decoding.explanation import largest_of_more
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.order_noise import batch_weights
+from attacks.attributes.candidate_decoding.presence import (
+    FIRST,
+    LEFT,
+    RIGHT_WITHIN,
+    WRONG_WITHIN,
+    Presence,
+    Whitened,
+    presence_of,
+)
 from attacks.attributes.hiding import UNLIKE
 from attacks.attributes.knowledge import (
     Knowledge,
@@ -69,13 +77,6 @@ HELD_OUT, FEWEST = 5, 20
 """One of so many public records is held out; and how many there are at least."""
 FLOORS = tuple(10.0**power for power in range(-10, 1))
 """What is tried as f, relative to the energy of the others' sum."""
-RIGHT_WITHIN, WRONG_WITHIN = map(
-    float, scipy.stats.norm.ppf([1 - FALSE_ALARMS / 2, 1 - FALSE_ALARMS])
-)
-"""Standard errors within which what known records add is of what it should be, on either side, if
-they are there; and on one side, if they are not, of nothing."""
-FIRST, LEFT = -3, -2
-"""Places of two vectors of `_Whitened`."""
 SUMS = 64
 """Sums of held-out records that the message is compared with."""
 
@@ -230,7 +231,7 @@ def _decode_partial(
         products = _products(model, messages, (x, y), public, settings)
         least = _rounding(model, messages, public, settings, eps, records)
         seen = _whitened(products, (records, count), held_out, settings.others, least)
-        presence = _presence(seen, prior, (records, settings.others, len(held_out[1])))
+        presence = presence_of(seen, prior, (records, settings.others, len(held_out[1])))
         weights, (height, rounded) = most_likely(
             seen.scale * seen.metric[: len(prior), : len(prior)],
             seen.scale * seen.metric[: len(prior), LEFT],
@@ -315,30 +316,13 @@ def _rounding(
     return energy / numbers / _unit(training, records) ** 2
 
 
-class _Whitened(NamedTuple):
-    """Vectors in the metric of the others' noise.
-
-    Attributes:
-      metric: inner products of the candidates' differences from the first, of held-out records'
-        gradients less the mean, of the sum of first candidates' less as many means, of what is left
-        of the messages without first candidates and the others' mean, and of the messages
-        `[unknowns + held + 3] * 2`.
-      scale: one over the variance that the noise has in this metric.
-      largest: what is left of a right answer is more in `FALSE_ALARMS` of cases.
-    """
-
-    metric: Array
-    scale: Array
-    largest: Array
-
-
 def _whitened(
     products: _Products,
     shape: tuple[int, int],
     held_out: tuple[Any, Any],
     others: int,
     least: Array,
-) -> _Whitened:
+) -> Whitened:
     """See there; of so many records and candidates of each (`shape`, static); `least` is what f is
     at least."""
     inner, along, vectors = _vectors(products, shape, held_out, others)
@@ -370,14 +354,14 @@ def _whitened(
     drawn = jax.random.randint(fixed_key(), (SUMS, others), 0, len(held))
     counts = jax.vmap(lambda d: jnp.zeros(len(held), held.dtype).at[d].add(1))(drawn)
     sums = jnp.einsum("sh,hg,sg->s", counts, held, counts)
-    return _Whitened(chosen, scales[best], largest_of_more(sums, FALSE_ALARMS))
+    return Whitened(chosen, scales[best], largest_of_more(sums, FALSE_ALARMS))
 
 
 def _vectors(
     products: _Products, shape: tuple[int, int], held_out: tuple[Any, Any], others: int
 ) -> tuple[Array, Array, Array]:
     """Rows of the noise, by inner products: with each other `[fitted] * 2`, and with the vectors of
-    `_Whitened` `[fitted, vectors]`; and these with each other."""
+    `Whitened` `[fitted, vectors]`; and these with each other."""
     inner, along, energy = products
     known = shape[0] * shape[1]
     held, fitted = (known + places for places in held_out)
@@ -396,38 +380,7 @@ def _vectors(
     return noise @ whole @ noise.T, noise @ seen.T, seen @ rows.T
 
 
-class _Presence(NamedTuple):
-    """Whether the known records are in the messages, whatever their unknown values are.
-
-    Attributes:
-      share: of what they add to a message, less as many means; 1 if they are there, 0 if records of
-        the population are in their place.
-      error: its standard deviation, from the others and from the unknown values.
-    """
-
-    share: Array
-    error: Array
-
-
-def _presence(seen: _Whitened, prior: Array, counts: tuple[int, int, int]) -> _Presence:
-    """By least squares on what they add on average over the prior `[unknowns]`; of so many known
-    records, others, and public ones that the mean is of (`counts`)."""
-    (known, others, public), unknowns = counts, len(prior)
-    added = jnp.zeros(len(seen.metric), prior.dtype).at[:unknowns].set(prior).at[FIRST].set(1)
-    along = seen.metric @ added
-    held, differences = along[unknowns:FIRST], along[:unknowns]
-    # The error of the mean is in both, what they add and what is explained.
-    astray = jnp.diag(seen.metric)[unknowns:FIRST].mean() / public
-    energy = along @ added - known**2 * astray
-    share = (along[FIRST] + along[LEFT] - known * (known + others) * astray) / energy
-    drawn = (others + (known + others) ** 2 / public) * (held**2).mean()
-    variance = drawn + (prior * (1 - prior) * differences**2).sum()
-    return _Presence(share, jnp.sqrt(variance) / energy)
-
-
-def _fit(
-    seen: _Whitened, weights: Array, rounded: Array, told_by: Array, presence: _Presence
-) -> Fit:
+def _fit(seen: Whitened, weights: Array, rounded: Array, told_by: Array, presence: Presence) -> Fit:
     """Fit of the rounded answer. Its misfit is the lesser one of that and the real-valued one, or
     that of the known records' presence, which two thresholds of errors judge: one that few right
     answers exceed, and another that few messages without these records stay below."""
