@@ -87,7 +87,7 @@ def clients_of(
     if not run.clients:
         return _together(run, table, participation)
     chosen = tuple(only) or run.clients
-    return [Client(n, run.messages(n), table.of(n), _without(table, n), table) for n in chosen]
+    return [Client(n, run.messages(n), table.of(n), _without(table, {n}), table) for n in chosen]
 
 
 def _together(
@@ -100,12 +100,14 @@ def _together(
         return []
     (together,) = present
     records = _of_clients(table, together) if named else table
-    others = _of_clients(table, set(table.clients) - together) if named else _of_clients(table, ())
-    return [Client(EVERYONE, messages, records, others, table)]
+    return [Client(EVERYONE, messages, records, _without(table, together), table)]
 
 
-def _without(table: Inputs, client: str) -> Inputs:
-    return _of_clients(table, set(table.clients) - {client})
+def _without(table: Inputs, clients: Collection[str]) -> Inputs:
+    """Records of others, and of nobody; none where the table does not say whose a record is, and
+    all are the clients' own."""
+    named = set(table.clients)
+    return _of_clients(table, named.difference(clients) if named != {""} else ())
 
 
 def _of_clients(table: Inputs, names: Collection[str]) -> Inputs:

@@ -8,7 +8,9 @@ import pytest
 from benchmarks import audit
 from benchmarks.audits import recorded
 from benchmarks.audits.options import in_options
-from jaxfl import LocalTraining
+from jaxfl import LocalTraining, mlp
+from jaxfl.datasets import read_inputs
+from jaxfl.recordings import read_rounds
 from tests.benchmarks.test_audit import RECORDED, RECORDINGS, without
 
 
@@ -26,6 +28,19 @@ def test_files_of_another_model_name_the_options(
     asked = ["--messages", str(RECORDINGS / "pytorch"), *without(RECORDED, words), *words]
     assert audit.main([*asked, "--out", str(tmp_path)]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("column", [None, "client"])
+def test_no_record_of_a_client_teaches_the_guesses_of_it(column: str | None) -> None:
+    """Nor any where the table does not say whose its records are."""
+    dropped = () if column else ("client",)
+    table = read_inputs(RECORDINGS / "records.csv", "default", column, drop=dropped)
+    for returned in ("round-{round}-client-{client}", None):
+        run = read_rounds(RECORDINGS / "pytorch", mlp(8, (12,), 2), returned=returned)
+        for client in recorded.clients_of(run, table, ["ana"] if returned else ()):
+            held = {row.tobytes() for row in client.records.x}
+            assert len(client.records.y) == (40 if column and returned else 100)
+            assert not [row for row in client.others.x if row.tobytes() in held]
 
 
 def test_another_rate_than_told_is_said() -> None:
