@@ -39,7 +39,7 @@ def test_no_record_of_a_client_teaches_the_guesses_of_it(column: str | None) -> 
         run = read_rounds(RECORDINGS / "pytorch", mlp(8, (12,), 2), returned=returned)
         for client in recorded.clients_of(run, table, ["ana"] if returned else ()):
             held = {row.tobytes() for row in client.records.x}
-            assert len(client.records.y) == (40 if column and returned else 100)
+            assert len(client.records.y) == (40 if column and returned else 150)
             assert not [row for row in client.others.x if row.tobytes() in held]
 
 
