@@ -61,8 +61,8 @@ REASONS = {
     "records is not theirs",
     Status.UNCHECKED: "the answer is of finite numbers, and nothing could contradict it: rounding "
     "and the recipe's noise may be as large as these messages, or there are as many unknowns as "
-    "equations, or records are mixed (batch normalisation, mixup); the answer may be no better "
-    "than a guess",
+    "equations, or records are mixed (batch normalisation, mixup), or too few of the client's "
+    "records are known; the answer may be no better than a guess",
 }
 SOME_WRONG = (
     "nothing contradicts the recipe, but the answer explains less of the messages than a right one "
@@ -93,7 +93,9 @@ class Fit:
         0 where that may be larger than the messages, so that they can contradict nothing.
       misfit: energy that no values of the unknowns account for, over the most that the recipe's
         noise leaves of a right answer. Above 1 the messages are of another model, recipe or data;
-        clients can be compared by it. NaN where there are as many unknowns as equations, so that
+        clients can be compared by it. Of `decode_partial` and `decode_sources` it may be the square
+        of how far the known records' weights are from what they should be, over what is allowed,
+        if that is more. NaN where there are as many unknowns as equations, so that
         everything would fit.
     """
 
@@ -133,9 +135,9 @@ def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None
     if misfits.any():
         worst = float(np.nanmax(np.where(misfits, np.asarray(fit.misfit), np.nan)))
         warnings.warn(
-            f"{attack}: {REASONS[Status.MISFIT]}. What is left unexplained is {worst:.3g} times "
-            "what rounding and the recipe's noise allow; see `Reconstruction.fit`, and "
-            "`attacks.diagnose` for what the messages are of",
+            f"{attack}: {REASONS[Status.MISFIT]}. Its misfit is {worst:.3g}, where rounding and "
+            "the recipe's noise allow 1; see `Reconstruction.fit`, and `attacks.diagnose` for what "
+            "the messages are of",
             MisfitWarning,
             stacklevel=stacklevel,
         )

@@ -154,11 +154,17 @@ def _least_admissible(
     return square - 2 * step @ along + step @ gram @ step + below
 
 
+def heaviest(weights: Array, sizes: Array) -> Array:
+    """1 for so many records of each client, those of its largest weights, and 0 for the others
+    `[records, clients]`."""
+    ranks = jnp.argsort(jnp.argsort(-weights, axis=0), axis=0)
+    return (ranks < sizes).astype(weights.dtype)
+
+
 def _limits(training: LocalTraining, weights: Array, sizes: tuple[int, ...]) -> tuple[Array, Array]:
     """By how much the weight of each record may change from the guess `[clients, records]`, in
     steps of its gradient."""
-    ranks = jnp.argsort(jnp.argsort(-weights, axis=0), axis=0)
-    chosen = (ranks < jnp.asarray(sizes)).T.astype(weights.dtype)
+    chosen = heaviest(weights, jnp.asarray(sizes)).T
     each = [training.learning_rate * local_path(training, size).total / size for size in sizes]
     unit = jnp.stack([jnp.asarray(one, weights.dtype) for one in each])[:, None]
     return -unit * chosen, unit * (1 - chosen)

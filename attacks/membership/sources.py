@@ -22,7 +22,7 @@ from attacks.attributes.candidate_decoding.candidates import candidate_gradients
 from attacks.attributes.knowledge import float_type
 from attacks.fit import Fit, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike
-from attacks.membership.source_fit import Seen, judge_sources
+from attacks.membership.source_fit import Seen, heaviest, judge_sources
 from attacks.path import at_path_centres
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model, _check
@@ -33,8 +33,9 @@ from jaxfl.watching import on_host
 Array = jax.Array
 HALF = 0.5
 """Of a record's weight, between that of a client that holds it and of one that does not."""
-LEVEL = 1.5
-"""Factor by which the weights of a client's records may be other than they should be."""
+LEVEL, RESOLVED = 1.5, 0.8
+"""Factor by which the weights of a client's records may be other than they should be; and the share
+of a weight that the ridge leaves on average, at least, where they are judged by that."""
 
 
 def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
@@ -348,8 +349,8 @@ def _decode_sources(
     ridge: Array,
 ) -> tuple[Array, Array, Array]:
     """Whether weights are not finite, the weights `[records, clients]`, and how large those of each
-    client's records are to what they should be `[clients]`, by least squares: the ridge lowers
-    both."""
+    client's records are to what they should be `[clients]`, by least squares, 1 where that is not
+    known: the ridge lowers both."""
 
     def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
         centre, pulls = one
@@ -365,8 +366,10 @@ def _decode_sources(
         pull = ridge * jnp.trace(gram) / records
         factor = jax.scipy.linalg.cho_factor(gram + pull * jnp.eye(records), lower=True)
         weights = jax.scipy.linalg.cho_solve(factor, right) * sizes
-        ranks = jnp.argsort(jnp.argsort(-weights, axis=0), axis=0)
-        chosen = (ranks < sizes).astype(weights.dtype)
+        chosen = heaviest(weights, sizes)
         wanted = chosen - pull * jax.scipy.linalg.cho_solve(factor, chosen)
+        # Where records cannot be told apart, the heaviest ones are any.
+        kept = 1 - pull * jnp.trace(jax.scipy.linalg.cho_solve(factor, jnp.eye(records))) / records
         levels = (weights * wanted).sum(0) / (wanted**2).sum(0)
+        levels = jnp.where(kept > RESOLVED, levels, 1)
     return ~jnp.isfinite(weights).all(), weights, levels

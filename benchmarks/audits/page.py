@@ -52,7 +52,7 @@ class Audited(NamedTuple):
 
     Attributes:
       page: what it tells.
-      failed: whether anything that was asked could not be measured.
+      failed: whether a job failed, and may be tried again.
     """
 
     page: Page

@@ -37,8 +37,7 @@ from jaxfl.recordings import Recording
 EVERYONE = "all who took part, together"
 SUMS = "sums over clients"
 WHO_TOOK_PART = (
-    ". Taken for theirs were all records of the table that name a client, or, where "
-    "--participation says who took part, those of these clients"
+    ". Was every client of the table there in every round? --participation says who took part"
 )
 OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
@@ -96,8 +95,11 @@ def _together(
     """Those who took part as one client, if the same did in every round."""
     messages, named = run.checkpoints(), frozenset(table.clients) - {""}
     present = {frozenset(names) for names in (participation or {0: tuple(named)}).values()}
-    if len(present) > 1 or (participation and len(participation) < len(messages)):
+    if len(present) > 1:
         return []
+    if participation:  # a round in which nobody took part says nothing
+        numbers = messages.rounds.tolist()
+        messages = messages.select([i for i, t in enumerate(numbers) if t in participation])
     (together,) = present
     records = _of_clients(table, together) if named else table
     return [Client(EVERYONE, messages, records, _without(table, together), table)]
@@ -218,10 +220,11 @@ def _copies(attribute: str, clients: Sequence[Client], positions: np.ndarray) ->
     if not alike:
         return []
     people = sum(len(client.records.y) for client in clients)
+    among = "them" if clients[0].name == EVERYONE else "the same client"
     return [
-        f"{alike} of {people} people are like another one of the same client in all columns but "
-        f"{attribute!r}, and the answer: of such people updates tell how many have which value, "
-        "not who."
+        f"{alike} of {people} people are like another one of {among} in the answer and in all "
+        f"columns but {attribute!r}: of such people updates tell how many have which value, not "
+        "who."
     ]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,7 +89,11 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
     def say(text: str) -> None:
         console.print(text, style="dim", markup=False, highlight=False)
 
-    of_files = list(dict.fromkeys(f"Of these files: {doubt.message}." for doubt in doubts))
+    for doubt in doubts:
+        if not issubclass(doubt.category, RecordingWarning):
+            warnings.warn_explicit(doubt.message, doubt.category, doubt.filename, doubt.lineno)
+    said = [doubt.message for doubt in doubts if issubclass(doubt.category, RecordingWarning)]
+    of_files = list(dict.fromkeys(f"Of these files: {message}." for message in said))
     for text in of_files:
         say(text)
 
@@ -115,18 +120,25 @@ def _asked(
         run.aggregates(participation)
         check_participants(participation, table)
     chosen = options.names("client", arguments.client or "")
-    clients = recorded.clients_of(run, table, chosen, participation)
+    try:
+        clients = recorded.clients_of(run, table, chosen, participation)
+    except ValueError as error:  # nobody may have been named by --client
+        who = "--client " if chosen else "the recorded client "
+        raise UsageError(re.sub("^client=", who, str(error))) from None
     attributes = [a.split("+") for a in options.names("sensitive", arguments.sensitive)]
     for columns in attributes:
         _check_sensitive(arguments, columns)
-        table.values_of(columns)
+        try:
+            table.values_of(columns)
+        except ValueError as error:
+            raise UsageError(re.sub("^columns?=", "--sensitive ", str(error))) from None
     games = [game_of(run, table, columns, participation) for columns in attributes]
     missing = next((game for game in games if isinstance(game, str)), "")
     if not clients and all(isinstance(game, str) for game in games):
         raise UsageError(
             f"--participation {arguments.participation!r} says that clients were absent from "
-            f"rounds: values of single people take the same ones in every round. Nor can be asked "
-            f"{missing}"
+            "rounds, and asking for values of single people needs the same ones in every round. "
+            f"Nor can be asked {missing}"
         )
     return Asked(model, training, clients, attributes, games)
 

@@ -18,6 +18,7 @@ from attacks.metrics import ranking
 from attacks.precision import cast
 from benchmarks.audits.notes import Told, by_sums
 from benchmarks.audits.plan import DETECTORS, FEWEST_SUMMED, fitting
+from benchmarks.harness.command_line import UsageError
 from benchmarks.harness.intervals import wilson_interval
 from benchmarks.scenarios.sums import parting_share
 from jaxfl import Aggregates, LocalTraining, Model
@@ -63,30 +64,34 @@ def read_participation(path: str | None) -> Participation | None:
     """Who took part, from a table with the columns `round` and `client`; None from none.
 
     Raises:
-      ValueError: if there is no such file, a column is missing, a round is no integer, or a client
+      UsageError: if there is no such file, a column is missing, a round is no integer, or a client
         has no name.
     """
     if path is None:
         return None
     if not Path(path).is_file():
-        raise ValueError(f"participation={path!r} is no file")
+        raise UsageError(f"--participation {path!r} is no file")
     header, rows = read_cells(Path(path), "utf-8", None)
     for name in ("round", "client"):
         if name not in header:
             columns = ", ".join(header)
-            raise ValueError(f"participation={path!r} lacks the column {name!r}; it has {columns}")
+            raise UsageError(
+                f"--participation {path!r} lacks the column {name!r}; it has {columns}"
+            )
     rounds, clients = ([row[header.index(name)] for row in rows] for name in ("round", "client"))
     odd = [text for text in rounds if not text.isdecimal()]
     if odd:
-        raise ValueError(f"participation={path!r} holds the round {odd[0]!r}, which is no integer")
+        raise UsageError(
+            f"--participation {path!r} holds the round {odd[0]!r}, which is no integer"
+        )
     if "" in clients:
-        raise ValueError(f"participation={path!r} names no client in row {clients.index('') + 2}")
+        raise UsageError(f"--participation {path!r} names no client in row {clients.index('') + 2}")
     by_round: dict[int, list[str]] = {}
     for row, (number, client) in enumerate(zip(rounds, clients, strict=True), 2):
         names = by_round.setdefault(int(number), [])
         if client in names:
-            raise ValueError(
-                f"participation={path!r} names {client!r} in round {int(number)} twice: row {row}"
+            raise UsageError(
+                f"--participation {path!r} names {client!r} in round {int(number)} twice: row {row}"
             )
         names.append(client)
     return by_round
@@ -99,7 +104,7 @@ def summed_participation(
     the first, if models were kept `after` a round.
 
     Raises:
-      ValueError: if rounds of the table and of the recording are not the same.
+      UsageError: if rounds of the table and of the recording are not the same.
     """
     summed = [t for t in run.sent if run.clients or t + 1 in run.sent]
     told = participation or {}
@@ -107,26 +112,26 @@ def summed_participation(
     # Of a round in which nobody took part the next model is the same.
     missing = [t for t in summed if t not in told and _changed(run, t)]
     if missing:
-        raise ValueError(
-            f"participation names nobody in round {missing[0]}, of which a sum is recorded: "
+        raise UsageError(
+            f"--participation names nobody in round {missing[0]}, of which a sum is recorded: "
             f"{there}; are they counted from another number?"
         )
     outside = [t for t in told if not min(run.sent) - after <= t <= max(run.sent)]
     if outside:
-        raise ValueError(
-            f"participation names round {outside[0]}, of which no sum is recorded: {there}"
+        raise UsageError(
+            f"--participation names round {outside[0]}, of which no sum is recorded: {there}"
         )
     return {t: names for t, names in told.items() if t in summed}
 
 
 def check_participants(participation: Participation, table: Inputs) -> None:
-    """Raise `ValueError` if the table says whose its records are, and a client has none."""
+    """Raise `UsageError` if the table says whose its records are, and a client has none."""
     held = set(table.clients) - {""}
     for number, names in participation.items():
         for name in names:
             if held and name not in held:
-                raise ValueError(
-                    f"participation names {name!r} in round {number}, of whom the table has no "
+                raise UsageError(
+                    f"--participation names {name!r} in round {number}, of whom the table has no "
                     f"record; it has those of {', '.join(sorted(held)[:10])}"
                 )
 

@@ -58,7 +58,7 @@ def of_clients(rounds: int, wholes: bool = False) -> Source:
 def of_global_models(rounds: int) -> Source:
     """Global models alone."""
     reader = "someone who has the global models alone, and holds all records without that column,"
-    models = f"the global models of {rounds + 1} rounds"
+    models = f"the global models before and after {rounds} rounds"
     has = (
         f"T{models[1:]}, as everyone who takes part has them, and nothing that a single client "
         "sent.",
@@ -71,7 +71,7 @@ def of_global_models(rounds: int) -> Source:
 
 def of_sums(rounds: int) -> Source:
     """Global models, and who took part in which round."""
-    models = f"the global models of {rounds + 1} rounds, and who took part in which"
+    models = f"the global models before and after {rounds} rounds, and who took part in each"
     has = (
         f"T{models[1:]}; nothing that a single client sent.",
         HOW_CLIENTS_TRAIN,
@@ -222,7 +222,7 @@ def answer_of_sums(told: Sequence[str], leaks: bool) -> tuple[str, ...]:
     return (
         f"{'Yes' if leaks else 'Not shown'}, of who holds many people of one kind.",
         *told,
-        "Values of single people were not asked for: that takes the same clients in every round, "
+        "Values of single people were not asked for: that needs the same clients in every round, "
         "and here some were absent from some. No protection was tried here.",
     )
 

@@ -55,7 +55,7 @@ def exit_code(work: Callable[[], int], options: Any, kept: str = "") -> int:
 
 def _of_options(told: str, options: Any) -> str:
     """An error that begins with an argument's name, as of the option by that name."""
-    begun = re.match(r"(\w+)(?:=| (?=(?:names|holds|is|lacks)\b))", told)
+    begun = re.match(r"(\w+)=", told)
     if begun is None or begun[1] not in {field.name for field in dataclasses.fields(options)}:
         return told
     return f"{option(begun[1])} {told[begun.end() :]}"

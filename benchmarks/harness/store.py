@@ -137,10 +137,13 @@ class Store:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Raises `ValueError` on a file that is damaged."""
+        """Raises `ValueError` on a file that is damaged; one that is locked, or a disk that fails,
+        is no reason to move it away."""
         try:
             yield
         except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "no such" not in str(error):
+                raise
             raise ValueError(
                 f"{self.path} cannot be read ({error}): move it away, or choose another folder"
             ) from error

@@ -21,25 +21,19 @@ from attacks import (
 )
 from attacks.attributes.candidate_decoding import partial
 from attacks.attributes.candidate_decoding.candidates import candidate_records
-from jaxfl import DPSGD, Federated, LocalTraining, mlp, sgd, simulate, stack_clients
+from attacks.attributes.candidate_decoding.public_records import held_out_of
+from jaxfl import DPSGD, Federated, LocalTraining, sgd, simulate, stack_clients
+from tests.attacks.partly_known import MODEL, PUBLIC, ROUNDS, people
 
-RECORDS, KNOWN, FEATURES, PUBLIC, ROUNDS = 60, 30, 12, 600, 10
+RECORDS, KNOWN = 60, 30
 OTHERS = RECORDS - KNOWN
 RECIPE = LocalTraining(0.3)
-MODEL = mlp(FEATURES, (48,), 3)
-
-
-def records(seed, count):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(count, FEATURES))
-    x[:, ::2] = x[:, ::2] > 0
-    return x.astype(np.float32), rng.integers(0, 3, count)
 
 
 def client(recipe=RECIPE, seed=0, rounds=ROUNDS):
     """Messages, what is known of the first records, their truth, and public ones."""
-    (x, y), public = records(seed, RECORDS), records(seed + 100, PUBLIC)
-    clients = stack_clients([(x, y), records(seed + 200, RECORDS)])
+    (x, y), public = people(seed, RECORDS), people(seed + 100, PUBLIC)
+    clients = stack_clients([(x, y), people(seed + 200, RECORDS)])
     key = jax.random.key(seed)
     run = simulate(MODEL, MODEL.init(key), clients, key, Federated(rounds, recipe))
     known = x[:KNOWN].copy()
@@ -163,14 +157,14 @@ def test_it_is_least_squares_with_the_public_records_covariance():
         least = 1e-3 * products.inner[0, 0]
         seen = jax.tree.map(
             np.asarray,
-            partial._whitened(products, (KNOWN, 2), partial._held_out(*public), OTHERS, least),
+            partial._whitened(products, (KNOWN, 2), held_out_of(*public), OTHERS, least),
         )
         first, other, theirs = (
             written_out(messages, *each)
             for each in ((x[:, 0], y[:, 0]), (x[:, 1], y[:, 1]), public)
         )
         sent = jax.vmap(lambda u: ravel_pytree(u)[0])(messages.pseudo_gradient).reshape(-1)
-    _, fitted = partial._held_out(*public)
+    _, fitted = held_out_of(*public)
     mean = theirs[fitted].mean(0)
     covariance = OTHERS * np.cov(theirs[fitted].T, bias=True)
     left = np.asarray(sent) * RECORDS / 0.3 - first.sum(0) - OTHERS * mean

@@ -125,8 +125,7 @@ def prepared(command, folder, monkeypatch):
     [
         ("client='bob' is not recorded", "--client 'bob' is not recorded"),
         ("text_encoding='u' is none", "--text-encoding 'u' is none"),
-        ("participation names 'zz' twice", "--participation names 'zz' twice"),
-        ("clients count by weights", "clients count by weights"),
+        ("csv is no results.csv", "csv is no results.csv"),
         ("path='x' is no file", "path='x' is no file"),
     ],
 )

@@ -170,7 +170,7 @@ def test_where_clients_are_absent_sums_lead(
     assert "not explained" not in said
     told = page(tmp_path)
     assert told.count("Behind secure aggregation") == 1
-    assert "The global models of 40 rounds, and who took part in which" in told
+    assert "The global models before and after 39 rounds, and who took part in each" in told
     assert "Attacker right" not in told
     with (tmp_path / "audit/results.csv").open() as file:
         (row,) = csv.DictReader(file)
@@ -205,7 +205,9 @@ def test_those_who_took_part_in_every_round_are_one_client(tmp_path: Path) -> No
     assert row["imputation"]
     assert "60 of the table&#39;s 540 records are of nobody who took part" in page(tmp_path)
     assert float(row["value"]) > float(row["majority"]) + 0.1
-    assert re.search(r"4\d\d of 480 people are like another one of the same client", page(tmp_path))
+    assert re.search(
+        r"4\d\d of 480 people are like another one of them in the answer", page(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,16 @@ model names its dense layers: inner products of gradients, summed over rounds, a
 
 A fifth of the public records is held out. Of all f that is taken under which what tells the
 candidates apart stands out most among sums of held-out records; these also say how large the noise
-is in truth, and how much of a message they leave unexplained, by which the answer is judged.
+is in truth, and how much of a message they leave unexplained, by which the answer is judged. So is
+whether what the known records add is there (`presence`).
 """
 
 import dataclasses
 import functools
-import warnings
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.dtypes import canonicalize_dtype
 
@@ -49,13 +48,13 @@ from attacks.attributes.candidate_decoding.order_noise import batch_weights
 from attacks.attributes.candidate_decoding.presence import (
     FIRST,
     LEFT,
-    RIGHT_WITHIN,
-    WRONG_WITHIN,
-    Presence,
+    Counts,
     Whitened,
+    astray,
     presence_of,
+    told_apart,
 )
-from attacks.attributes.hiding import UNLIKE
+from attacks.attributes.candidate_decoding.public_records import check_values, held_out_of
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -64,8 +63,8 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     explained,
 )
-from attacks.fit import FALSE_ALARMS, Fit, FitWarning, energies, equations, precision, rounding
-from attacks.fixed_draws import SEED, fixed_key
+from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
+from attacks.fixed_draws import fixed_key
 from attacks.path import check_linear, local_path, moved_alone, on_path
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import LocalTraining, Messages, Model, _check
@@ -73,8 +72,8 @@ from jaxfl.domains import Count, NotNegative, checked
 from jaxfl.models import check_labelled
 
 Array = jax.Array
-HELD_OUT, FEWEST = 5, 20
-"""One of so many public records is held out; and how many there are at least."""
+FEWEST = 20
+"""How many public records there are at least."""
 FLOORS = tuple(10.0**power for power in range(-10, 1))
 """What is tried as f, relative to the energy of the others' sum."""
 SUMS = 64
@@ -134,8 +133,8 @@ def decode_partial(
         mean account for, and `misfit` compares what is left with sums of held-out public records,
         and what the known records add, whatever their unknown values are, with what they should
         add. Where so few are known that another client's messages would not be told by that, the
-        status is UNCHECKED. If a few records have far longer gradients than the rest, right answers
-        may be called misfits.
+        status is UNCHECKED. Of some tens of public records alone neither is sure. If a few records
+        have far longer gradients than the rest, right answers may be called misfits.
 
     Warns:
       FitWarning: if all public records have the same value of an unknown column, and as
@@ -163,53 +162,13 @@ def decode_partial(
     check_labelled(model, messages.model_shapes, x_public, y_public, **named)
     if len(x_public) < FEWEST:
         raise ValueError(f"x_public has {len(x_public)} records; {FEWEST} are needed at least")
-    _check_values(x_public, knowledge)
+    check_values(x_public, knowledge)
     joint, dtype = joined("decode_partial", knowledge), floating(dtype)
     with arithmetic(dtype, messages, joint, x_public, settings):
         public, dtype = (x_public, y_public), canonicalize_dtype(dtype)
-        held = _held_out(x_public, y_public)
+        held = held_out_of(x_public, y_public)
         answer = _decode_partial(model, messages, joint, public, held, settings, dtype)
     return explained("decode_partial", messages, apart(answer, knowledge.columns), answer.fit)
-
-
-def _check_values(x_public: Array, knowledge: Knowledge) -> None:
-    """Raise `ValueError` if public records have listed values of an unknown column that are none
-    of its candidates; warn if all have the same."""
-    if _check.is_unseen(x_public, *jax.tree.leaves(knowledge.columns)):
-        return
-    for number, column in enumerate(knowledge.columns):
-        looks = np.asarray(column.candidates)
-        held = np.asarray(x_public)[:, np.asarray(column.positions)]
-        values, first = np.unique(held, axis=0, return_index=True)
-        distances = np.abs(values[:, None] - looks).max(-1).min(1)
-        # A number that candidates stand for in steps has more values than these.
-        if len(values) <= len(looks) and distances.max() > UNLIKE:
-            row = int(first[distances.argmax()])
-            raise ValueError(
-                f"x_public[{row}] holds {held[row]} in the places of columns[{number}], which is "
-                "none of its candidates; give both in the model's own scale and coding"
-            )
-        if len(values) == 1:
-            warnings.warn(
-                f"decode_partial: all of x_public have {values[0]} in the places of "
-                f"columns[{number}]. Is the column missing there? What other values do to a "
-                "message is then taken for signal",
-                FitWarning,
-                stacklevel=4,
-            )
-
-
-def _held_out(x: Array, y: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Places of public records that are held out, drawn once for all, and of the others. Copies of
-    one record are on one side, if they can be seen: a record whose copy is known has no noise."""
-    first = np.arange(len(x))
-    if not _check.is_unseen(x, y):
-        whole = np.concatenate([np.asarray(x).reshape(len(x), -1), np.asarray(y)[:, None]], 1)
-        _, places, which = np.unique(whole, axis=0, return_index=True, return_inverse=True)
-        first = places[which.reshape(-1)]
-    drawn = np.random.default_rng(SEED).permutation(len(x))[first]
-    out = drawn < max(len(x) // HELD_OUT, drawn.min() + 1)
-    return np.flatnonzero(out), np.flatnonzero(~out)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "dtype"))
@@ -231,7 +190,8 @@ def _decode_partial(
         products = _products(model, messages, (x, y), public, settings)
         least = _rounding(model, messages, public, settings, eps, records)
         seen = _whitened(products, (records, count), held_out, settings.others, least)
-        presence = presence_of(seen, prior, (records, settings.others, len(held_out[1])))
+        held, fitted = map(len, held_out)
+        counts = Counts(records, settings.others, fitted, held)
         weights, (height, rounded) = most_likely(
             seen.scale * seen.metric[: len(prior), : len(prior)],
             seen.scale * seen.metric[: len(prior), LEFT],
@@ -240,7 +200,7 @@ def _decode_partial(
             settings.ridge,
             settings.iterations,
         )
-        fit = _fit(seen, weights, rounded, told_by, presence)
+        fit = _fit(seen, weights, rounded, told_by, prior, counts)
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(height[-1]))
     objective, trace = height[-1], height[:1]
@@ -354,7 +314,7 @@ def _whitened(
     drawn = jax.random.randint(fixed_key(), (SUMS, others), 0, len(held))
     counts = jax.vmap(lambda d: jnp.zeros(len(held), held.dtype).at[d].add(1))(drawn)
     sums = jnp.einsum("sh,hg,sg->s", counts, held, counts)
-    return Whitened(chosen, scales[best], largest_of_more(sums, FALSE_ALARMS))
+    return Whitened(chosen, scales[best], largest_of_more(sums, FALSE_ALARMS / 2))
 
 
 def _vectors(
@@ -380,10 +340,16 @@ def _vectors(
     return noise @ whole @ noise.T, noise @ seen.T, seen @ rows.T
 
 
-def _fit(seen: Whitened, weights: Array, rounded: Array, told_by: Array, presence: Presence) -> Fit:
+def _fit(
+    seen: Whitened,
+    weights: Array,
+    rounded: Array,
+    told_by: Array,
+    prior: Array,
+    counts: Counts,
+) -> Fit:
     """Fit of the rounded answer. Its misfit is the lesser one of that and the real-valued one, or
-    that of the known records' presence, which two thresholds of errors judge: one that few right
-    answers exceed, and another that few messages without these records stay below."""
+    that of the known records' presence; where that cannot be told, nothing is allowed for."""
     unknowns = len(weights)
     ours, right = seen.metric[:unknowns, :unknowns], seen.metric[:unknowns, LEFT]
     whole = seen.metric[-1, -1]
@@ -391,10 +357,10 @@ def _fit(seen: Whitened, weights: Array, rounded: Array, told_by: Array, presenc
     def left(w: Array) -> Array:
         return seen.metric[LEFT, LEFT] - 2 * w @ right + w @ ours @ w
 
-    astray = jnp.square((presence.share - 1) / (RIGHT_WITHIN * presence.error))
-    misfit = jnp.maximum(jnp.minimum(left(weights), left(rounded)) / seen.largest, astray)
+    presence = presence_of(seen, prior, counts)
+    misfit = jnp.minimum(left(weights), left(rounded)) / seen.largest
+    misfit = jnp.maximum(misfit, astray(presence, counts))
     misfit = jnp.where(told_by > unknowns, misfit, jnp.nan)
-    told_apart = (RIGHT_WITHIN + WRONG_WITHIN) * presence.error < 1
     allowed = 1 - seen.largest / whole
-    allowed = jnp.where(told_apart, allowed, jnp.minimum(allowed, 0))
+    allowed = jnp.where(told_apart(presence, counts), allowed, jnp.minimum(allowed, 0))
     return Fit(1 - left(rounded) / whole, allowed, misfit)
