@@ -54,7 +54,7 @@ def test_every_kind_is_timed(arguments, names):
 def test_more_devices_than_there_are_is_one_line(capsys):
     assert throughput.main(["rounds", "--devices", "99"]) == 2
     printed = capsys.readouterr()
-    assert "devices=99 are more than the" in printed.out + printed.err
+    assert "--devices 99 are more than the" in printed.out + printed.err
 
 
 def test_time_between_runs_is_that_of_an_iteration_or_is_not_known():
@@ -197,8 +197,8 @@ def test_programs_of_a_method_are_timed_beside_the_machines_limits(tmp_path, mon
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "experiments='nothing' is not timed; choose from attributes"),
-        (["--methods", "nobody"], "methods='nobody' is not timed; choose from"),
+        (["nothing"], "--experiments 'nothing' is not timed; choose from attributes"),
+        (["--methods", "nobody"], "--methods 'nobody' is not timed; choose from"),
         (["--repeats", "0"], "repeats=0 must be an integer of at least 1"),
         (["--members", "-1"], "members=-1 must be an integer of at least 0"),
         (["--compare", "/no/such/file"], "'/no/such/file' is no table of timings"),

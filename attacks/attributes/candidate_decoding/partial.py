@@ -314,7 +314,7 @@ def _whitened(
     drawn = jax.random.randint(fixed_key(), (SUMS, others), 0, len(held))
     counts = jax.vmap(lambda d: jnp.zeros(len(held), held.dtype).at[d].add(1))(drawn)
     sums = jnp.einsum("sh,hg,sg->s", counts, held, counts)
-    return Whitened(chosen, scales[best], largest_of_more(sums, FALSE_ALARMS / 2))
+    return Whitened(chosen, scales[best], largest_of_more(sums, FALSE_ALARMS))
 
 
 def _vectors(

@@ -33,7 +33,7 @@ class Whitened(NamedTuple):
         of the messages without first candidates and the others' mean, and of the messages
         `[unknowns + held + 3] * 2`.
       scale: one over the variance that the noise has in this metric.
-      largest: what is left of a right answer is more in half of `FALSE_ALARMS` of cases.
+      largest: what is left of a right answer is more in `FALSE_ALARMS` of cases.
     """
 
     metric: Array
