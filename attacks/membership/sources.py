@@ -365,11 +365,13 @@ def _decode_sources(
         (gram, right), _ = jax.lax.scan(add, start, rounds)
         pull = ridge * jnp.trace(gram) / records
         factor = jax.scipy.linalg.cho_factor(gram + pull * jnp.eye(records), lower=True)
-        weights = jax.scipy.linalg.cho_solve(factor, right) * sizes
+        sides = jnp.concatenate([right, jnp.eye(records)], 1)
+        solved = jax.scipy.linalg.cho_solve(factor, sides)
+        weights, inverse = solved[:, :clients] * sizes, solved[:, clients:]
         chosen = heaviest(weights, sizes)
-        wanted = chosen - pull * jax.scipy.linalg.cho_solve(factor, chosen)
+        wanted = chosen - pull * inverse @ chosen
         # Where records cannot be told apart, the heaviest ones are any.
-        kept = 1 - pull * jnp.trace(jax.scipy.linalg.cho_solve(factor, jnp.eye(records))) / records
+        kept = 1 - pull * jnp.trace(inverse) / records
         levels = (weights * wanted).sum(0) / (wanted**2).sum(0)
         levels = jnp.where(kept > RESOLVED, levels, 1)
     return ~jnp.isfinite(weights).all(), weights, levels
