@@ -2,8 +2,8 @@
 
 Rows are matched by suite, table, size, data, method, selection, metric and seed; of several such
 rows (cells of a table) by their settings, and those that have no equal, as another version's may,
-by their order. Rows agree if their statuses are equal and their values are
-within `--tolerance`. Exit code 1 if some differ, or if a row has no partner in the other file.
+by their order. Rows agree if their statuses are equal and their values are within `--tolerance`.
+Exit code 1 if some differ, or if a row has no partner in the other file.
 """
 
 import csv

@@ -122,7 +122,7 @@ def infer_all_counts(
     images: Count,
     virtual: Virtual,
 ) -> Int[Array, "rounds participants classes"]:
-    """`infer_counts` of every update of every round.
+    """`infer_counts` of every update of every round, without its warning.
 
     Args:
       model: a classifier with a trunk (static).

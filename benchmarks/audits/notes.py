@@ -59,9 +59,6 @@ def _useless(finding: Finding) -> list[str]:
     ]
 
 
-BY_SUMS = "which clients hold many people with a value, by sums alone"
-
-
 class Told(NamedTuple):
     """What is told of a further question.
 

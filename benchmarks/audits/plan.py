@@ -393,6 +393,6 @@ def _records(data: Dataset, federation: Federation) -> int:
     if there < FEWEST_RECORDS:
         raise ValueError(
             f"clients={count}: {beside} and of tests; each needs {FEWEST_RECORDS}, so that "
-            f"{training_rows(data) // FEWEST_RECORDS or 'no'} clients are the most"
+            f"{training_rows(data) // FEWEST_RECORDS or 'no'} clients can be had"
         )
     return told or min(there, MOST_RECORDS)

@@ -36,9 +36,7 @@ from jaxfl.recordings import Recording
 
 EVERYONE = "all who took part, together"
 SUMS = "sums over clients"
-WHO_TOOK_PART = (
-    ". Was every client of the table there in every round? --participation says who took part"
-)
+WHO_TOOK_PART = ". Were the same clients there in every round? --participation says who took part"
 OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
 ORDERS = 64

@@ -212,18 +212,19 @@ def _page(arguments: Arguments, asked: Asked, told: Told, alone: bool) -> page.P
     if clients:
         rounds = max(len(client.messages) for client in clients)
         source = (sentences.of_global_models if alone else sentences.of_clients)(rounds)
-        beside = [notes.BY_SUMS] if leaks else []
+        who, has = ", ".join(client.name for client in clients), source.has
+        beside = [sentences.BY_SUMS] if leaks else []
         answer = sentences.answer(told.findings, (), source, beside)
     else:
         games = [game for game in asked.games if isinstance(game, Game)]
-        source = sentences.of_sums(len(games[0].aggregates.rounds))
+        who = f"those that {arguments.participation} names"
+        has = sentences.seen_in_sums(len(games[0].aggregates.rounds))
         answer = sentences.answer_of_sums([each.told.note for each in told.sums], leaks)
-    who = ", ".join(client.name for client in clients) or f"by {arguments.participation}"
     return page.Page(
         f"What updates give away: {arguments.messages}",
         answer,
         request.asked(arguments, asked.training) | {"clients": who},
-        source.has,
+        has,
         told.findings,
         "records",
         len(clients) > 1,

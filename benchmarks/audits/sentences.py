@@ -18,6 +18,7 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+BY_SUMS = "which clients hold many people with a value, by sums alone"
 HOW_CLIENTS_TRAIN = "The model, and how clients train."
 
 
@@ -58,27 +59,26 @@ def of_clients(rounds: int, wholes: bool = False) -> Source:
 def of_global_models(rounds: int) -> Source:
     """Global models alone."""
     reader = "someone who has the global models alone, and holds all records without that column,"
-    models = f"the global models before and after {rounds} rounds"
     has = (
-        f"T{models[1:]}, as everyone who takes part has them, and nothing that a single client "
-        "sent.",
+        f"The global models before and after {rounds} rounds, as everyone who takes part has them, "
+        "and nothing that a single client sent.",
         HOW_CLIENTS_TRAIN,
         "The records of all who took part, all columns but the one in question, and the answers: "
         "for example from a copy that lacks the column.",
     )
-    return Source(reader, f"{models}, and nothing of single clients", has)
+    needs = f"the global models before and after {rounds} rounds, and nothing of single clients"
+    return Source(reader, needs, has)
 
 
-def of_sums(rounds: int) -> Source:
-    """Global models, and who took part in which round."""
-    models = f"the global models before and after {rounds} rounds, and who took part in each"
-    has = (
-        f"T{models[1:]}; nothing that a single client sent.",
+def seen_in_sums(rounds: int) -> tuple[str, ...]:
+    """What someone has who asks sums which clients hold many people of one kind, line by line."""
+    return (
+        f"The global models before and after {rounds} rounds, and who took part in each; nothing "
+        "that a single client sent.",
         HOW_CLIENTS_TRAIN,
         "Records of nobody (rows of the table that name no client), how many clients hold many "
         "people with the value in question, and how many either kind holds on average.",
     )
-    return Source("someone who sees sums over clients alone", models, has)
 
 
 def leaked(findings: Sequence[Finding], source: Source) -> str:
@@ -220,7 +220,7 @@ def answer_of_sums(told: Sequence[str], leaks: bool) -> tuple[str, ...]:
       leaks: whether they tell anything beyond chance.
     """
     return (
-        f"{'Yes' if leaks else 'Not shown'}, of who holds many people of one kind.",
+        f"{'Yes' if leaks else 'Not shown'}: {BY_SUMS}.",
         *told,
         "Values of single people were not asked for: that needs the same clients in every round, "
         "and here some were absent from some. No protection was tried here.",

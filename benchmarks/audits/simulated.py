@@ -69,7 +69,7 @@ def _told(
     sums = [told for column in asked.sensitive for told in _summed(asked, column, rows)]
     beside = notes.answered_beside(rows)
     if any(told.leaks for told in sums):
-        beside.append(notes.BY_SUMS)
+        beside.append(sentences.BY_SUMS)
     wholes, count = plan.wholes_of(suite, rows), len(seeds_of(arguments.seeds))
     each = "1 client" if count == 1 else f"{count} clients, each in a run of its own"
     tables = {column: classified(asked.source(column), None) for column in asked.sensitive}

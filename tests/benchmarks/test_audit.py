@@ -257,7 +257,7 @@ def test_clients_are_those_that_a_column_names(
         (["--clients", "0"], "--clients '0' must be a number of clients or a column"),
         (["--clients", "age"], "--clients 'age' names 377 in people, of whom 0 have 40 records"),
         (["--clients", "smoker"], "--sensitive 'smoker' is the target, the client or dropped"),
-        (["--clients", "100", "--records", "0"], "so that 21 clients are the most"),
+        (["--clients", "100", "--records", "0"], "so that 21 clients can be had"),
         (["--records", "5"], "--records 5 must be at least 10"),
         (["--hidden", "big"], "--hidden 'big' must hold widths"),
         (["--epsilon", "0"], "--epsilon '0' must hold positive numbers"),

@@ -165,7 +165,7 @@ def test_where_clients_are_absent_sums_lead(
     assert audit.main(global_models(words, participants(tmp_path))) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "1 of 1: sums over clients, smoker: ok" in said
-    assert "Yes, of who holds many people of one kind. Behind secure aggregation" in said
+    assert "Yes: which clients hold many people with a value, by sums alone. Behind" in said
     assert "Values of single people were not asked for" in said
     assert "not explained" not in said
     told = page(tmp_path)
