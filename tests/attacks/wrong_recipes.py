@@ -1,13 +1,15 @@
 """A client on made-up records that trains as it says, or otherwise, and what its server knows.
 
 `python -m tests.attacks.wrong_recipes misfits 500` prints how often misfits are called on either,
-`... diagnoses 20` what is named as the cause, `... diagnoses 20 16` told batches of 16.
+`... diagnoses 20` what is named as the cause, `... diagnoses 20 16` told batches of 16, and
+`... diagnoses 20 16 adam half` of these kinds alone.
 """
 
 import collections
 import dataclasses
 import functools
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -162,20 +164,24 @@ def misfits(clients):
             print(f"{size} batches, {kind}: {found} misfits of 20", flush=True)
 
 
-def diagnoses(clients, batch_size=None, kinds=("right", *WRONG)):
+def diagnoses(clients, batch_size=None, *kinds):
     """Print what `diagnose` names first of so many clients of each kind, told one full-batch step,
-    or two epochs of batches."""
+    or two epochs of batches, and the seconds that a client took."""
     told = dataclasses.replace(RIGHT[0], batch_size=batch_size, epochs=2 if batch_size else 1)
-    for kind in kinds:
-        causes = []
+    for kind in kinds or ("right", *WRONG):
+        causes, begun = [], time.perf_counter()
         for seed in range(clients):
             seen = client(kind, told, seed)[:3]
             causes += [diagnose(*seen, told).findings[0].cause]
             if seed % FEW == FEW - 1:
                 jax.clear_caches()  # each recipe has a program, and a process bears so many
-        print(f"{kind}: {dict(collections.Counter(causes).most_common())}", flush=True)
+        seconds = (time.perf_counter() - begun) / clients
+        print(
+            f"{kind}: {dict(collections.Counter(causes).most_common())}, {seconds:.0f} s each",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    name, count, *size = sys.argv[1:4]
-    {"misfits": misfits, "diagnoses": diagnoses}[name](int(count), *map(int, size))
+    name, count, *rest = sys.argv[1:]
+    {"misfits": misfits, "diagnoses": diagnoses}[name](int(count), *map(int, rest[:1]), *rest[1:])
