@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from attacks.attributes.candidate_decoding.candidates import factored_gradients, mean_lengths
 from attacks.attributes.candidate_decoding.constraints import minimize_quadratic
 from attacks.attributes.candidate_decoding.explanation import (
     deviations,
@@ -24,6 +23,10 @@ from attacks.attributes.candidate_decoding.explanation import (
     span_of,
     verdict,
     without_span,
+)
+from attacks.attributes.candidate_decoding.factored_gradients import (
+    factored_gradients,
+    mean_lengths,
 )
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.candidate_decoding.simulated_client import (
@@ -219,7 +222,7 @@ def _products(
         vectors = jax.lax.map(lambda one: of_client(received, *one), (updates, clients, keys))
         centre = cast(centre, x.dtype)
         gradients, unravel = factored_gradients(model, centre, x, y), ravel_pytree(centre)[1]
-        gram = gradients.inner(gradients)
+        gram = gradients.gram()
         products = jax.vmap(lambda row: gradients.along(unravel(row)), out_axes=1)
         along = jax.lax.map(products, vectors)
         inner = vectors @ vectors.swapaxes(1, 2)

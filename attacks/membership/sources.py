@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.attributes.candidate_decoding.candidates import candidate_gradients
+from attacks.attributes.candidate_decoding.factored_gradients import candidate_gradients
 from attacks.attributes.knowledge import float_type
 from attacks.fit import Fit, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike

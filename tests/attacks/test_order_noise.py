@@ -12,7 +12,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from attacks import GLS, Knowledge, binary_column, gls
-from attacks.attributes.candidate_decoding.candidates import factored_gradients, gradient_changes
+from attacks.attributes.candidate_decoding.factored_gradients import (
+    factored_gradients,
+    gradient_changes,
+)
 from attacks.attributes.candidate_decoding.gls_round import Client, Round, round_quadratic
 from attacks.attributes.candidate_decoding.order_noise import (
     batch_weights,

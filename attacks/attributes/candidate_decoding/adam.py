@@ -35,7 +35,6 @@ from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
-    difference_jacobian,
     prior_weights,
     with_first,
 )
@@ -54,6 +53,7 @@ from attacks.fixed_draws import fixed_key
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, NotNegative, Positive, checked
+from jaxfl.models import record_gradient
 
 Array = jax.Array
 COARSE_TO_FINE = (1.0, 0.1, 1e-2, 1e-3, 1e-4)
@@ -216,7 +216,7 @@ def _bounds(
 
     def of_round(step: tuple[Any, Array, Array]) -> tuple[Bounds, Array]:
         received, ratio, rounding = step
-        jacobian, base = difference_jacobian(model, received, *candidates)
+        jacobian, base = _difference_jacobian(model, received, *candidates)
         sign = jnp.where(ratio < 0, -1, 1)[places]
         size, slack = jnp.abs(ratio)[places], rounding[places]
         jacobian, base = (
@@ -231,6 +231,13 @@ def _bounds(
 
     every = jax.lax.map(of_round, (messages.received, steps.ratio, steps.rounding))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), every)
+
+
+def _difference_jacobian(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Array]:
+    """Gradient differences of the other candidates from the first `[unknowns, parameters]`, and the
+    sum of the first ones' gradients `[parameters]`."""
+    every = jax.vmap(jax.vmap(lambda x, y: record_gradient(model, params, x, y)))(x, y)
+    return (every[:, 1:] - every[:, :1]).reshape(-1, every.shape[-1]), every[:, 0].sum(0)
 
 
 def _gradient(ratio: Array, epsilon: float | Array) -> Array:

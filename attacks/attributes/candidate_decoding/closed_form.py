@@ -39,7 +39,6 @@ from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
-    mean_lengths,
     prior_weights,
     with_absence,
 )
@@ -49,6 +48,9 @@ from attacks.attributes.candidate_decoding.decoded import (
     decoded,
     judged_by_all,
     needs_all,
+)
+from attacks.attributes.candidate_decoding.factored_gradients import (
+    mean_lengths,
 )
 from attacks.attributes.candidate_decoding.joint import apart, joined
 from attacks.attributes.candidate_decoding.linear_problem import (

@@ -31,7 +31,7 @@ from attacks.attributes.candidate_decoding.alternatives import (
     least_sure,
     records_of,
 )
-from attacks.attributes.candidate_decoding.candidates import (
+from attacks.attributes.candidate_decoding.factored_gradients import (
     factored_gradients,
     mean_lengths,
 )
@@ -321,7 +321,7 @@ def _products(
     gradients = factored_gradients(
         model, vectors.centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     )
-    gram, factor = gradients.inner(gradients), jnp.ones(())
+    gram, factor = gradients.gram(), jnp.ones(())
     if guess.training.privacy is not None:
         factor = clipping(jnp.diag(gram), guess.training.privacy.clip)
         gram *= factor[:, None] * factor

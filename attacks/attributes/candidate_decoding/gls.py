@@ -195,8 +195,7 @@ def _gls(
         if gradients_need_no_guess and len(messages) * (records * count) ** 2 <= KEPT:
 
             def inner(seen: Round) -> Array:
-                centre = client.at_centre(seen, settings.layers)
-                return centre.inner(centre)
+                return client.at_centre(seen, settings.layers).gram()
 
             rounds = rounds._replace(inner=jax.lax.map(inner, rounds))
         one_pass = functools.partial(_one_pass, client, rounds, prior)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from attacks.attributes.candidate_decoding.candidates import (
+from attacks.attributes.candidate_decoding.factored_gradients import (
     FactoredGradients,
     candidates_at_centre,
     mean_gradients,
@@ -209,7 +209,7 @@ def _gradients(
         client = Client(model, towards, client.labels, settings)
     if settings.points == 1:
         centre = client.at_centre(seen, settings.layers)
-        gram = centre.inner(centre) if seen.inner is None else seen.inner
+        gram = centre.gram() if seen.inner is None else seen.inner
         project: Callable[[Any], Array] = centre.along
         squares = client.at_centre(seen).squares()
     else:

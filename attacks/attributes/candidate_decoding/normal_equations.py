@@ -1,7 +1,6 @@
 """The least-squares problem of `closed_form` as normal equations, from inner products alone, and
 their direct solution."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,23 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax.flatten_util import ravel_pytree
 from optax.tree import vdot
 
-from attacks.attributes.candidate_decoding.candidates import (
-    difference_jacobian,
-    first_inputs,
-    input_products,
-    split,
-)
 from attacks.attributes.candidate_decoding.constraints import largest_eigenvalue
+from attacks.attributes.candidate_decoding.factored_gradients import gradient_differences
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.lapack import after
 from jaxfl import Messages, Model
-from jaxfl.models import inputs_and_errors
 
 Array = jax.Array
-_Products = tuple[Array, Callable[[Any], Array], Any]
 
 
 @struct.dataclass
@@ -62,14 +53,12 @@ def normal_equations(
     """
     averaged = len(x) if members is None else members
     updates = messages.pseudo_gradient
-    products = _layer_products if model.layers is not None else _jacobian_products
-    inputs = first_inputs(model, x, y, jax.tree.map(lambda a: a[0], messages.received))
-
     rates = np.eye(len(messages)) if by_round else np.ones((len(messages), 1))
 
     def one_round(received_update: tuple[Any, Any, Array, Array]) -> NormalEquations:
         received, update, weight, rate = received_update
-        gram, project, base = products(model, received, x, y, inputs, members is not None)
+        differences, base = gradient_differences(model, received, x, y, members is not None)
+        gram, project = differences.gram(), differences.along
         if learning_rate is not None:
             target = jax.tree.map(lambda u, b: u * averaged / learning_rate - b, update, base)
             return NormalEquations(
@@ -92,77 +81,7 @@ def normal_equations(
         jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype), jnp.zeros((), x.dtype)
     )
     seen = messages.received, updates, relative_weights(updates), jnp.asarray(rates, x.dtype)
-    total = jax.lax.scan(add, zero, seen)[0]
-    # Once, not in every round: a transposed copy takes as long as some products of this size.
-    return dataclasses.replace(total, gram=(total.gram + total.gram.T) / 2)
-
-
-def _layer_gram(products: Any, bias: bool, error: Array, difference: Array) -> Array:
-    """One layer's share of a matrix whose symmetric part is the Gram matrix, from products of its
-    inputs (`input_products`), the other candidates' errors, and by how much they differ from the
-    first's."""
-    same, across, both = products
-    mixed = 2 * across * (difference @ error.T)
-    return (same + bias) * (difference @ difference.T) + mixed + both * (error @ error.T)
-
-
-def _layer_products(
-    model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool
-) -> _Products:
-    """A matrix whose symmetric part is the Gram matrix of the gradient differences, their products
-    with a target, and the base's gradient, by layers; `entering`: of the first layer's inputs, as
-    by `first_inputs`."""
-    layers = model.layers
-    assert layers is not None
-    records, count = x.shape[:2]
-    inputs, errors = inputs_and_errors(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-    if absence:
-        errors = jax.tree.map(
-            lambda e: e.reshape(records, count, -1).at[:, 0].set(0).reshape(e.shape), errors
-        )
-    gram = jnp.zeros((records * (count - 1),) * 2, x.dtype)
-    parts: dict[str, Any] = {}
-    flat: dict[str, dict[str, Array]] = {}
-    for name in layers.names:
-        bias = "bias" in layers.parameters(params, name)
-        if name == layers.names[0]:
-            base, difference, products = entering
-        else:
-            base, _, difference = split(inputs[name], records)
-            products = input_products(base, difference, count - 1)
-        error0, error1, error_difference = split(errors[name], records)
-        gram += _layer_gram(products, bias, error1, error_difference)
-        parts[name] = (jnp.repeat(base, count - 1, axis=0), difference, error1, error_difference)
-        flat[name] = {"kernel": base.T @ error0} | ({"bias": error0.sum(0)} if bias else {})
-
-    def project(target: Any) -> Array:
-        total = jnp.zeros(len(gram), x.dtype)
-        for name, (base, difference, error1, error_difference) in parts.items():
-            at = layers.parameters(target, name)
-            total += (
-                (base @ at["kernel"]) * error_difference + (difference @ at["kernel"]) * error1
-            ).sum(1)
-            if "bias" in at:
-                total += error_difference @ at["bias"]
-        return total
-
-    def place(path: Any, leaf: Array) -> Array:
-        *name, parameter = (part.key for part in path)
-        return flat["/".join(name)][parameter]
-
-    return gram, project, jax.tree.map_with_path(place, params)
-
-
-def _jacobian_products(
-    model: Model, params: Any, x: Array, y: Array, entering: Any, absence: bool
-) -> _Products:
-    """As `_layer_products`, with the gradients written out."""
-    jacobian, base = difference_jacobian(model, params, x, y, absence)
-    return (
-        jacobian @ jacobian.T,
-        lambda target: jacobian @ ravel_pytree(target)[0],
-        ravel_pytree(params)[1](base),
-    )
+    return jax.lax.scan(add, zero, seen)[0]
 
 
 class Solved(NamedTuple):

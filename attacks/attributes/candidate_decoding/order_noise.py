@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attacks.attributes.candidate_decoding.candidates import FactoredGradients, gradient_changes
+from attacks.attributes.candidate_decoding.factored_gradients import (
+    FactoredGradients,
+    gradient_changes,
+)
 from attacks.path import LocalPath, local_path, on_path
 from jaxfl import LocalTraining, Model
 
@@ -163,7 +166,7 @@ def with_drift(
       scores: `[records, K]`.
       training: the client's recipe.
     """
-    records, changes = len(scores), moved.inner(moved)
+    records, changes = len(scores), moved.gram()
     covariance = (
         place_covariance(training, records, len(changes) // records) * records / max(records - 1, 1)
     )

@@ -36,13 +36,15 @@ from jax.dtypes import canonicalize_dtype
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
-    factored_gradients,
-    mean_lengths,
     prior_weights,
     with_first,
 )
 from attacks.attributes.candidate_decoding.constraints import most_likely
 from attacks.attributes.candidate_decoding.explanation import largest_of_more
+from attacks.attributes.candidate_decoding.factored_gradients import (
+    factored_gradients,
+    mean_lengths,
+)
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.order_noise import batch_weights
 from attacks.attributes.candidate_decoding.presence import (
@@ -246,7 +248,7 @@ def _products(
         alone = moved_alone(training, received, records)
         message = jax.tree.map(lambda u, a: (u - a) / unit, update, alone)
         energy = energies(jax.tree.map(lambda a: a[None], message))[0]
-        one = _Products(gradients.inner(gradients), gradients.along(message), energy)
+        one = _Products(gradients.gram(), gradients.along(message), energy)
         return jax.tree.map(jnp.add, total, one), None
 
     zero = _Products(*(jnp.zeros(shape, x.dtype) for shape in ((len(x),) * 2, (len(x),), ())))

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attacks.attributes.candidate_decoding.candidates import factored_gradients, with_first
+from attacks.attributes.candidate_decoding.candidates import with_first
+from attacks.attributes.candidate_decoding.factored_gradients import factored_gradients
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.candidate_decoding.normal_equations import (
     covariance,
