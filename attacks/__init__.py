@@ -110,13 +110,8 @@ from attacks.properties.detector_laws import Detectors, observe
 from attacks.properties.detector_training import DetectorTraining, FirstOrder, Lda, Logistic
 from attacks.properties.detectors import train_detectors
 from attacks.properties.gibbs import Gibbs, gibbs
-from attacks.properties.observations import (
-    Observations,
-    gradient_votes,
-    identifiability,
-    least_squares,
-    ridge,
-)
+from attacks.properties.least_squares import gradient_votes, least_squares, ridge
+from attacks.properties.observations import Observations, identifiability
 from attacks.properties.prolin import Prolin, ProlinAnswer, prolin
 from attacks.properties.shadows import Prevalence, Property
 from attacks.properties.surprise import surprise

@@ -32,6 +32,8 @@ PULL = 1e-4
 """Pull of weights to their prior, in what their equations leave: so little that it moves no weight
 across 1/2 where equations fix the weights, and enough to choose where they do not."""
 
+IMPOSSIBLE = 0.1
+"""By how much the decoded mean of a column of 0 and 1 may lie outside these: noise of messages."""
 LEAST_SIZE = 1e-3
 """A column's size, relative to the largest, below which what rounds is as of this size."""
 MOST_STEPS = 100
@@ -312,9 +314,24 @@ def _attribute_equations(
 
 def _contradiction(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> str:
     """Why exact moments are not of records with these public columns `[records, features - 1]` and
-    targets, or not of an attribute that is 0 or 1, in words; or ""."""
-    if not moments.exact:
-        return ""
+    targets, or moments not of an attribute that is 0 or 1, in words; or ""."""
+    square, rate = moments.second[attribute, attribute], moments.second[attribute, -1]
+    reason = _of_others(x, y, attribute, moments) if moments.exact else ""
+    if not reason and moments.exact and abs(square - rate) - 2 * moments.rounding > ROUNDED:
+        return (
+            f"the attribute has the mean {rate:.3g} and the mean square {square:.3g}; these are "
+            f"one number of a column that is 0 or 1. Is attribute={attribute} its place?"
+        )
+    if not reason and not -IMPOSSIBLE <= rate <= 1 + IMPOSSIBLE:
+        return (
+            f"the attribute has the mean {rate:.3g}, which no column of 0 and 1 has; the moments "
+            "are of another recipe, or of another column"
+        )
+    return reason
+
+
+def _of_others(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moments) -> str:
+    """Why moments are not of records with these public columns and targets, in words; or ""."""
     each = np.c_[x, np.ones(len(x)), y]
     sizes = np.sqrt((each**2).mean(0))
     sizes = np.maximum(sizes, LEAST_SIZE * sizes.max())
@@ -323,14 +340,8 @@ def _contradiction(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moment
     products = (each.T @ each / len(x))[:-1]
     apart = np.maximum(np.abs(decoded - products) - moments.rounding, 0)
     apart /= np.outer(sizes[:-1], sizes)
-    square, rate = moments.second[attribute, attribute], moments.second[attribute, -1]
     if apart[:, :-1].max() > ROUNDED:
         return "the public columns have other mean products than x; the moments are not of x"
     if apart[:, -1].max() > ROUNDED:
         return "y has other mean products with x than the moments say; is it in the order of x?"
-    if abs(square - rate) - 2 * moments.rounding > ROUNDED:
-        return (
-            f"the attribute has the mean {rate:.3g} and the mean square {square:.3g}; these are "
-            f"one number of a column that is 0 or 1. Is attribute={attribute} its place?"
-        )
     return ""

@@ -6,6 +6,7 @@ Threat model: as in `attacks.local_models.optimum`.
 
 import dataclasses
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Num
@@ -19,6 +20,9 @@ from jaxfl.watching import on_host
 
 ROUNDED = 1e-3
 """By how much decoded moments may lie outside what is possible."""
+PASSES, FAR, SETTLED = 200, 1e3, 4e-15
+"""How often the mean models of several steps and the moments are decoded in turn; how many times
+their size these may move meanwhile; and what is no move."""
 SUMMED, ROOTED = 16, 10
 """Relative errors of a client's mean of products, in units of its precision; and the root of a
 number of records of which they are twice as large."""
@@ -129,9 +133,9 @@ def structured_moments(
     go by. Of one message nothing contradicts a wrong rate. Beyond Driouich 2022 and 2023.
 
     Args:
-      messages: of a linear model whose client takes one full-batch step per round. With several
-        `steps` the equations hold to first order at the centre of the local path, theta_t + (K - 1)
-        / (2 K) (returned - theta_t).
+      messages: of a linear model whose client takes full-batch steps. With several `steps` per
+        round theta_t is the mean of the models on its way, which the decoded moments give; both are
+        decoded in turn, from the way's centre on.
       x: public records `[records, features]`; the attribute's column may hold anything.
       y: targets `[records]`.
       attribute: its position among the features; 0 or 1 in every record.
@@ -139,9 +143,8 @@ def structured_moments(
       steps: local steps per round, K.
 
     Warns:
-      MisfitWarning: if messages of one step contradict each other, or what is known of the moments,
-        by more than rounding may: they are of another rate or recipe, of noise, or of other
-        records.
+      MisfitWarning: if messages contradict each other, or what is known of the moments, by more
+        than rounding may: they are of another rate or recipe, of noise, or of other records.
 
     Raises:
       ValueError: if shapes do not fit, the attribute does not exist, or no message gives it any
@@ -153,44 +156,118 @@ def structured_moments(
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     x, y, known = public_part(x, y, attribute, received.shape[1] - 1)
     public, at = np.c_[x, np.ones(len(x))], np.append(known, received.shape[1] - 1)
-    theta = path_centre(received, received - returned, steps)
-    slopes = (received - returned) / (2 * learning_rate * steps)
-    weight = theta[:, attribute]
-    if not (weight**2).sum() > 0:
+    centre = path_centre(received, received - returned, steps)
+    if not (centre[:, attribute] != 0).any():
         raise ValueError(
             f"attribute={attribute} has weight 0 in every message, which then tell nothing of it"
         )
-    size = received.shape[1]
+    step, size = float(learning_rate), received.shape[1]
     second, cross = np.zeros((size, size)), np.zeros(size)
     second[np.ix_(at, at)], cross[at] = public.T @ public / len(x), public.T @ y / len(x)
-    missing = slopes[:, at] - theta[:, at] @ second[np.ix_(at, at)] + cross[at]
-    row = weight @ missing / (weight**2).sum()
-    second[attribute, at] = second[at, attribute] = row
-    second[attribute, attribute] = row[-1]
-    told = theta @ second[attribute] - slopes[:, attribute]
-    cross[attribute] = told.mean()
-    stored = digits * np.abs(received).max() / (2 * learning_rate * steps)
+    slopes = (received - returned) / (2 * step * steps)
+    equations = _Equations(received, slopes, second, cross, at, attribute, step)
+    theta, decoded, settled = equations.solved(centre, steps)
+    weight = theta[:, attribute]
+    # Every step of a client rounds its model.
+    stored = digits * np.abs(received).max() / (2 * step)
     lengths = np.abs(public).T @ (np.abs(public) @ np.abs(theta[:, at]).T + np.abs(y)[:, None])
-    summed = max(digits, _computed_in(received, returned))
-    summed *= (
-        SUMMED * (1 + np.sqrt(len(x)) / ROOTED) * (lengths.max() / len(x) + np.abs(weight).max())
-    )
+    summed = SUMMED * (1 + np.sqrt(len(x)) / ROOTED) * max(digits, _computed_in(received, returned))
+    least = 2 * stored + summed * (lengths.max() / len(x) + np.abs(weight).max())
     # The row's own errors come back multiplied by the other weights.
     pulled = 1 + np.abs(theta).sum(1).max() / np.linalg.norm(weight)
-    left = np.abs(missing - np.outer(weight, row)).max(), np.abs(told - told.mean()).max() / pulled
-    exact = steps == 1
-    if exact and max(left) > 2 * stored + summed:
-        exact = False
-        _warn_of_other_steps(max(left) / (2 * stored + summed), float(learning_rate))
-    rounding = stored / np.linalg.norm(weight)
-    return Moments(second, cross, float(learning_rate), exact, float(rounding))
+    left = max(decoded.left_of_public, decoded.left_of_attribute / pulled)
+    if not settled:
+        _warn_of_long_steps(steps, step)
+    elif left > least:
+        _warn_of_other_steps(left / least, steps, step)
+    exact = settled and bool(left <= least)
+    rounding = float(stored / np.linalg.norm(weight))
+    return Moments(decoded.second, decoded.cross, step, exact, rounding)
 
 
-def _warn_of_other_steps(times: float, learning_rate: float) -> None:
+class _Decoded(NamedTuple):
+    """Moments, and the most that messages leave of the equations of the public columns and of the
+    attribute."""
+
+    second: np.ndarray
+    cross: np.ndarray
+    left_of_public: float
+    left_of_attribute: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Equations:
+    """What messages say of the moments.
+
+    Attributes:
+      received: models `[rounds, parameters]`.
+      slopes: mean gradients of half the loss on the way from each `[rounds, parameters]`.
+      second, cross: the moments, as far as they are known, at `at`.
+      at: places of what is known.
+      attribute: the place of what is not.
+      learning_rate: the client's.
+    """
+
+    received: np.ndarray
+    slopes: np.ndarray
+    second: np.ndarray
+    cross: np.ndarray
+    at: np.ndarray
+    attribute: int
+    learning_rate: float
+
+    def decoded(self, theta: np.ndarray) -> _Decoded:
+        """The moments, if these are the mean models on the way `[rounds, parameters]`."""
+        second, cross, at = self.second.copy(), self.cross.copy(), self.at
+        weight = theta[:, self.attribute]
+        missing = self.slopes[:, at] - theta[:, at] @ second[np.ix_(at, at)] + cross[at]
+        row = weight @ missing / (weight**2).sum()
+        second[self.attribute, at] = second[at, self.attribute] = row
+        second[self.attribute, self.attribute] = row[-1]
+        told = theta @ second[self.attribute] - self.slopes[:, self.attribute]
+        cross[self.attribute] = told.mean()
+        left = np.abs(missing - np.outer(weight, row)).max(), np.abs(told - told.mean()).max()
+        return _Decoded(second, cross, *map(float, left))
+
+    def way(self, moments: _Decoded, steps: int) -> np.ndarray:
+        """Mean models on the way of so many steps by these moments `[rounds, parameters]`."""
+        at, total = self.received, np.zeros_like(self.received)
+        for _ in range(steps):
+            total = total + at
+            at = at - 2 * self.learning_rate * (at @ moments.second - moments.cross)
+        return total / steps
+
+    def solved(self, centre: np.ndarray, steps: int) -> tuple[np.ndarray, _Decoded, bool]:
+        """Mean models on the way and moments that go together, and whether there are any; else the
+        way's centre, and the moments by it."""
+        theta, moments = centre, self.decoded(centre)
+        if steps == 1:
+            return theta, moments, True
+        for _ in range(PASSES):
+            before, theta = theta, self.way(moments, steps)
+            moved = np.abs(theta - before).max()
+            if not moved <= FAR * np.abs(centre).max():
+                break
+            moments = self.decoded(theta)
+            if moved <= SETTLED * np.abs(theta).max():
+                return theta, moments, True
+        return centre, self.decoded(centre), False
+
+
+def _warn_of_long_steps(steps: int, learning_rate: float) -> None:
+    warnings.warn(
+        f"structured_moments: no moments explain {steps} steps of rate {learning_rate} that lead "
+        "from the models received to those returned; these are right to first order at most",
+        MisfitWarning,
+        stacklevel=4,
+    )
+
+
+def _warn_of_other_steps(times: float, steps: int, learning_rate: float) -> None:
     warnings.warn(
         f"structured_moments: messages leave {times:.2g} times what rounding may: they are not of "
-        f"one full-batch step of rate {learning_rate} on these records without noise; nothing is "
-        "proven by these moments",
+        f"steps={steps} full-batch of learning_rate={learning_rate} on these records without "
+        "noise; nothing is proven by these moments",
         MisfitWarning,
         stacklevel=4,
     )

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Num
 
+from attacks.fit import MisfitWarning
 from jaxfl import Messages, _check
 from jaxfl.domains import Fraction, checked
 from jaxfl.watching import on_host
@@ -34,6 +35,12 @@ IDENTIFIABLE, UNEXPLAINED, LOST = 1e-5, 1e-3, 1e-4
 rounding may be: below these an optimum counts as identified (see `LocalOptimum`)."""
 TRUSTED = 0.1
 """Slopes and curvatures are followed whose errors are at most this part of them."""
+UNLIKE = 1e-2
+"""By how much of its size a map of models to updates may be no symmetric, positive matrix."""
+NO_DESCENT = (
+    "updates grow with the models in a way that no gradient descent on squares has: they are of "
+    "other rounds, received and returned exchanged, or another loss"
+)
 TOLD = 3
 """Asymmetries that tell a level of noise: one may be small by chance."""
 
@@ -53,7 +60,8 @@ class LocalOptimum:
         of d + 1 rounds or fewer, or equal models.
       identifiable: True if all directions were seen, `condition * eps < 1e-5`, `unexplained <
         1e-3`, and noise and rounding are below 1e-4 of the direction seen least.
-      reason: why not, in words, or "".
+      reason: why not, in words, or "". Full-batch steps have a symmetric, positive W, so that
+        messages of another are of no optimum.
     """
 
     params: Num[np.ndarray, "parameters"]
@@ -151,8 +159,18 @@ def local_optimum(messages: Messages) -> LocalOptimum:
         reason = f"the updates span {rank} of {updates.shape[1]} directions"
     else:
         reason = _what_hides_it(len(received), rank, condition, unexplained, float(lost), recorded)
+    if not reason and not _is_of_descent(inverse):
+        reason = NO_DESCENT
     params = _descended(received, returned, eps) if reason else centre - mean @ inverse
     return LocalOptimum(params, inverse.T, condition, rank, unexplained, not reason, reason)
+
+
+def _is_of_descent(gain: np.ndarray, slack: float = 0.0) -> bool:
+    """Whether W, or its inverse, is symmetric and positive, as that of gradient descent is, up to
+    what is absolute, and `UNLIKE` of its size."""
+    least = slack + UNLIKE * np.linalg.norm(gain)
+    apart = np.linalg.norm(gain - gain.T) / 2
+    return bool(apart <= least and np.linalg.eigvalsh((gain + gain.T) / 2)[0] >= -least)
 
 
 def _what_hides_it(
@@ -243,7 +261,7 @@ class NoisyOptimum:
     Attributes:
       params: theta* `[parameters]`, float64, the intercept last.
       error: with probability `1 - delta` the distance to the true one is no larger; infinite if
-        there are too few messages for the bound to hold.
+        there are too few messages for the bound to hold, or they contradict it.
     """
 
     params: np.ndarray
@@ -265,12 +283,18 @@ def noisy_local_optimum(messages: Messages, *, delta: Fraction = 0.05) -> NoisyO
       messages: of a linear model.
       delta: chance that the bound fails.
 
+    Warns:
+      MisfitWarning: if the decoded W is farther from every symmetric, positive matrix than the
+        bound allows: the messages are of no gradient descent of a linear model, and nothing is
+        proven.
+
     Raises:
       ValueError: if the model is not linear, there are not more rounds than parameters, or delta is
         no probability.
     """
     received, returned = linear_parameters(messages.received), linear_parameters(messages.returned)
     _check.finite(received=received, returned=returned)
+    recorded = received.dtype
     received, returned = received.astype(np.float64), returned.astype(np.float64)
     rounds, size = received.shape
     if rounds <= size + 1:
@@ -288,6 +312,16 @@ def noisy_local_optimum(messages: Messages, *, delta: Fraction = 0.05) -> NoisyO
     t = np.log(2 * size / delta)
     tail = (size + 1) + 2 * np.sqrt((size + 1) * t) + 2 * t
     distance = np.sqrt(size * variance * tail) / singular[-1]  # of (W, v), in Frobenius norm
+    # Where there is no noise, rounding is what is left.
+    rounding = float(np.finfo(recorded).eps) * np.abs(received).max()
+    rounding *= np.sqrt(rounds * size) / singular[-1]
+    if not _is_of_descent(gain, distance + rounding):
+        warnings.warn(
+            f"noisy_local_optimum: {NO_DESCENT}; nothing is proven",
+            MisfitWarning,
+            stacklevel=3,
+        )
+        return NoisyOptimum(params, np.inf)
     least = np.linalg.svd(gain, compute_uv=False)[-1]
     # With W decoded, W (theta* - params) = dW theta* - dv: the error e satisfies least * e <=
     # distance * (|params| + e + 1).

@@ -1,5 +1,5 @@
-"""Clients' features, or gradients, out of sums (Kerkouche 2023, sections 4 and 5.1; Lam et al.
-2021).
+"""What a server sees of sums over clients, and what these determine at all (Kerkouche 2023, section
+4).
 
 Threat model: as in `attacks.properties.detectors`: a server behind secure aggregation that knows
 who took part in each round.
@@ -20,7 +20,7 @@ from flax import struct
 from jaxtyping import Int, Num
 
 from jaxfl import _check
-from jaxfl.domains import Count, Fraction, NotNegative, check, checked
+from jaxfl.domains import Count, Fraction, check, checked
 
 Array = jax.Array
 
@@ -68,6 +68,19 @@ class Observations:
         _check.at_least(0, **{f"{name}.rounds": self.rounds})
         _check.different(**{f"{name}.rounds": self.rounds})
         _check.zeros_or_ones(**{f"{name}.participation": self.participation})
+        self._check_participants(name)
+
+    def _check_participants(self, name: str) -> None:
+        """Raise `ValueError` where more clients took part in a round than may."""
+        if self.clients_per_round is None:
+            return
+        seen, clients = not _check.is_unseen(self.participation), self.participation.shape[1]
+        least = int(np.asarray(self.participation).sum(1).max(initial=1)) if seen else 1
+        if not least <= self.clients_per_round <= clients:
+            raise ValueError(
+                f"{name}.clients_per_round={self.clients_per_round} must lie between the {least} "
+                f"who took part in one round and the {clients} clients of {name}.participation"
+            )
 
 
 def check_known_of_features(name: str, known: Any, rounds: int | None = None) -> None:
@@ -155,106 +168,6 @@ def until(observations: Observations, seen: Array) -> Observations:
         cross=kept(kept(observations.cross).T).T,
         offset=kept(observations.offset),
     )
-
-
-@checked
-def least_squares(
-    observations: Observations, seen: Int[Array, "prefixes"]
-) -> Num[Array, "prefixes clients"]:
-    """OLS (Kerkouche 2023, Eq. 3): mean feature of every client `[prefixes, clients]`, the shortest
-    of several solutions.
-
-    Args:
-      observations: see there.
-      seen: how many rounds are used `[prefixes]`.
-
-    Raises:
-      ValueError: if observations are not of one number of rounds, or `seen` exceeds it.
-    """
-    return _least_squares(observations, check_observed(observations, seen))
-
-
-@jax.jit
-def _least_squares(observations: Observations, seen: Array) -> Array:
-    def one(t: Array) -> Array:
-        known = until(observations, t)
-        return jnp.linalg.pinv(known.participation) @ known.features
-
-    with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(seen)
-
-
-@checked
-def ridge(
-    observations: Observations,
-    seen: Int[Array, "prefixes"],
-    weights: Num[Array, "rounds"],
-    penalty: NotNegative = 5.0,
-) -> Num[Array, "prefixes clients"]:
-    """REG (Kerkouche 2023, Eq. 10): weighted least squares with a penalty on the squares
-    `[prefixes, clients]`.
-
-    Args:
-      observations: see there.
-      seen: how many rounds are used `[prefixes]`.
-      weights: of the rounds `[rounds]`; the paper's are 1 - OVL.
-      penalty: the paper's lambda.
-
-    Raises:
-      ValueError: as `least_squares`; if weights are not finite, or the penalty is below 0.
-    """
-    seen = check_observed(observations, seen)
-    check_weights(weights, len(observations.features))
-    return _ridge(observations, seen, jnp.asarray(weights), penalty)
-
-
-@jax.jit
-def _ridge(
-    observations: Observations, seen: Array, weights: Array, penalty: float | Array
-) -> Array:
-    def one(t: Array) -> Array:
-        known = until(observations, t)
-        a, w = known.participation, jnp.where(prefix(len(weights), t), weights, 0)
-        normal = (a.T * w) @ a + penalty * jnp.eye(a.shape[1], dtype=a.dtype)
-        return jax.scipy.linalg.solve(normal, (a.T * w) @ known.features, assume_a="pos")
-
-    with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(seen)
-
-
-@checked
-def gradient_votes(
-    observations: Observations, seen: Int[Array, "prefixes"]
-) -> Num[Array, "prefixes clients"]:
-    """BASELINE (Lam et al. 2021; Kerkouche 2023, Eq. 6): clients' gradients by least squares, then
-    for each client the fraction of the seen rounds' detectors that find the property in its
-    gradient `[prefixes, clients]`; the assumed rate for a client that took part in none.
-
-    Gradients are never written out: detectors are affine, so features of the aggregates are enough.
-
-    Args:
-      observations: see there.
-      seen: how many rounds are used `[prefixes]`.
-
-    Raises:
-      ValueError: as `least_squares`.
-    """
-    return _gradient_votes(observations, check_observed(observations, seen))
-
-
-@jax.jit
-def _gradient_votes(observations: Observations, seen: Array) -> Array:
-    def one(t: Array) -> Array:
-        known = until(observations, t)
-        inside = prefix(len(known.features), t)
-        features = jnp.linalg.pinv(known.participation) @ known.cross + known.offset
-        votes = ((features > 0) & inside).sum(1) / jnp.maximum(inside.sum(), 1)
-        votes = jnp.where((known.participation == 0).all(0), known.rate, votes)
-        # What is not finite votes for nobody, and would pass for a vote against.
-        return jnp.where((~jnp.isfinite(features) & inside).any(1), jnp.nan, votes)
-
-    with jax.default_matmul_precision("highest"):
-        return jax.vmap(one)(seen)
 
 
 @struct.dataclass

@@ -11,18 +11,17 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
 from attacks.properties.best_in_box import ITERATIONS, boxes
 from attacks.properties.exchanges import warn_of_exchanged_rounds
+from attacks.properties.least_squares import ridge
 from attacks.properties.observations import (
     Observations,
     check_observed,
     check_weights,
     prefix,
-    ridge,
     until,
 )
 from attacks.properties.surprise import warn_of_surprise
@@ -117,29 +116,12 @@ def prolin(
     settings = settings or Prolin()
     seen = check_observed(observations, seen)
     check_weights(weights, len(observations.features))
-    _check_clients_per_round(observations)
     answer = _prolin(observations, seen, jnp.asarray(weights), key, settings)
     if not _check.is_unseen((observations, seen)):
         # Its own p need not explain the sums: three losses are balanced.
         warn_of_surprise("prolin", observations, seen, boxes(observations, seen, ITERATIONS))
         warn_of_exchanged_rounds("prolin", observations, seen, answer.p)
     return answer
-
-
-def _check_clients_per_round(observations: Observations) -> None:
-    clients_per_round, clients = observations.clients_per_round, observations.participation.shape[1]
-    if clients_per_round is None:
-        return
-    least = (
-        1
-        if _check.is_unseen(observations.participation)
-        else int(np.asarray(observations.participation).sum(1).max())
-    )
-    if not least <= clients_per_round <= clients:
-        raise ValueError(
-            f"observations.clients_per_round={clients_per_round} must lie between the {least} "
-            f"who took part in one round and the {clients} clients of observations.participation"
-        )
 
 
 @jax.jit

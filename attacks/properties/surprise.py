@@ -62,9 +62,11 @@ def most_surprise(prefixes: int) -> float:
     return float(scipy.stats.norm.ppf(1 - FALSE_ALARMS / (2 * max(prefixes, 1))))
 
 
-def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Array) -> None:
+def warn_of_surprise(
+    name: str, observations: Observations, seen: Array, p: Array, deeper: int = 0
+) -> None:
     """Warn with a `MisfitWarning` if the sums contradict even the p of `box`, which explains them
-    best; not where it is traced."""
+    best; not where it is traced. `deeper`: calls between this one and the public function."""
     if _check.is_unseen((observations, seen, p)):
         return
     far = _surprise(observations, seen, p)
@@ -76,7 +78,7 @@ def warn_of_surprise(name: str, observations: Observations, seen: Array, p: Arra
             "laws say: the sums, who took part, the rate, the shadows' recipe or the detectors' "
             "model are not those that were told",
             MisfitWarning,
-            stacklevel=4,
+            stacklevel=4 + deeper,
         )
 
 

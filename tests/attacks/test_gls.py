@@ -24,7 +24,7 @@ from attacks import (
     closed_form,
     gls,
 )
-from attacks.attributes.candidate_decoding.candidates import mean_gradients
+from attacks.attributes.candidate_decoding.factored_gradients import mean_gradients
 from attacks.attributes.candidate_decoding.gls import KEPT
 from attacks.attributes.candidate_decoding.gls_round import Client, Round, round_quadratic
 from attacks.attributes.candidate_decoding.simulated_client import guess_of, simulated_path

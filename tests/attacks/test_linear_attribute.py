@@ -29,7 +29,8 @@ from tests.attacks.linear_clients import as_messages, optimum_of, trained
 
 def test_moments_that_are_not_exact_bound_nothing():
     x, y, messages = trained(4, 10, epochs=3)
-    moments = structured_moments(messages, x, y, 0, 0.01, steps=3)
+    with pytest.warns(MisfitWarning, match="not of steps=2"):
+        moments = structured_moments(messages, x, y, 0, 0.01, steps=2)
     assert np.isnan(infer_binary_attribute(x, y, 0, moments).bound)
     broken = dataclasses.replace(moments, cross=moments.cross * np.nan)
     for attack in (infer_binary_attribute, infer_by_logistic, infer_in_box):
@@ -37,6 +38,33 @@ def test_moments_that_are_not_exact_bound_nothing():
             attack(x, y, 0, broken)
     with pytest.raises(ValueError, match="params holds"):
         infer_binary_attribute(x, y, 0, moments, params=np.full(5, np.nan))
+
+
+@pytest.mark.parametrize("dtype", [jax.numpy.float64, jax.numpy.float32])
+@pytest.mark.parametrize(("d", "steps"), [(4, 2), (4, 30), (12, 5)])
+def test_moments_of_several_steps_are_exact(d, steps, dtype):
+    x, y, messages = trained(d, 3, steps, participants=None, dtype=dtype)
+    hidden = np.where(np.arange(d) == 0, np.nan, x)
+    moments = structured_moments(messages, hidden, y, 0, 0.01, steps=steps)  # warnings are errors
+    assert moments.exact
+    full = np.c_[x, np.ones(len(x))]
+    tolerance = 1e-9 if dtype == jax.numpy.float64 else 2e-3
+    np.testing.assert_allclose(moments.second, full.T @ full / len(x), atol=tolerance)
+    np.testing.assert_allclose(moments.cross, full.T @ y / len(x), atol=tolerance)
+    decoded = infer_binary_attribute(hidden, y, 0, moments)
+    assert 0 <= decoded.bound <= np.mean(decoded.values == x[:, 0])
+    wrong = {"steps": steps + 1}, {"y": y[::-1]}, {"learning_rate": 0.02}, {"steps": 1}
+    told = {"messages": messages, "x": hidden, "y": y, "attribute": 0, "learning_rate": 0.01}
+    for mistake in wrong:
+        with pytest.warns(MisfitWarning, match="structured_moments"):
+            assert not structured_moments(**(told | {"steps": steps} | mistake)).exact
+
+
+def test_steps_that_no_moments_explain():
+    """Of a rate so high that no way leads from the models received to those returned."""
+    x, y, messages = trained(4, 5, 3)
+    with pytest.warns(MisfitWarning, match="no moments explain 3 steps of rate"):
+        assert not structured_moments(messages, x, y, 0, 5.0, steps=3).exact
 
 
 def test_impossible_moments_bound_nothing():
@@ -48,8 +76,13 @@ def test_impossible_moments_bound_nothing():
     negative_rate[0, -1] = negative_rate[-1, 0] = negative_rate[0, 0] = -0.2
     negative_error[0] += 100
     for moments in (Moments(negative_rate, cross, 0.01), Moments(second, negative_error, 0.01)):
-        for rule in ("rank", "threshold"):
-            assert np.isnan(infer_binary_attribute(x, y, 0, moments, rule=rule).bound)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MisfitWarning)
+            for rule in ("rank", "threshold"):
+                assert np.isnan(infer_binary_attribute(x, y, 0, moments, rule=rule).bound)
+    inexact = Moments(negative_rate, cross, 0.01, exact=False)
+    with pytest.warns(MisfitWarning, match="which no column of 0 and 1 has"):
+        infer_in_box(x, y, 0, inexact)
 
 
 @pytest.mark.parametrize(

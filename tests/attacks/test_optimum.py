@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacks import infer_binary_attribute, local_moments, local_optimum, noisy_local_optimum
+from attacks import (
+    MisfitWarning,
+    infer_binary_attribute,
+    local_moments,
+    local_optimum,
+    noisy_local_optimum,
+)
 from jaxfl import Federated, mlp, simulate, stack_clients
 from tests.attacks.linear_clients import as_messages, optimum_of, trained
 
@@ -45,6 +51,24 @@ def test_a_deterministic_run_is_not_identified_and_says_so(d, epochs, dtype):
     assert excess(x, y, found.params) < 0.99 * excess(x, y, last_returned(messages))
     with pytest.raises(ValueError, match="is not identified"):
         local_moments(found)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_messages_of_no_descent_are_of_no_optimum(epochs):
+    """Rounds off by one, received and returned exchanged: affine maps of models they are."""
+    _, _, right = trained(4, 60, epochs)
+    shifted = dataclasses.replace(
+        right.select(right.rounds[1:]), returned=right.select(right.rounds[:-1]).returned
+    )
+    exchanged = dataclasses.replace(right, received=right.returned, returned=right.received)
+    assert local_optimum(right).identifiable
+    assert np.isfinite(noisy_local_optimum(right).error)
+    for wrong in (shifted, exchanged):
+        decoded = local_optimum(wrong)
+        assert not decoded.identifiable
+        assert "no gradient descent" in decoded.reason
+        with pytest.warns(MisfitWarning, match="no gradient descent"):
+            assert noisy_local_optimum(wrong).error == np.inf
 
 
 def excess(x, y, params):
