@@ -35,7 +35,8 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
       Index of the named candidate `[records]`, per unknown column.
 
     Raises:
-      ValueError: if public records are none, not finite, differ in features, or lack labels.
+      ValueError: if public records are none, not finite, differ in features, lack labels, or hold
+        values of a column farther from all candidates than these are from each other.
     """
     known, public = np.array(knowledge.x, np.float64), np.array(x_public, np.float64)
     if public.ndim != 2 or public.shape[1] != known.shape[1]:
@@ -45,6 +46,8 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
     if not len(public):
         raise ValueError("x_public holds no records; give at least one")
     _check.finite(x_public=public)
+    for number, column in enumerate(knowledge.columns):
+        _check_scale(public, column, number)
     truths = [_values(public, column) for column in knowledge.columns]
     for x in (known, public):
         for column in knowledge.columns:
@@ -54,12 +57,32 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
         if y_public is None:
             raise ValueError("y_public=None: the labels of `knowledge` tell nothing without it")
         _check.shape((len(public),), y_public=y_public)
+        _check_numbers(y_public)
         values = np.unique(np.concatenate([y_public, knowledge.y]))
         known, public = (
             np.concatenate([x, _label_features(y, values)], 1)
             for x, y in ((known, knowledge.y), (public, y_public))
         )
     return tuple(_imputed(public, truth, known) for truth in truths)
+
+
+def _check_scale(public: np.ndarray, column: UnknownColumn, number: int) -> None:
+    looks = np.asarray(column.candidates, np.float64)
+    held = public[:, np.asarray(column.positions)]
+    least = np.linalg.norm(held[:, None] - looks, axis=-1).min(1)
+    widest = np.linalg.norm(looks[:, None] - looks, axis=-1).max()
+    if np.median(least) > widest:
+        row = int(least.argmax())
+        raise ValueError(
+            f"x_public[{row}] holds {held[row]} in the places of columns[{number}], farther from "
+            "all candidates than these are from each other; give both in the model's own scale and "
+            "coding"
+        )
+
+
+def _check_numbers(y_public: Any) -> None:
+    if np.asarray(y_public).dtype.kind not in "biuf":
+        raise ValueError(f"y_public holds {np.asarray(y_public)[0]!r}; labels must be numbers")
 
 
 def _values(x: np.ndarray, column: UnknownColumn) -> np.ndarray:

@@ -20,7 +20,7 @@ from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
 from attacks.fit import MisfitWarning, Status, UncheckedWarning
 from attacks.precision import in_type_here
-from jaxfl import Messages, Model
+from jaxfl import Messages, Model, _check
 from jaxfl.domains import Index, Params, checked
 from jaxfl.models import check_labelled, check_parameters, inputs_and_errors
 from jaxfl.watching import on_host
@@ -123,6 +123,7 @@ def split_variances(
     )
     if not np.isfinite(variance).all():
         return nobody
+    _check.at_least(0, variance=variance)
     logarithm = np.log10(np.asarray(variance, np.float64) + 1e-12)
     score = -logarithm.mean(1)
     candidates, _ = _lower_component(logarithm.reshape(-1), seed)

@@ -74,10 +74,18 @@ def _least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
 
 def _check_candidates(model: Model, models: Any, x: Any, y: Any, name: str, axes: int) -> None:
     """Raise `ValueError` unless these are models, called by a name and with so many leading axes,
-    and take the records."""
+    the clients' last, which differ between clients and take the records."""
     check_parameters(model, models, name, axes)
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[axes:], a.dtype), models)
     check_labelled(model, one, jnp.asarray(x), jnp.asarray(y))
+    if _check.is_unseen(models):
+        return
+    leaves = [np.asarray(leaf).swapaxes(0, axes - 1) for leaf in jax.tree.leaves(models)]
+    if len(leaves[0]) > 1 and all((leaf == leaf[:1]).all() for leaf in leaves):
+        raise ValueError(
+            f"{name} holds one model for all {len(leaves[0])} clients, which tells none of them "
+            "apart; is it what they received?"
+        )
 
 
 def _least(scores: Array) -> Array:

@@ -140,6 +140,7 @@ def _check_target(
     _check.shape((1, *shape), **{"prop.target[0]": x})
     check_records(model, params, x, y, x_name="prop.target[0]", y_name="prop.target[1]")
     _check.finite(**{"prop.target[0]": x})
+    _check.shape((1,), **{"prop.target[1]": y})
     if model.classes is not None:
         _check.labels(y, model.classes, name="prop.target[1]")
 

@@ -112,7 +112,7 @@ def generate(
     """
     _check.labels(labels, make.classes, name="labels")
     _check.zeros_or_ones(identity=identity)
-    return _generate(make, params, jnp.asarray(labels), jnp.asarray(identity), key)
+    return _generate(make, params, jnp.asarray(labels), jnp.asarray(identity, jnp.int32), key)
 
 
 @functools.partial(jax.jit, static_argnames="make")

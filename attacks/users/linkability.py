@@ -123,11 +123,12 @@ def pair_similarities(
       pairs: how many (static).
 
     Raises:
-      ValueError: if there is not one client per sample, a client has one sample alone, or all are
-        of one.
+      ValueError: if there is not one client per sample, a client has one sample alone, all are of
+        one, or descriptors are of another length.
     """
     _check.at_least(0, identities=identities)
     check_several(identities)
+    check_unit(descriptors=descriptors)
     return _pair_similarities(descriptors, jnp.asarray(identities), key, pairs)
 
 
@@ -208,11 +209,29 @@ def link_precision(
       gallery_senders: whose those are `[rounds, gallery]`.
 
     Raises:
-      ValueError: if shapes do not go together, or descriptors are of another length.
+      ValueError: if shapes do not go together, descriptors are of another length, or a round's
+        gallery holds its own queries.
     """
     _check.at_least(0, senders=senders, gallery_senders=gallery_senders)
     check_unit(queries=queries, galleries=galleries)
+    _check_two_intervals(queries, galleries)
     return _link_precision(queries, senders, galleries, gallery_senders)
+
+
+def _check_two_intervals(queries: Any, galleries: Any) -> None:
+    """Raise `ValueError` if all queries of a round stand in its gallery: each is nearest to
+    itself."""
+    if _check.is_unseen(queries, galleries):
+        return
+    for number, (round_, gallery) in enumerate(
+        zip(*map(np.asarray, (queries, galleries)), strict=True)
+    ):
+        held = {row.tobytes() for row in gallery}
+        if len(held) > 1 and all(row.tobytes() in held for row in round_):
+            raise ValueError(
+                f"galleries[{number}] holds all of queries[{number}], of which each is nearest to "
+                "itself; give what was sent the interval before"
+            )
 
 
 @jax.jit
@@ -295,15 +314,27 @@ def follow_precision(
       senders: the truth, likewise.
 
     Raises:
-      ValueError: if shapes differ.
+      ValueError: if shapes differ, or not everyone sent once in each round.
     """
     _check.at_least(0, senders=senders)
+    _check_everyone(senders)
     names = jnp.asarray(names)
     if not _check.is_unseen(names) and (np.asarray(names) >= names.shape[1]).any():
         raise ValueError(
             f"names holds {np.asarray(names).max()}; there are {names.shape[1]} places"
         )
     return _follow_precision(names, jnp.asarray(senders))
+
+
+def _check_everyone(senders: Any) -> None:
+    if _check.is_unseen(senders):
+        return
+    ordered = np.sort(np.asarray(senders), 1)
+    if len(ordered) and ((ordered != ordered[0]).any() or (np.diff(ordered[0]) == 0).any()):
+        raise ValueError(
+            "senders must name each client once in every round: follow takes it that everyone "
+            "takes part (see cluster_updates)"
+        )
 
 
 @jax.jit

@@ -79,8 +79,8 @@ def fit_filter_noise(
       gradients, ridge: as those of `matched_filter`.
 
     Raises:
-      ValueError: if shapes do not go together, a round has one participant, no client took part in
-        two rounds, all updates are of one client, or there is one gradient.
+      ValueError: if shapes do not go together, a round has one participant or a client twice, no
+        client took part in two rounds, all updates are of one client, or there is one gradient.
     """
     _check.at_least(0, senders=senders)
     _check_gradients(gradients)
@@ -91,12 +91,15 @@ def fit_filter_noise(
     if not _check.is_unseen(senders):
         _check_senders(np.asarray(senders))
     with jax.default_matmul_precision("highest"):
-        arrays = _floating(vectors), jnp.asarray(senders), _floating(gradients)
+        arrays = _of_size_one(_floating(vectors)), jnp.asarray(senders), _floating(gradients)
         return _fit_filter_noise(*arrays, ridge)
 
 
 def _check_senders(senders: np.ndarray) -> None:
     clients = np.unique(senders)
+    ordered = np.sort(senders, 1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise ValueError("senders names a client twice in one round; each sends one update")
     rounds = (senders[..., None] == clients).any(1).sum(0)
     if len(clients) < 2 or rounds.max() < 2:
         raise ValueError(
@@ -114,6 +117,12 @@ def _floating(values: Array) -> Array:
     return jnp.asarray(values, jnp.result_type(values, jnp.float32))
 
 
+def _of_size_one(values: Array) -> Array:
+    """Squares of tiny or huge numbers are lost; of both arguments the scale tells nothing."""
+    largest = jnp.abs(values).max()
+    return values / jnp.where(largest > 0, largest, 1)
+
+
 class _Spread(NamedTuple):
     """C, by its eigenvalues that are not negligible; others are 0, and so are their directions.
 
@@ -129,6 +138,7 @@ class _Spread(NamedTuple):
 
 
 def _spread(gradients: Array) -> _Spread:
+    gradients = _of_size_one(gradients)
     centred = (gradients - gradients.mean(0)) / jnp.sqrt(len(gradients))
     values, left = jnp.linalg.eigh(centred @ centred.T)
     rounding = 100 * jnp.finfo(values.dtype).eps ** 2 * (gradients**2).sum(1).mean()

@@ -63,7 +63,7 @@ def test_messages_of_no_descent_are_of_no_optimum():
     right = as_messages(models[:-1], models[1:])
     assert local_optimum(right).identifiable
     assert np.isfinite(noisy_local_optimum(right).error)
-    turned = as_messages(models[1:], models[1:] - models[1:] @ np.eye(5, k=1))
+    turned = as_messages(models, models - models @ (np.eye(5) + np.eye(5, k=1) - np.eye(5, k=-1)))
     exchanged = as_messages(models[1:], models[:-1])
     for wrong in (turned, exchanged):
         decoded = local_optimum(wrong)
