@@ -97,15 +97,15 @@ def fit_filter_noise(
 
 def _check_senders(senders: np.ndarray) -> None:
     clients = np.unique(senders)
-    ordered = np.sort(senders, 1)
-    if (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise ValueError("senders names a client twice in one round; each sends one update")
     rounds = (senders[..., None] == clients).any(1).sum(0)
     if len(clients) < 2 or rounds.max() < 2:
         raise ValueError(
             f"senders names {len(clients)} clients, each in {rounds.max()} of {len(senders)} "
             "rounds at most; a filter is learned from two clients, of whom one is in two rounds"
         )
+    ordered = np.sort(senders, 1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise ValueError("senders names a client twice in one round; each sends one update")
 
 
 def _check_gradients(gradients: Array) -> None:

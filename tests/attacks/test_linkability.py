@@ -268,5 +268,23 @@ def test_descriptors_of_other_lengths_are_refused():
     senders = jnp.tile(jnp.arange(4), (3, 1))
     with pytest.raises(ValueError, match="galleries holds"):
         link.link_precision(link.unit(raw), senders, raw, senders)
+    with pytest.raises(ValueError, match="descriptors holds a descriptor of length"):
+        link.pair_similarities(raw[0], jnp.asarray([0, 0, 1, 1]), jax.random.key(0), 8)
     nothing = link.unit(raw).at[1, 2].set(0.0)
     assert link.follow(nothing).shape == (3, 4)
+
+
+def test_updates_are_not_linked_to_themselves():
+    samples, senders = walk(np.random.default_rng(2), 4, 5, 6, 0.05)
+    order = jnp.asarray([3, 1, 4, 0, 2])
+    for gallery in (samples, samples[:, order]):
+        with pytest.raises(ValueError, match=r"galleries\[0\] holds all of queries\[0\]"):
+            link.link_precision(samples, senders, gallery, senders)
+
+
+def test_who_is_followed_takes_part_in_every_round():
+    names = jnp.tile(jnp.arange(3), (4, 1))
+    assert link.follow_precision(names, names + 5) == 1
+    for senders in (names.at[2, 0].set(7), names.at[:, 0].set(1)):
+        with pytest.raises(ValueError, match="senders must name each client once in every round"):
+            link.follow_precision(names, senders)

@@ -149,6 +149,8 @@ def test_what_is_not_finite_fits_no_noise_and_one_client_is_refused():
         fit_filter_noise(own, jnp.zeros_like(senders), gradients)
     with pytest.raises(ValueError, match="senders names 12 clients, each in 1 of 1"):
         fit_filter_noise(own[:1], senders[:1], gradients)
+    with pytest.raises(ValueError, match="senders names a client twice in one round"):
+        fit_filter_noise(own, senders // 2, gradients)
     with pytest.raises(ValueError, match="senders has 1 participant a round"):
         fit_filter_noise(own[:, :1], senders[:, :1], gradients)
     with pytest.raises(ValueError, match="gradients is of 1 records"):
@@ -160,6 +162,16 @@ def test_two_clients_of_two_rounds_fit_some_noise(seed):
     """Too few to choose well; a sweep goes on."""
     own, senders, gradients = gaussian(np.random.default_rng(seed), 1.0, clients=2, rounds=2)
     assert float(fit_filter_noise(own, senders, gradients)) in [pytest.approx(n) for n in NOISES]
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_the_size_of_numbers_fits_no_noise(size):
+    own, senders, gradients = gaussian(np.random.default_rng(8), 1.0)
+    fitted = fit_filter_noise(own, senders, gradients)
+    assert fit_filter_noise(size * own, senders, size * gradients) == fitted
+    filtered = matched_filter(own, gradients, fitted)
+    other = matched_filter(own, size * gradients, fitted)
+    np.testing.assert_allclose(other, filtered, atol=1e-4 * float(jnp.abs(filtered).max()))
 
 
 def test_gradients_that_are_all_alike_leave_updates_their_directions():

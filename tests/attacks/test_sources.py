@@ -207,7 +207,12 @@ def test_the_least_loss_names_the_client(federation):
     )
     assert (np.asarray(least_loss(model, last, x, y)) == by_hand.argmin(0)).all()
     same = jax.tree.map(lambda a: jnp.stack([a[0]] * 3), last)
-    assert (np.asarray(least_loss(model, same, x, y)) == 0).all()
+    with pytest.raises(ValueError, match="params holds one model for all 3 clients"):
+        least_loss(model, same, x, y)
+    received = jax.tree.map(lambda a: jnp.stack([a, a * 2]), same)
+    for vote in (majority_of_rounds, largest_drop):
+        with pytest.raises(ValueError, match="returned holds one model for all 3 clients"):
+            vote(model, received, x, y)
     rounds = jax.tree.map(lambda a: jnp.stack([a, a, a[::-1]]), last)
     vote = majority_of_rounds(model, rounds, x, y)
     assert (np.asarray(vote.sources) == by_hand.argmin(0)).all()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attacks import box, gibbs, surprise
+from attacks import box, gibbs, gradient_votes, least_squares, ridge, surprise
 from attacks.fit import MisfitWarning
 from attacks.properties.exchanges import SURE
 from tests.attacks.test_gibbs import CLIENTS, KEY, PER_ROUND, ROUNDS, observed
@@ -57,6 +57,32 @@ def test_rounds_in_which_nobody_took_part_surprise_nobody():
         )
         seen = jnp.asarray([20, ROUNDS])
         assert np.abs(surprise(observations, seen, box(observations, seen))).max() < 2
+
+
+def test_least_squares_warns_where_box_does():
+    observations, _ = observed(6.0)
+    seen, weights = jnp.asarray([ROUNDS]), jnp.ones(ROUNDS)
+    decoders = {
+        "least_squares": lambda told: least_squares(told, seen),
+        "ridge": lambda told: ridge(told, seen, weights),
+        "gradient_votes": lambda told: gradient_votes(told, seen),
+    }
+    means = dataclasses.replace(observations, features=observations.features / PER_ROUND)
+    for name, decode in decoders.items():
+        decode(observations)  # warnings are errors
+        with pytest.warns(MisfitWarning, match=f"{name}: sums lie") as told:
+            decode(means)
+        assert told[0].filename == __file__
+
+
+def test_more_participants_than_a_round_has_are_refused():
+    """As of a table that says who did not take part."""
+    observations, _ = observed(6.0)
+    absent = 1 - observations.participation
+    few = dataclasses.replace(observations, clients_per_round=PER_ROUND)
+    box(few, jnp.asarray([ROUNDS]))
+    with pytest.raises(ValueError, match=r"observations\.clients_per_round=.* must lie between"):
+        box(dataclasses.replace(few, participation=absent), jnp.asarray([ROUNDS]))
 
 
 def test_what_is_no_probability_is_refused_and_what_is_not_known_is_not():
