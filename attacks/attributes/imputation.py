@@ -71,7 +71,7 @@ def _check_scale(public: np.ndarray, column: UnknownColumn, number: int) -> None
     held = public[:, np.asarray(column.positions)]
     least = np.linalg.norm(held[:, None] - looks, axis=-1).min(1)
     widest = np.linalg.norm(looks[:, None] - looks, axis=-1).max()
-    if np.median(least) > widest:
+    if len(looks) > 1 and np.median(least) > widest:
         row = int(least.argmax())
         raise ValueError(
             f"x_public[{row}] holds {held[row]} in the places of columns[{number}], farther from "
@@ -82,7 +82,9 @@ def _check_scale(public: np.ndarray, column: UnknownColumn, number: int) -> None
 
 def _check_numbers(y_public: Any) -> None:
     if np.asarray(y_public).dtype.kind not in "biuf":
-        raise ValueError(f"y_public holds {np.asarray(y_public)[0]!r}; labels must be numbers")
+        raise ValueError(
+            f"y_public holds {np.asarray(y_public).tolist()[0]!r}; labels must be numbers"
+        )
 
 
 def _values(x: np.ndarray, column: UnknownColumn) -> np.ndarray:

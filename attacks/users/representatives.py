@@ -9,6 +9,7 @@ from the update with the help of records of its own.
 import contextlib
 import functools
 import math
+import warnings
 from typing import Any, Literal
 
 import jax
@@ -18,6 +19,7 @@ import optax
 from flax import struct
 from jaxtyping import Num
 
+from attacks.fit import FitWarning
 from attacks.matching import Virtual, minimize_adam, squared_distance, virtual_update
 from attacks.precision import in_type_here
 from jaxfl import Messages, Model, _check
@@ -218,6 +220,9 @@ def representatives(
       settings: see `Representing`.
       strategy: how messages are worked on (see `jaxfl.Federated`); None picks by backend.
 
+    Warns:
+      FitWarning: if the images of an update account for none of it.
+
     Raises:
       ValueError: if labels or shapes do not fit, or settings make no sense.
     """
@@ -240,9 +245,33 @@ def representatives(
             )
             for i in range(len(messages))
         ]
-        return jax.tree.map(lambda *a: jnp.stack(a), *results)
-    strategy = strategy or strategy_here(ACCELERATOR_CHUNK)
-    return _representatives(model, updates, jnp.asarray(y), keys, tuple(shape), settings, strategy)
+        answer = jax.tree.map(lambda *a: jnp.stack(a), *results)
+    else:
+        answer = _representatives(
+            model,
+            updates,
+            jnp.asarray(y),
+            keys,
+            tuple(shape),
+            settings,
+            strategy or strategy_here(ACCELERATOR_CHUNK),
+        )
+    _warn_of_nothing(answer.explained)
+    return answer
+
+
+def _warn_of_nothing(explained: Array) -> None:
+    if _check.is_unseen(explained):
+        return
+    below = np.flatnonzero(np.asarray(explained) <= 0)
+    if len(below):
+        warnings.warn(
+            f"representatives: the images of {len(below)} of {len(explained)} updates (the first: "
+            f"{below[0]}) account for none of them: they stand for nothing. Labels, model, rate, "
+            "or the sign of the updates are others, or evaluations are too few",
+            FitWarning,
+            stacklevel=5,
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape", "strategy"))

@@ -183,6 +183,21 @@ def test_representatives_look_like_the_pictures_behind_an_update(federation):
     assert abs(resemblance(np.asarray(blind.x[0]), records[0][1])) < 0.35
 
 
+def test_images_that_account_for_nothing_are_told(federation):
+    """An update of the other sign, whose best images of any length are of none."""
+    records, _, run = federation
+    first = run.messages(0)
+    exchanged = dataclasses.replace(first, received=first.returned, returned=first.received)
+    y = jnp.asarray(np.stack([(records[0][1] + 1) % CLASSES] * len(first)))
+    settings = dataclasses.replace(SETTINGS, evaluations=20, scale="free")
+    with pytest.warns(FitWarning, match="account for none of them") as told:
+        found = rep.representatives(
+            MODEL, exchanged, y, jax.random.key(5), SHAPE, settings=settings
+        )
+    assert (found.explained <= 0).any()
+    assert told[0].filename == __file__
+
+
 def test_the_bias_tells_the_labels(federation):
     records, _, run = federation
     for client, (x, y) in enumerate(records):

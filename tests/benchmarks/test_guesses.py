@@ -91,8 +91,14 @@ def test_imputation_uses_other_columns_and_the_label():
     assert right(by_label) == 1
     assert right(by_label, labels=False) < 0.8
     assert right(alone) < 0.65
+    knowledge = Knowledge(x, y, (binary_column(4),))
     with pytest.raises(ValueError, match="y_public=None"):
-        impute(Knowledge(x, y, (binary_column(4),)), x)
+        impute(knowledge, x)
+    with pytest.raises(ValueError, match="y_public holds 'a'; labels must be numbers"):
+        impute(knowledge, x, np.full(len(x), "a"))
+    coded = np.where(np.arange(x.shape[1]) == 4, 5 + 4 * x, x)
+    with pytest.raises(ValueError, match=r"in the places of columns\[0\], farther from all"):
+        impute(knowledge, coded, y)
 
 
 @pytest.mark.slow
