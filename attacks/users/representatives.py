@@ -270,7 +270,7 @@ def _warn_of_nothing(explained: Array) -> None:
             f"{below[0]}) account for none of them: they stand for nothing. Labels, model, rate, "
             "or the sign of the updates are others, or evaluations are too few",
             FitWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 
