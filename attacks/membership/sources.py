@@ -238,8 +238,9 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     gradients.
 
     A client's update is the sum of its records' gradients with equal weights; any other record has
-    weight 0. All clients received the same model, so that one Gram matrix serves all. Beyond
-    Driouich 2023.
+    weight 0. All clients received the same model, so that one Gram matrix serves all. Of several
+    long steps that is first order: what it misses of them may be a misfit of the right recipe.
+    Beyond Driouich 2023.
 
     Args:
       model: the model (static), whose operations mix no records.

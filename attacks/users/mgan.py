@@ -33,6 +33,8 @@ from jaxfl.domains import Index, Key, checked
 from jaxfl.models import check_parameters, check_record_shape, zero_rows
 
 Array = jax.Array
+LOOK = 2**32 - 1
+"""The stream by which a round of the active attack is looked at, apart from its game's."""
 
 
 @struct.dataclass
@@ -147,12 +149,7 @@ def _passive(
         state = state._replace(networks=state.networks._replace(shared=returned))
         play_key, look_key = jax.random.split(jax.random.fold_in(key, place))
         state = play(game, state, play_key, t, (mine, theirs))
-        images, labels, _ = draw(game, state.networks.generator, game.settings.batch_size, look_key)
-        realness = jax.nn.sigmoid(
-            judge(game.model, *discriminator(state.networks), images).real
-        ).mean()
-        agreement = (game.model.apply(received, images).argmax(-1) == labels).mean()
-        return state, (realness, agreement)
+        return state, _look(game, state, received, look_key)
 
     rounds = (
         messages.received,
@@ -166,6 +163,14 @@ def _passive(
     return state.networks, traces
 
 
+def _look(game: Game, state: State, received: Any, key: Array) -> tuple[Array, Array]:
+    """`Generated.realness` and `agreement` of a round, by the model that was sent."""
+    images, labels, _ = draw(game, state.networks.generator, game.settings.batch_size, key)
+    realness = jax.nn.sigmoid(judge(game.model, *discriminator(state.networks), images).real).mean()
+    agreement = (game.model.apply(received, images).argmax(-1) == labels).mean()
+    return realness.astype(jnp.float32), agreement.astype(jnp.float32)
+
+
 class Isolated(NamedTuple):
     """What the server of the active attack remembers.
 
@@ -173,11 +178,16 @@ class Isolated(NamedTuple):
       state: networks and optimisers; the shared classifier among them is the victim's model.
       key: of the attack.
       t: rounds so far.
+      victim_rounds: in how many of them the victim took part. In 0 the generator has seen nobody.
+      realness, agreement: as those of `Generated`, of the last round; NaN before the first.
     """
 
     state: State
     key: Array
     t: Array
+    victim_rounds: Array
+    realness: Array
+    agreement: Array
 
 
 @checked
@@ -230,7 +240,9 @@ class MganServer(Server):
     def init(self, params: Any) -> ServerState:
         """The first model, and networks around it."""
         start_key, attack_key = jax.random.split(self.key)
-        private = Isolated(begin(self.game, params, start_key), attack_key, jnp.asarray(0))
+        none, unknown = jnp.zeros((), int), jnp.full((), jnp.nan, jnp.float32)
+        started = begin(self.game, params, start_key)
+        private = Isolated(started, attack_key, none, none, unknown, unknown)
         return dataclasses.replace(self.apart.init(params), private=private)
 
     def send(self, state: ServerState, client_id: Array) -> Any:
@@ -246,7 +258,13 @@ class MganServer(Server):
         )
         key = jax.random.fold_in(private.key, private.t)
         played = play(self.game, before, key, private.t, None)
-        return dataclasses.replace(after, private=Isolated(played, private.key, private.t + 1))
+        sent = private.state.networks.shared
+        look = _look(self.game, played, sent, jax.random.fold_in(key, LOOK))
+        there = (ids == self.apart.victim).any()
+        remembered = Isolated(
+            played, private.key, private.t + 1, private.victim_rounds + there, *look
+        )
+        return dataclasses.replace(after, private=remembered)
 
 
 def _isolated(state: ServerState) -> ServerState:

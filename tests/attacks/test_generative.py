@@ -228,7 +228,9 @@ def test_the_active_attack_leaves_the_others_to_themselves(federation):
     apart = simulate(MODEL, start, clients, key, federated(3), server=IsolatingServer(0))
     assert_same(run.params, apart.params, "others train as beside an isolating server")
     own = run.private
-    assert int(own.t) == 3
+    assert int(own.t) == int(own.victim_rounds) == 3
+    assert 0 < float(own.realness) < 1
+    assert 0 <= float(own.agreement) <= 1
     # The discriminator has taken steps after the victim's own, and what it has become the victim
     # gets next.
     last = jax.tree.map(lambda a: a[-1], run.messages(0).returned)
