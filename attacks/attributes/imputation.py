@@ -4,11 +4,13 @@ Threat model: an adversary that holds records of the same distribution with the 
 client's records but for it; it sees no message. What it names right was not leaked by training.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
 
 from attacks.attributes.knowledge import Knowledge, UnknownColumn
+from attacks.fit import FitWarning
 from jaxfl import _check
 from jaxfl.domains import checked
 from jaxfl.watching import on_host
@@ -34,9 +36,12 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
     Returns:
       Index of the named candidate `[records]`, per unknown column.
 
+    Warns:
+      FitWarning: if all public records have one value of an unknown column.
+
     Raises:
-      ValueError: if public records are none, not finite, differ in features, lack labels, or hold
-        values of a column farther from all candidates than these are from each other.
+      ValueError: if public records are none, not finite, differ in features, or lack labels that
+        are numbers.
     """
     known, public = np.array(knowledge.x, np.float64), np.array(x_public, np.float64)
     if public.ndim != 2 or public.shape[1] != known.shape[1]:
@@ -46,9 +51,9 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
     if not len(public):
         raise ValueError("x_public holds no records; give at least one")
     _check.finite(x_public=public)
-    for number, column in enumerate(knowledge.columns):
-        _check_scale(public, column, number)
     truths = [_values(public, column) for column in knowledge.columns]
+    for number, (truth, column) in enumerate(zip(truths, knowledge.columns, strict=True)):
+        _warn_of_one_value(truth, public[:, np.asarray(column.positions)], number)
     for x in (known, public):
         for column in knowledge.columns:
             x[:, np.asarray(column.positions)] = 0
@@ -66,17 +71,14 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
     return tuple(_imputed(public, truth, known) for truth in truths)
 
 
-def _check_scale(public: np.ndarray, column: UnknownColumn, number: int) -> None:
-    looks = np.asarray(column.candidates, np.float64)
-    held = public[:, np.asarray(column.positions)]
-    least = np.linalg.norm(held[:, None] - looks, axis=-1).min(1)
-    widest = np.linalg.norm(looks[:, None] - looks, axis=-1).max()
-    if len(looks) > 1 and np.median(least) > widest:
-        row = int(least.argmax())
-        raise ValueError(
-            f"x_public[{row}] holds {held[row]} in the places of columns[{number}], farther from "
-            "all candidates than these are from each other; give both in the model's own scale and "
-            "coding"
+def _warn_of_one_value(truth: np.ndarray, public: np.ndarray, number: int) -> None:
+    if len(np.unique(truth)) == 1 and len(truth) > 1:
+        warnings.warn(
+            f"impute: the values of all of x_public (the first: {public[0]}) are nearest to one "
+            f"candidate of knowledge.columns[{number}]. Is the column missing there, or coded in "
+            "another way? Nothing can be learned of it",
+            FitWarning,
+            stacklevel=4,
         )
 
 

@@ -33,7 +33,8 @@ PULL = 1e-4
 across 1/2 where equations fix the weights, and enough to choose where they do not."""
 
 IMPOSSIBLE = 0.1
-"""By how much the decoded mean of a column of 0 and 1 may lie outside these: noise of messages."""
+"""By how much the decoded mean of a column may lie below 0 or above 1, as noise of messages makes
+it."""
 LEAST_SIZE = 1e-3
 """A column's size, relative to the largest, below which what rounds is as of this size."""
 MOST_STEPS = 100
@@ -94,8 +95,8 @@ def infer_binary_attribute(
       rule: "rank" or "threshold".
 
     Warns:
-      MisfitWarning: if exact moments are of other records, or of an attribute that is not 0 or 1;
-        then `bound` is NaN.
+      MisfitWarning: if exact moments are of other records, or moments of an attribute that is not 0
+        or 1; then `bound` is NaN.
 
     Raises:
       ValueError: if shapes do not fit, the attribute does not exist, or moments or params are not
@@ -215,8 +216,8 @@ def infer_in_box(
 
     Warns:
       MisfitWarning: as `infer_binary_attribute`; and if no values of the attribute have these
-        moments: they are of other records. Moments that are right to first order only are not
-        judged.
+        moments: they are of other records. Of moments that are not exact only an impossible mean
+        is told.
     """
     z, sums, rounding, contradiction = _attribute_equations(x, y, attribute, moments)
     prior, root = float(np.clip(sums[-1], 0, 1)), np.sqrt(len(z))
@@ -322,10 +323,11 @@ def _contradiction(x: np.ndarray, y: np.ndarray, attribute: int, moments: Moment
             f"the attribute has the mean {rate:.3g} and the mean square {square:.3g}; these are "
             f"one number of a column that is 0 or 1. Is attribute={attribute} its place?"
         )
-    if not reason and not -IMPOSSIBLE <= rate <= 1 + IMPOSSIBLE:
+    outside = max(-rate, rate - 1) - moments.rounding
+    if not reason and outside > IMPOSSIBLE:
         return (
             f"the attribute has the mean {rate:.3g}, which no column of 0 and 1 has; the moments "
-            "are of another recipe, or of another column"
+            "are of noise, of another recipe, or of another column"
         )
     return reason
 

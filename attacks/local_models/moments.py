@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Num
+from scipy.optimize import least_squares
 
 from attacks.fit import MisfitWarning
 from attacks.local_models.optimum import LocalOptimum, linear_parameters
@@ -20,9 +21,9 @@ from jaxfl.watching import on_host
 
 ROUNDED = 1e-3
 """By how much decoded moments may lie outside what is possible."""
-PASSES, FAR, SETTLED = 200, 1e3, 4e-15
-"""How often the mean models of several steps and the moments are decoded in turn; how many times
-their size these may move meanwhile; and what is no move."""
+TIGHT, HUGE = 1e-15, 1e100
+"""Relative change at which moments of several steps are found; and what stands for a way that leads
+nowhere."""
 SUMMED, ROOTED = 16, 10
 """Relative errors of a client's mean of products, in units of its precision; and the root of a
 number of records of which they are twice as large."""
@@ -40,7 +41,7 @@ class Moments:
       second: X'X / m `[parameters, parameters]`.
       cross: X'y / m `[parameters]`.
       learning_rate: the client's step size.
-      exact: False if they are right to first order only, or if the messages contradict them; then
+      exact: False if the messages contradict them; then
         they bound nothing.
       rounding: by how much an entry may be off, since messages were recorded in so many digits.
     """
@@ -134,8 +135,8 @@ def structured_moments(
 
     Args:
       messages: of a linear model whose client takes full-batch steps. With several `steps` per
-        round theta_t is the mean of the models on its way, which the decoded moments give; both are
-        decoded in turn, from the way's centre on.
+        round theta_t is the mean of the models on its way: the moments are those whose own way
+        leads to the models returned, by nonlinear least squares from the way's centre on.
       x: public records `[records, features]`; the attribute's column may hold anything.
       y: targets `[records]`.
       attribute: its position among the features; 0 or 1 in every record.
@@ -157,7 +158,8 @@ def structured_moments(
     x, y, known = public_part(x, y, attribute, received.shape[1] - 1)
     public, at = np.c_[x, np.ones(len(x))], np.append(known, received.shape[1] - 1)
     centre = path_centre(received, received - returned, steps)
-    if not (centre[:, attribute] != 0).any():
+    weight = centre[:, attribute]
+    if not (weight**2).sum() > 0:
         raise ValueError(
             f"attribute={attribute} has weight 0 in every message, which then tell nothing of it"
         )
@@ -166,22 +168,24 @@ def structured_moments(
     second[np.ix_(at, at)], cross[at] = public.T @ public / len(x), public.T @ y / len(x)
     slopes = (received - returned) / (2 * step * steps)
     equations = _Equations(received, slopes, second, cross, at, attribute, step)
-    theta, decoded, settled = equations.solved(centre, steps)
-    weight = theta[:, attribute]
+    if steps == 1:
+        theta, decoded = centre, equations.decoded(centre)
+        amplified = float(1 / np.linalg.norm(weight))
+    else:
+        theta, decoded, amplified = equations.of_several(centre, returned, steps)
     # Every step of a client rounds its model.
     stored = digits * np.abs(received).max() / (2 * step)
     lengths = np.abs(public).T @ (np.abs(public) @ np.abs(theta[:, at]).T + np.abs(y)[:, None])
     summed = SUMMED * (1 + np.sqrt(len(x)) / ROOTED) * max(digits, _computed_in(received, returned))
-    least = 2 * stored + summed * (lengths.max() / len(x) + np.abs(weight).max())
+    summed *= lengths.max() / len(x) + np.abs(theta[:, attribute]).max()
+    least = 2 * stored + summed
     # The row's own errors come back multiplied by the other weights.
-    pulled = 1 + np.abs(theta).sum(1).max() / np.linalg.norm(weight)
+    pulled = 1 + np.abs(theta).sum(1).max() / np.linalg.norm(theta[:, attribute])
     left = max(decoded.left_of_public, decoded.left_of_attribute / pulled)
-    if not settled:
-        _warn_of_long_steps(steps, step)
-    elif left > least:
+    exact = bool(left <= least)
+    if not exact:
         _warn_of_other_steps(left / least, steps, step)
-    exact = settled and bool(left <= least)
-    rounding = float(stored / np.linalg.norm(weight))
+    rounding = float((stored if steps == 1 else 2 * stored) * amplified)
     return Moments(decoded.second, decoded.cross, step, exact, rounding)
 
 
@@ -218,55 +222,72 @@ class _Equations:
 
     def decoded(self, theta: np.ndarray) -> _Decoded:
         """The moments, if these are the mean models on the way `[rounds, parameters]`."""
-        second, cross, at = self.second.copy(), self.cross.copy(), self.at
-        weight = theta[:, self.attribute]
-        missing = self.slopes[:, at] - theta[:, at] @ second[np.ix_(at, at)] + cross[at]
+        at, weight = self.at, theta[:, self.attribute]
+        missing = self.slopes[:, at] - theta[:, at] @ self.second[np.ix_(at, at)] + self.cross[at]
         row = weight @ missing / (weight**2).sum()
-        second[self.attribute, at] = second[at, self.attribute] = row
-        second[self.attribute, self.attribute] = row[-1]
+        second, cross = self.with_unknown(np.append(row, 0.0))
         told = theta @ second[self.attribute] - self.slopes[:, self.attribute]
         cross[self.attribute] = told.mean()
         left = np.abs(missing - np.outer(weight, row)).max(), np.abs(told - told.mean()).max()
         return _Decoded(second, cross, *map(float, left))
 
-    def way(self, moments: _Decoded, steps: int) -> np.ndarray:
-        """Mean models on the way of so many steps by these moments `[rounds, parameters]`."""
-        at, total = self.received, np.zeros_like(self.received)
-        for _ in range(steps):
-            total = total + at
-            at = at - 2 * self.learning_rate * (at @ moments.second - moments.cross)
-        return total / steps
+    def with_unknown(self, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The moments with the attribute's row, at what is known, and its product with the targets
+        `[parameters]`."""
+        second, cross = self.second.copy(), self.cross.copy()
+        second[self.attribute, self.at] = second[self.at, self.attribute] = unknown[:-1]
+        second[self.attribute, self.attribute] = unknown[-2]
+        cross[self.attribute] = unknown[-1]
+        return second, cross
 
-    def solved(self, centre: np.ndarray, steps: int) -> tuple[np.ndarray, _Decoded, bool]:
-        """Mean models on the way and moments that go together, and whether there are any; else the
-        way's centre, and the moments by it."""
-        theta, moments = centre, self.decoded(centre)
-        if steps == 1:
-            return theta, moments, True
-        for _ in range(PASSES):
-            before, theta = theta, self.way(moments, steps)
-            moved = np.abs(theta - before).max()
-            if not moved <= FAR * np.abs(centre).max():
-                break
-            moments = self.decoded(theta)
-            if moved <= SETTLED * np.abs(theta).max():
-                return theta, moments, True
-        return centre, self.decoded(centre), False
+    def of_several(
+        self, centre: np.ndarray, returned: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, _Decoded, float]:
+        """Mean models on the way of several steps, the moments whose way leads nearest to the
+        models returned, by Levenberg and Marquardt from those of the way's centre on; and how much
+        larger an error of a slope may be in them."""
+        first = self.decoded(centre)
+        start = np.append(first.second[self.attribute, self.at], first.cross[self.attribute])
+        unit = 2 * self.learning_rate * steps
 
+        def missed(unknown: np.ndarray) -> np.ndarray:
+            _, ends = self._way(*self.with_unknown(unknown), steps)
+            return np.nan_to_num(
+                (ends - returned).ravel() / unit, nan=HUGE, posinf=HUGE, neginf=-HUGE
+            )
 
-def _warn_of_long_steps(steps: int, learning_rate: float) -> None:
-    warnings.warn(
-        f"structured_moments: no moments explain {steps} steps of rate {learning_rate} that lead "
-        "from the models received to those returned; these are right to first order at most",
-        MisfitWarning,
-        stacklevel=4,
-    )
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = least_squares(
+                missed, start, method="lm", x_scale="jac", ftol=TIGHT, xtol=TIGHT, gtol=TIGHT
+            )
+            second, cross = self.with_unknown(found.x)
+            theta, _ = self._way(second, cross, steps)
+        left = np.abs(found.fun.reshape(centre.shape))
+        least = np.linalg.svd(found.jac, compute_uv=False)[-1]
+        amplified = float(np.sqrt(left.size) / least) if least > 0 else np.inf
+        of_public, of_attribute = left[:, self.at].max(), left[:, self.attribute].max()
+        theta = theta if np.isfinite(theta).all() else centre
+        return theta, _Decoded(second, cross, float(of_public), float(of_attribute)), amplified
+
+    def _way(
+        self, second: np.ndarray, cross: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean models on the way of so many steps, and its ends, each `[rounds, parameters]`. One
+        step is linear in the model, a one, and the sum of the models so far."""
+        size = len(cross)
+        one = np.eye(2 * size + 1)
+        one[:size, :size] -= 2 * self.learning_rate * second
+        one[size, :size] = 2 * self.learning_rate * cross
+        one[:size, size + 1 :] = np.eye(size)
+        whole = np.linalg.matrix_power(one, steps)
+        begun = np.c_[self.received, np.ones(len(self.received))] @ whole[: size + 1]
+        return begun[:, size + 1 :] / steps, begun[:, :size]
 
 
 def _warn_of_other_steps(times: float, steps: int, learning_rate: float) -> None:
     warnings.warn(
         f"structured_moments: messages leave {times:.2g} times what rounding may: they are not of "
-        f"steps={steps} full-batch of learning_rate={learning_rate} on these records without "
+        f"full-batch steps (steps={steps}, learning_rate={learning_rate}) on these records without "
         "noise; nothing is proven by these moments",
         MisfitWarning,
         stacklevel=4,

@@ -39,7 +39,8 @@ UNLIKE = 1e-2
 """By how much of its size a map of models to updates may be no symmetric, positive matrix."""
 NO_DESCENT = (
     "updates grow with the models in a way that no gradient descent on squares has: they are of "
-    "other rounds, received and returned exchanged, or another loss"
+    "other rounds, received and returned exchanged, of another loss, or of steps so long that they "
+    "diverge"
 )
 TOLD = 3
 """Asymmetries that tell a level of noise: one may be small by chance."""
@@ -59,9 +60,9 @@ class LocalOptimum:
         spread: about the rounding error for full batches, near 1 for the noise of small ones; NaN
         of d + 1 rounds or fewer, or equal models.
       identifiable: True if all directions were seen, `condition * eps < 1e-5`, `unexplained <
-        1e-3`, and noise and rounding are below 1e-4 of the direction seen least.
-      reason: why not, in words, or "". Full-batch steps have a symmetric, positive W, so that
-        messages of another are of no optimum.
+        1e-3`, noise and rounding are below 1e-4 of the direction seen least, and W is symmetric and
+        positive, as that of full-batch steps is that do not diverge.
+      reason: why not, in words, or "".
     """
 
     params: Num[np.ndarray, "parameters"]

@@ -113,7 +113,7 @@ def split_variances(
 ) -> Membership:
     """The mixture's part of `variance_mixture`, on variances `[records, K]`. Fails where they are
     not finite or alike; a misfit where one Gaussian describes them as well as two, else unchecked
-    if they are fewer than `FEWEST`."""
+    if they are fewer than `FEWEST`. Raises `ValueError` if one is negative."""
     variance = np.asarray(variance)
     nobody = Membership(
         np.zeros(len(variance), bool),

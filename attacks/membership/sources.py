@@ -61,7 +61,8 @@ def least_loss(
       Places of the clients `[records]`, the first of several; -1 where a loss is not finite.
 
     Raises:
-      ValueError: if the model does not take the records, or there is not one label per record.
+      ValueError: if the model does not take the records, there is not one label per record, or all
+        clients have one model.
     """
     _check_candidates(model, params, x, y, "params", 1)
     return _least_loss(model, params, jnp.asarray(x), jnp.asarray(y))
@@ -80,8 +81,8 @@ def _check_candidates(model: Model, models: Any, x: Any, y: Any, name: str, axes
     check_labelled(model, one, jnp.asarray(x), jnp.asarray(y))
     if _check.is_unseen(models):
         return
-    leaves = [np.asarray(leaf).swapaxes(0, axes - 1) for leaf in jax.tree.leaves(models)]
-    if len(leaves[0]) > 1 and all((leaf == leaf[:1]).all() for leaf in leaves):
+    leaves = [jnp.moveaxis(leaf, axes - 1, 0) for leaf in jax.tree.leaves(models)]
+    if len(leaves[0]) > 1 and all(bool((leaf == leaf[:1]).all()) for leaf in leaves):
         raise ValueError(
             f"{name} holds one model for all {len(leaves[0])} clients, which tells none of them "
             "apart; is it what they received?"
@@ -118,6 +119,9 @@ def majority_of_rounds(
       returned: models the clients returned, leaves `[rounds, clients, ...]`.
       x: records `[records, ...]`.
       y: their labels `[records]`.
+
+    Raises:
+      ValueError: as `least_loss`.
     """
     _check_candidates(model, returned, x, y, "returned", 2)
     return _majority_of_rounds(model, returned, jnp.asarray(x), jnp.asarray(y))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Int, Num
 
-from attacks.properties.best_in_box import ROUGHLY, boxes
+from attacks.properties.best_in_box import ITERATIONS, boxes
 from attacks.properties.observations import (
     Observations,
     check_observed,
@@ -126,7 +126,7 @@ def gradient_votes(
 
 def _warn_of_sums(name: str, observations: Observations, seen: Array) -> None:
     if not _check.is_unseen((observations, seen)):
-        warn_of_surprise(name, observations, seen, boxes(observations, seen, ROUGHLY), deeper=1)
+        warn_of_surprise(name, observations, seen, boxes(observations, seen, ITERATIONS), deeper=1)
 
 
 @jax.jit

@@ -66,7 +66,8 @@ def warn_of_surprise(
     name: str, observations: Observations, seen: Array, p: Array, deeper: int = 0
 ) -> None:
     """Warn with a `MisfitWarning` if the sums contradict even the p of `box`, which explains them
-    best; not where it is traced. `deeper`: calls between this one and the public function."""
+    best; not where it is traced. `deeper` counts the calls between this one and the public
+    function."""
     if _check.is_unseen((observations, seen, p)):
         return
     far = _surprise(observations, seen, p)

@@ -209,8 +209,8 @@ def link_precision(
       gallery_senders: whose those are `[rounds, gallery]`.
 
     Raises:
-      ValueError: if shapes do not go together, descriptors are of another length, or a round's
-        gallery holds its own queries.
+      ValueError: if shapes do not go together, descriptors are of another length, or all
+        galleries hold their own queries.
     """
     _check.at_least(0, senders=senders, gallery_senders=gallery_senders)
     check_unit(queries=queries, galleries=galleries)
@@ -219,19 +219,18 @@ def link_precision(
 
 
 def _check_two_intervals(queries: Any, galleries: Any) -> None:
-    """Raise `ValueError` if all queries of a round stand in its gallery: each is nearest to
-    itself."""
-    if _check.is_unseen(queries, galleries):
+    """Raise `ValueError` if all queries of all rounds stand in their galleries: each is nearest to
+    itself. Descriptors of one number are 1 or -1, and stand there anyway."""
+    if _check.is_unseen(queries, galleries) or np.shape(queries)[-1] == 1 or not np.size(queries):
         return
-    for number, (round_, gallery) in enumerate(
-        zip(*map(np.asarray, (queries, galleries)), strict=True)
-    ):
+    for round_, gallery in zip(np.asarray(queries), np.asarray(galleries), strict=True):
         held = {row.tobytes() for row in gallery}
-        if len(held) > 1 and all(row.tobytes() in held for row in round_):
-            raise ValueError(
-                f"galleries[{number}] holds all of queries[{number}], of which each is nearest to "
-                "itself; give what was sent the interval before"
-            )
+        if len(held) < len(gallery) or any(row.tobytes() not in held for row in round_):
+            return
+    raise ValueError(
+        f"galleries of all {len(queries)} rounds hold all of the queries, of which each is nearest "
+        "to itself; give what was sent the interval before"
+    )
 
 
 @jax.jit
@@ -330,11 +329,12 @@ def _check_everyone(senders: Any) -> None:
     if _check.is_unseen(senders):
         return
     ordered = np.sort(np.asarray(senders), 1)
-    if len(ordered) and ((ordered != ordered[0]).any() or (np.diff(ordered[0]) == 0).any()):
-        raise ValueError(
-            "senders must name each client once in every round: follow takes it that everyone "
-            "takes part (see cluster_updates)"
-        )
+    for number, round_ in enumerate(ordered):
+        if (round_ != ordered[0]).any() or (np.diff(round_) == 0).any():
+            raise ValueError(
+                f"senders[{number}] names the clients {round_.tolist()}; each must be there once "
+                "in every round, as follow takes it (see cluster_updates)"
+            )
 
 
 @jax.jit

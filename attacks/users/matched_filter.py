@@ -103,9 +103,13 @@ def _check_senders(senders: np.ndarray) -> None:
             f"senders names {len(clients)} clients, each in {rounds.max()} of {len(senders)} "
             "rounds at most; a filter is learned from two clients, of whom one is in two rounds"
         )
-    ordered = np.sort(senders, 1)
-    if (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise ValueError("senders names a client twice in one round; each sends one update")
+    for number, round_ in enumerate(senders):
+        named, counts = np.unique(round_, return_counts=True)
+        if counts.max() > 1:
+            raise ValueError(
+                f"senders[{number}] names client {named[counts.argmax()]} {counts.max()} times; "
+                "each sends one update of a round"
+            )
 
 
 def _check_gradients(gradients: Array) -> None:

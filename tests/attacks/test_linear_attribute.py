@@ -29,7 +29,7 @@ from tests.attacks.linear_clients import as_messages, optimum_of, trained
 
 def test_moments_that_are_not_exact_bound_nothing():
     x, y, messages = trained(4, 10, epochs=3)
-    with pytest.warns(MisfitWarning, match="not of steps=2"):
+    with pytest.warns(MisfitWarning, match="steps=2, learning_rate"):
         moments = structured_moments(messages, x, y, 0, 0.01, steps=2)
     assert np.isnan(infer_binary_attribute(x, y, 0, moments).bound)
     broken = dataclasses.replace(moments, cross=moments.cross * np.nan)
@@ -60,11 +60,29 @@ def test_moments_of_several_steps_are_exact(d, steps, dtype):
             assert not structured_moments(**(told | {"steps": steps} | mistake)).exact
 
 
-def test_steps_that_no_moments_explain():
-    """Of a rate so high that no way leads from the models received to those returned."""
+@pytest.mark.parametrize(("steps", "length", "weight"), [(5, 1.5, 1), (30, 0.5, 1), (2, 0.6, 1e-3)])
+def test_moments_of_long_ways_are_exact(steps, length, weight):
+    """Of steps as long as stability allows, of many, and of small weights of the attribute."""
+    x, y, _ = trained(5, 2)
+    full = np.c_[x, np.ones(len(x))]
+    second, cross = full.T @ full / len(x), full.T @ y / len(x)
+    rate = length / 2 / np.linalg.eigvalsh(second)[-1]
+    received = np.random.default_rng(0).normal(size=(4, 6)) * np.r_[weight, np.ones(5)]
+    returned = received
+    for _ in range(steps):
+        returned = returned - 2 * rate * (returned @ second - cross)
+    moments = structured_moments(as_messages(received, returned), x, y, 0, rate, steps=steps)
+    assert moments.exact  # and warnings are errors
+    errors = np.abs(moments.second - second).max(), np.abs(moments.cross - cross).max()
+    assert max(errors) <= moments.rounding < 1e-9
+
+
+@pytest.mark.parametrize("steps", [3, 300])
+def test_steps_that_no_moments_explain(steps):
+    """Of a rate so high that every way leads far off."""
     x, y, messages = trained(4, 5, 3)
-    with pytest.warns(MisfitWarning, match="no moments explain 3 steps of rate"):
-        assert not structured_moments(messages, x, y, 0, 5.0, steps=3).exact
+    with pytest.warns(MisfitWarning, match=f"steps={steps}, learning_rate=5.0"):
+        assert not structured_moments(messages, x, y, 0, 5.0, steps=steps).exact
 
 
 def test_impossible_moments_bound_nothing():
@@ -76,10 +94,11 @@ def test_impossible_moments_bound_nothing():
     negative_rate[0, -1] = negative_rate[-1, 0] = negative_rate[0, 0] = -0.2
     negative_error[0] += 100
     for moments in (Moments(negative_rate, cross, 0.01), Moments(second, negative_error, 0.01)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MisfitWarning)
-            for rule in ("rank", "threshold"):
+        for rule in ("rank", "threshold"):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
                 assert np.isnan(infer_binary_attribute(x, y, 0, moments, rule=rule).bound)
+            assert [w.category for w in told] in ([], [MisfitWarning])
     inexact = Moments(negative_rate, cross, 0.01, exact=False)
     with pytest.warns(MisfitWarning, match="which no column of 0 and 1 has"):
         infer_in_box(x, y, 0, inexact)

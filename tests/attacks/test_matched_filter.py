@@ -149,7 +149,7 @@ def test_what_is_not_finite_fits_no_noise_and_one_client_is_refused():
         fit_filter_noise(own, jnp.zeros_like(senders), gradients)
     with pytest.raises(ValueError, match="senders names 12 clients, each in 1 of 1"):
         fit_filter_noise(own[:1], senders[:1], gradients)
-    with pytest.raises(ValueError, match="senders names a client twice in one round"):
+    with pytest.raises(ValueError, match=r"senders\[0\] names client \d 2 times"):
         fit_filter_noise(own, senders // 2, gradients)
     with pytest.raises(ValueError, match="senders has 1 participant a round"):
         fit_filter_noise(own[:, :1], senders[:, :1], gradients)

@@ -185,7 +185,7 @@ def test_an_unknown_rate_pulls_to_the_same_prior():
 
 
 def test_failure_is_data():
-    with pytest.raises(ValueError, match="variance"):
+    with pytest.raises(ValueError, match="variance holds -2"):
         split_variances(np.array([[1.0, -2.0], [2.0, 1.0]]))
     found = split_variances(np.array([[1.0, np.nan], [2.0, 1.0]]))
     assert found.status == 1

@@ -49,9 +49,7 @@ from attacks.attributes.candidate_decoding.decoded import (
     judged_by_all,
     needs_all,
 )
-from attacks.attributes.candidate_decoding.factored_gradients import (
-    mean_lengths,
-)
+from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
 from attacks.attributes.candidate_decoding.joint import apart, joined
 from attacks.attributes.candidate_decoding.linear_problem import (
     at_one_rate,
@@ -226,9 +224,10 @@ def _closed_form(
         each = weights.reshape(records, -1)
         answer = decoded(knowledge, each, close, listed, members is not None)
         rounded = solution.left(jnp.concatenate([answer.rounded, rest]))
-        lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
         averaged = len(x) if members is None else members
-        allowed = _allowed(messages, rates * len(x) / averaged * lengths, eps, settings.noise)
+        allowed = _allowed(
+            messages, rates * len(x) / averaged * solution.lengths, eps, settings.noise
+        )
         counted = members if settings.learning_rate is None else None
         more = 0.0 if members is None else off_whole(weights, solution.covariance, counted)
         fit = _fit(seen, solution, rounded, rates, averaged, allowed, more)
@@ -272,6 +271,7 @@ class _Solution(NamedTuple):
       left: squared residual as a function of the unknowns.
       square: of the right-hand side.
       pull: by how much the ridge may have raised the squared residual.
+      lengths: mean length of the gradients of one candidate of every record `[rounds]`.
       covariance: of the unknowns, see there; None where no matrix is formed.
     """
 
@@ -280,6 +280,7 @@ class _Solution(NamedTuple):
     left: Callable[[Array], Array]
     square: Array
     pull: Array
+    lengths: Array
     covariance: Callable[[], Array] | None = None
 
 
@@ -299,14 +300,16 @@ def _least_squares(
         moved = jnp.maximum(jnp.abs(solved.unknowns - start), 1)
         pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
         left = functools.partial(squared_residual, system)
-        return _Solution(
-            solved.unknowns, solved.condition, left, system.square, pull, solved.covariance
-        )
+        estimate = solved.unknowns, solved.condition
+        return _Solution(*estimate, left, system.square, pull, system.lengths, solved.covariance)
     problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
     pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
     square = vdot(problem.target, problem.target)
-    return _Solution(unknowns, jnp.asarray(jnp.nan), problem.squared_residual, square, pull)
+    x, y = candidates
+    lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
+    condition = jnp.asarray(jnp.nan)
+    return _Solution(unknowns, condition, problem.squared_residual, square, pull, lengths)
 
 
 def _allowed(messages: Messages, lengths: Array, eps: float, noise: float | Array) -> Array:

@@ -19,11 +19,13 @@ Array = jax.Array
 TOGETHER = 16
 """Records whose gradients are written out at once, where that is done for their lengths alone."""
 TILE = 192
-"""Records on a side of a tile of a Gram matrix, about: what a core's cache holds."""
+"""Records on a side of a tile of a Gram matrix. Tiles of 128 to 256 take alike long, since a core's
+cache holds what they are made of."""
 
 
 Term = tuple[Array, Array]
-"""Inputs and errors of a layer, each `[records, width]`, whose outer products are gradients."""
+"""Inputs and errors of a layer, each `[records, width]`; a record's outer product is its
+gradient."""
 
 
 class FactoredGradients(NamedTuple):
@@ -45,8 +47,8 @@ class FactoredGradients(NamedTuple):
         return _products(self._pairs(others))
 
     def gram(self) -> Array:
-        """Products with each other `[records, records]`. On a CPU, of many records, tile by tile on
-        one side of the diagonal."""
+        """Products with each other `[records, records]`. Where the backend is a CPU, those of many
+        records are taken tile by tile on one side of the diagonal."""
         records = len(self.layers[0][0][0])
         if jax.default_backend() == "cpu" and records > 2 * TILE:
             return _by_tiles(self, records)
@@ -114,7 +116,8 @@ def _by_tiles(gradients: FactoredGradients, records: int) -> Array:
         return jax.lax.dynamic_update_slice(gram, tile, (below, above)), None
 
     below, above = (jnp.asarray(side * a) for a in np.tril_indices(sides))
-    empty = jnp.zeros((sides * side,) * 2, padded[0][0][0].dtype)
+    dtype = jnp.result_type(*jax.tree.leaves(padded))
+    empty = jnp.zeros((sides * side,) * 2, dtype)
     return jax.lax.scan(add, empty, (below, above))[0][:records, :records]
 
 
@@ -163,12 +166,12 @@ def gradient_changes(
 
 
 def gradient_differences(
-    model: Model, params: Any, x: Array, y: Array, absence: bool = False
-) -> tuple[FactoredGradients, Any]:
+    model: Model, params: Any, x: Array, y: Array, absence: bool
+) -> tuple[FactoredGradients, Any, Array]:
     """By how much gradients of candidates `x [records, K, ...]`, `y [records, K]` exceed those of
-    each record's first `[records * (K - 1)]`, and the sum of the first ones' gradients, a tree like
-    the parameters. With `absence` these are zero. From the differences of inputs and errors, as in
-    `gradient_changes`."""
+    each record's first `[records * (K - 1)]`; the sum of the first ones' gradients, a tree like the
+    parameters; and the mean length of the last ones'. With `absence` the first are zero. From the
+    differences of inputs and errors, as in `gradient_changes`."""
     records, count = x.shape[:2]
     each = factored_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
     # What is written out is a layer's inputs, and its errors are ones.
@@ -190,8 +193,11 @@ def gradient_differences(
 
     changes, first = zip(*(of_layer(term) for (term,) in each.layers), strict=True)
     # The stacks hold every parameter once, so that their transpose puts it back in its place.
-    base = jax.linear_transpose(each.matrices, params)(list(first))[0]
-    return each._replace(layers=list(changes)), base
+    stacks = jax.eval_shape(each.matrices, params)
+    sums = [a.astype(stack.dtype) for a, stack in zip(first, stacks, strict=True)]
+    base = jax.linear_transpose(each.matrices, params)(sums)[0]
+    lengths = jnp.sqrt(each.squares()).reshape(records, count)
+    return each._replace(layers=list(changes)), base, lengths[:, -1].mean()
 
 
 def mean_lengths(model: Model, models: Any, x: Array, y: Array) -> Array:

@@ -17,6 +17,7 @@ from attacks.lapack import after
 from jaxfl import Messages, Model
 
 Array = jax.Array
+_System = tuple[Array, ...]
 
 
 @struct.dataclass
@@ -28,11 +29,14 @@ class NormalEquations:
       gram: D D' `[unknowns, unknowns]`.
       right: D r `[unknowns]`.
       square: r.r, of the right-hand side.
+      lengths: mean length of the last candidates' gradients, which is as good as any other's
+        `[rounds]`.
     """
 
     gram: Array
     right: Array
     square: Array
+    lengths: Array
 
 
 def normal_equations(
@@ -55,15 +59,14 @@ def normal_equations(
     updates = messages.pseudo_gradient
     rates = np.eye(len(messages)) if by_round else np.ones((len(messages), 1))
 
-    def one_round(received_update: tuple[Any, Any, Array, Array]) -> NormalEquations:
+    def one_round(received_update: tuple[Any, Any, Array, Array]) -> tuple[_System, Array]:
         received, update, weight, rate = received_update
-        differences, base = gradient_differences(model, received, x, y, members is not None)
+        differences, base, length = gradient_differences(model, received, x, y, members is not None)
         gram, project = differences.gram(), differences.along
         if learning_rate is not None:
             target = jax.tree.map(lambda u, b: u * averaged / learning_rate - b, update, base)
-            return NormalEquations(
-                weight * gram, weight * project(target), weight * vdot(target, target)
-            )
+            system = gram, project(target), vdot(target, target)
+            return tuple(weight * a for a in system), length
         scaled = jax.tree.map(lambda u: -averaged * u, update)
         target = jax.tree.map(jnp.negative, base)
         cross = jnp.outer(project(scaled), rate)
@@ -71,17 +74,17 @@ def normal_equations(
             [[gram, cross], [cross.T, vdot(scaled, scaled) * jnp.diag(rate).astype(x.dtype)]]
         )
         right = jnp.append(project(target), vdot(scaled, target) * rate)
-        return NormalEquations(weight * whole, weight * right, weight * vdot(target, target))
+        return tuple(weight * a for a in (whole, right, vdot(target, target))), length
 
-    def add(total: NormalEquations, one: Any) -> tuple[NormalEquations, None]:
-        return jax.tree.map(jnp.add, total, one_round(one)), None
+    def add(total: _System, one: Any) -> tuple[_System, Array]:
+        system, length = one_round(one)
+        return tuple(a + b for a, b in zip(total, system, strict=True)), length
 
     size = len(x) * (x.shape[1] - 1) + (rates.shape[1] if learning_rate is None else 0)
-    zero = NormalEquations(
-        jnp.zeros((size, size), x.dtype), jnp.zeros(size, x.dtype), jnp.zeros((), x.dtype)
-    )
+    zero = tuple(jnp.zeros(shape, x.dtype) for shape in ((size, size), (size,), ()))
     seen = messages.received, updates, relative_weights(updates), jnp.asarray(rates, x.dtype)
-    return jax.lax.scan(add, zero, seen)[0]
+    (gram, right, square), lengths = jax.lax.scan(add, zero, seen)
+    return NormalEquations(gram, right, square, lengths)
 
 
 class Solved(NamedTuple):
