@@ -34,7 +34,10 @@ def read(path: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
             reader = csv.DictReader(file)
             missing = {*PLACE, *COMPARED} - set(reader.fieldnames or ())
             if missing:
-                raise csv.Error(f"it has no column {min(missing)!r}")
+                raise csv.Error(
+                    f"it has no column {min(missing)!r}, as a sweep's has (those of audits of "
+                    "recorded runs are not compared)"
+                )
             for row in reader:
                 _check_row(row, reader.line_num)
                 rows[tuple(row[name] for name in PLACE)].append(row)

@@ -211,8 +211,7 @@ def check_clients(model: Model, params: Any, clients: ClientData, batch_size: in
     if batch_size is not None and batch_size > sizes.max():
         raise ValueError(
             f"batch_size={batch_size} is larger than every client (largest: {sizes.max()} "
-            "records); "
-            "use batch_size=None for full batches"
+            f"records); {sizes.max()} or, in Python, batch_size=None is a full batch"
         )
     _check_values("clients", model, clients)
 

@@ -91,7 +91,13 @@ def leaked(findings: Sequence[Finding], source: Source) -> str:
         )
         untold = [f for f in findings if f not in learnt and f.levels[0].doubt]
         yes = f"Yes: {source.reader} names rightly {told}."
-        return " ".join([yes, *_untold_clients(findings), *_untold(untold)])
+        unshown = [
+            f"Of {f.column!r} too it names more than by guessing{_scored(f.levels[0])}; so few "
+            "people, or so few clients, do not show it."
+            for f in findings
+            if f not in learnt and f not in untold and _may_leak(f)
+        ]
+        return " ".join([yes, *unshown, *_untold_clients(findings), *_untold(untold)])
     sure = [f for f in findings if not f.levels[0].doubt]
     if sure:
         best = max(sure, key=lambda f: f.levels[0].estimate.mean)
@@ -129,7 +135,8 @@ def _untold(findings: Sequence[Finding], alone: bool = False) -> list[str]:
         level = f.levels[0]
         scored = "" if level.doubt == "failed" else _scored(level)
         of = "" if alone else f" of {f.column!r}"
-        told.append(f"It cannot be told{of}: {DOUBTS[level.doubt]}{scored}. See the notes below.")
+        notes = "" if level.doubt == "unchecked" else " See the notes below."
+        told.append(f"It cannot be told{of}: {DOUBTS[level.doubt]}{scored}.{notes}")
     return told
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxfl.datasets import csv_notes
 from jaxfl.datasets.cells import (
     DecimalMark,
     are_numbers,
@@ -18,14 +19,10 @@ from jaxfl.datasets.cells import (
     read_cells,
     read_numbers,
 )
+from jaxfl.datasets.csv_notes import UNKNOWN
 from jaxfl.datasets.dataset import Table
 from jaxfl.domains import Count, checked
 
-UNKNOWN = "(missing)"
-MOST_IN_ONE_BIN = 0.9
-"""Share of the records in one bin of several from which on a table says so."""
-MANY_CLASSES = 20
-"""Numbers that are taken for classes without a word."""
 NOTES = "; "
 """What stands between the facts of a table's note."""
 Kind = Literal["numeric", "categorical"]
@@ -108,7 +105,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         return [row[header.index(name)] for row in rows]
 
     y, classes = _target(target, texts_of(target), task, max_categories, decimal)
-    notes += _note_of_classes(target, texts_of(target), classes, decimal)
+    notes += csv_notes.of_classes(target, texts_of(target), classes, decimal)
     columns: list[tuple[Any, Any]] = []
     for name in features:
         texts = texts_of(name)
@@ -118,12 +115,14 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
             column = _codes(name, texts, categories.get(name), limit, decimal)
         elif name == sensitive:
             column = _binned(_numbers(name, texts, decimal), bins)
-            notes += _note_of_bins(name, *column)
+            notes += csv_notes.of_bins(name, *column)
         else:
             column = _numbers(name, texts, decimal), ()
         if name == sensitive:
-            notes += _note_of_missing(name, texts, column[1])
+            notes += csv_notes.of_missing(name, texts, column[1])
         columns.append(column)
+    notes += csv_notes.of_names([*features, target])
+    notes += csv_notes.of_copies(target, {name: texts_of(name) for name in [*features, target]})
     return Table(
         Path(path).stem,
         np.stack([values for values, _ in columns], 1).astype(np.float64),
@@ -246,36 +245,6 @@ def are_ranges(options: Sequence[str]) -> bool:
     return all(low is not None and high is not None and low < high for low, high in numbers)
 
 
-def _note_of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[str]:
-    """What is to be said of bins that nearly all records share."""
-    counts = np.bincount(places, minlength=len(bins))
-    if counts.max() < MOST_IN_ONE_BIN * len(places):
-        return []
-    fullest = bins[int(counts.argmax())]
-    return [
-        f"of {len(bins)} bins of equal width of {name!r} one, {fullest}, holds {counts.max()} of "
-        f"{len(places)} records: an answer tells little"
-    ]
-
-
-def _note_of_classes(
-    name: str, texts: Sequence[str], classes: int | None, decimal: str
-) -> list[str]:
-    """What is to be said of a target of many numbers that are taken for classes."""
-    if classes is None or classes <= MANY_CLASSES or _kind(texts, decimal) != "numeric":
-        return []
-    return [f"{name!r} was taken for {classes} classes, one for each of its numbers"]
-
-
-def _note_of_missing(name: str, texts: Sequence[str], options: Sequence[str]) -> list[str]:
-    """What is to be said of rows without a value of the column that an attack is to infer."""
-    count = sum(map(is_missing, texts))
-    if not count:
-        return []
-    counts_as = f"the value {UNKNOWN!r}" if UNKNOWN in options else "the mean of the others"
-    return [f"{count} of {len(texts)} rows have no {name!r}, which counts as {counts_as}"]
-
-
 def _codes(
     name: str,
     texts: Sequence[str],
@@ -334,8 +303,8 @@ def _check_meant(name: str, texts: Sequence[str], decimal: str) -> None:
     if odd and len(numbers) >= MOSTLY * len(there):
         raise ValueError(
             f"column {name!r} holds texts such as {odd[0]!r} that look like numbers and are none "
-            f"with decimal={decimal!r}; name the other mark, leave the column out, clean the file "
-            "or declare the column categorical"
+            f"with decimal={decimal!r}; name the other mark, take separators of thousands out of "
+            "the file, leave the column out or declare the column categorical"
         )
 
 

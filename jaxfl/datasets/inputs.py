@@ -52,6 +52,8 @@ class Inputs:
         Raises:
           ValueError: if a column does not exist, or they are of one value.
         """
+        if isinstance(columns, str):
+            raise ValueError(f"columns={columns!r} is one name; give a sequence of names")
         for column in columns:
             if column not in self.names:
                 raise ValueError(

@@ -1,0 +1,73 @@
+"""What a table's note says of its columns, so that nobody has to find out by the results."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxfl.datasets.cells import are_numbers, is_missing
+
+UNKNOWN = "(missing)"
+MOST_IN_ONE_BIN = 0.9
+"""Share of the records in one bin of several from which on a table says so."""
+MANY_CLASSES = 20
+"""Numbers that are taken for classes without a word."""
+REPEATED = re.compile(r"(.+)\.\d+")
+"""How the second column of a name is called."""
+
+
+def of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[str]:
+    """What is to be said of bins that nearly all records share."""
+    counts = np.bincount(places, minlength=len(bins))
+    if counts.max() < MOST_IN_ONE_BIN * len(places):
+        return []
+    fullest = bins[int(counts.argmax())]
+    return [
+        f"of {len(bins)} bins of equal width of {name!r} one, {fullest}, holds {counts.max()} of "
+        f"{len(places)} records: an answer tells little"
+    ]
+
+
+def of_classes(name: str, texts: Sequence[str], classes: int | None, decimal: str) -> list[str]:
+    """What is to be said of a target of many numbers that are taken for classes."""
+    if classes is None or classes <= MANY_CLASSES or not are_numbers(texts, decimal):
+        return []
+    return [f"{name!r} was taken for {classes} classes, one for each of its numbers"]
+
+
+def of_missing(name: str, texts: Sequence[str], options: Sequence[str]) -> list[str]:
+    """What is to be said of rows without a value of the column that an attack is to infer."""
+    count = sum(map(is_missing, texts))
+    if not count:
+        return []
+    counts_as = f"the value {UNKNOWN!r}" if UNKNOWN in options else "the mean of the others"
+    return [f"{count} of {len(texts)} rows have no {name!r}, which counts as {counts_as}"]
+
+
+def of_names(names: Sequence[str]) -> list[str]:
+    """What is to be said of columns that may be of one name in the file."""
+    matches = [match for name in names if (match := REPEATED.fullmatch(name))]
+    return [
+        f"two columns may be called {match[1]!r} in the file; here the second is {match[0]!r}"
+        for match in matches
+        if match[1] in names
+    ]
+
+
+def of_copies(target: str, texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """What is to be said of columns that name the target of every row, one value for each of its
+    values: of them nothing is left to learn."""
+    answers = texts[target]
+    values = len(set(answers))
+    if not 1 < values <= len(answers) / 2:
+        return []
+    copies = [
+        name
+        for name, column in texts.items()
+        if name != target
+        and len(set(column)) == values
+        and len(set(zip(column, answers, strict=True))) == values
+    ]
+    return [
+        f"{name!r} names {target!r} of every row: is it the same column twice?" for name in copies
+    ]
