@@ -37,7 +37,8 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
       Index of the named candidate `[records]`, per unknown column.
 
     Warns:
-      FitWarning: if all public records have one value of an unknown column.
+      FitWarning: if no public record has a candidate's value of an unknown column, and all are
+        nearest to one.
 
     Raises:
       ValueError: if public records are none, not finite, differ in features, or lack labels that
@@ -52,8 +53,7 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
         raise ValueError("x_public holds no records; give at least one")
     _check.finite(x_public=public)
     truths = [_values(public, column) for column in knowledge.columns]
-    for number, (truth, column) in enumerate(zip(truths, knowledge.columns, strict=True)):
-        _warn_of_one_value(truth, public[:, np.asarray(column.positions)], number)
+    _warn_of_other_codes(truths, public, knowledge)
     for x in (known, public):
         for column in knowledge.columns:
             x[:, np.asarray(column.positions)] = 0
@@ -71,12 +71,17 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
     return tuple(_imputed(public, truth, known) for truth in truths)
 
 
-def _warn_of_one_value(truth: np.ndarray, public: np.ndarray, number: int) -> None:
-    if len(np.unique(truth)) == 1 and len(truth) > 1:
+def _warn_of_other_codes(truths: list[np.ndarray], x: np.ndarray, knowledge: Knowledge) -> None:
+    """Warn if all public records are nearest to one candidate, and it is not the value of all: a
+    value may be so rare that nobody else has it."""
+    for number, (near, column) in enumerate(zip(truths, knowledge.columns, strict=True)):
+        public = x[:, np.asarray(column.positions)]
+        if len(np.unique(near)) > 1 or (public == np.asarray(column.candidates)[near]).all():
+            continue
         warnings.warn(
             f"impute: the values of all of x_public (the first: {public[0]}) are nearest to one "
-            f"candidate of knowledge.columns[{number}]. Is the column missing there, or coded in "
-            "another way? Nothing can be learned of it",
+            f"candidate of knowledge.columns[{number}], which they are not. Is the column coded in "
+            "another way there? Nothing can be learned of it",
             FitWarning,
             stacklevel=4,
         )

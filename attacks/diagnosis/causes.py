@@ -7,10 +7,11 @@ messages (`attacks.fit`). It looks at the numbers themselves, and tries what mos
 import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy.optimize
 
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, closed_form
 from attacks.attributes.knowledge import Knowledge, check_knowledge
@@ -18,7 +19,14 @@ from attacks.diagnosis.advice import BY_ROUND, NO_STEP, UNCHANGED, UNKNOWN, advi
 from attacks.diagnosis.diagnosis import Diagnosis
 from attacks.diagnosis.exchanged import exchanged
 from attacks.diagnosis.numbers import Finding, numbers_say
-from attacks.diagnosis.shares import Left, adds_much, is_smoothing, named, shares_of
+from attacks.diagnosis.shares import (
+    SMOOTHING_ALONE,
+    Left,
+    adds_much,
+    is_smoothing,
+    named,
+    shares_of,
+)
 from attacks.diagnosis.simulated import by_simulation, is_simulated
 from attacks.diagnosis.steps import Otherwise, means, moved, recipes, shown
 from attacks.diagnosis.structure import Structure, activations, layouts
@@ -41,6 +49,11 @@ SIMILAR, NOWHERE = 0.4, 0.02
 that was tried, if it is noise."""
 NEWTON = 4
 """Steps to the size of a cause."""
+ONE_NUMBER = {"weight decay": "decay", "label smoothing": "smoothing"}
+"""Causes that one number describes."""
+BLURRED, OFF, NEAREST = 30, 1.3, 8
+"""Misfit up to which the number is looked for near what least squares say; how many times as large
+it may be, or as small; and how often it is tried."""
 ALIKE_NOISE = 2
 """Energies of noise that are not told apart: batches of half the size, or twice the rate."""
 REDUCED = 0.03
@@ -248,13 +261,36 @@ def _variants(trial: RecipeTrial) -> Iterator[_Candidate]:
         plugin = Otherwise(0.0, 0.0, (1.0,) * classes)
         for _ in range(NEWTON):
             varied = _with_plugin(trial, plugin)
-            more = shares_of(varied)[1].coefficients[cause] / step
+            alone = SMOOTHING_ALONE if cause == "label smoothing" else cause
+            more = shares_of(varied)[1].coefficients[alone] / step
             if not np.isfinite(more).all():
                 break
             plugin = moved(plugin, cause, more.tolist())
         if means(plugin, cause):
+            plugin = _nearest(trial, plugin, cause)
             evidence = f"{cause} {shown(plugin, cause)} explains the messages"
             yield _Candidate(Finding(cause, evidence, 1.0), _with_plugin(trial, plugin))
+
+
+def _nearest(trial: RecipeTrial, plugin: Otherwise, cause: str) -> Otherwise:
+    """As much of a cause of one number, near so much, as explains the messages best: where values
+    were read wrongly least squares are some per cent off, and noise may be less than that."""
+    if cause not in ONE_NUMBER or not 1 < float(_with_plugin(trial, plugin).fit().misfit) < BLURRED:
+        return plugin
+    field = ONE_NUMBER[cause]
+    size = float(getattr(plugin, field))
+
+    def sized(times: float) -> dict[str, Any]:
+        return {field: times * size}
+
+    def misfit(times: float) -> float:
+        varied = dataclasses.replace(plugin, **sized(times))
+        return float(np.log(_with_plugin(trial, varied).fit().misfit))
+
+    best = scipy.optimize.minimize_scalar(
+        misfit, bounds=(1 / OFF, OFF), method="bounded", options={"maxiter": NEAREST}
+    )
+    return dataclasses.replace(plugin, **sized(float(best.x)))
 
 
 def _with_plugin(trial: RecipeTrial, plugin: Otherwise) -> RecipeTrial:

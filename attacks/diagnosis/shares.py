@@ -18,6 +18,8 @@ from attacks.fixed_draws import fixed_key
 
 LARGE = 0.6
 """Share of what is left that names a cause beside the unknown one."""
+SMOOTHING_ALONE = "label smoothing, rate as told"
+"""Of what is left, along label smoothing where no rate may make up for it."""
 MOST_ARRAYS = 32
 """Arrays of a model whose own rates are asked for, at most."""
 
@@ -49,11 +51,12 @@ def shares_of(trial: RecipeTrial) -> tuple[dict[str, float], Left]:
             "label smoothing": [last - 2, last - 1],
             "class weights": [*range(arrays + 1, arrays + classes + 1)],
         }
+    alone = {SMOOTHING_ALONE: [last - 2]} if classes else {}
     if 1 < arrays <= MOST_ARRAYS:
         groups[BY_ARRAY] = [*range(1, arrays + 1)]
     solved = {
         name: np.linalg.lstsq(left[np.ix_(group, group)], left[group, 0], rcond=1e-10)[0]
-        for name, group in groups.items()
+        for name, group in (groups | alone).items()
     }
     total = max(left[0, 0], np.finfo(float).tiny)
     shares = {name: float(solved[name] @ left[group, 0] / total) for name, group in groups.items()}

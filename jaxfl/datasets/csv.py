@@ -101,14 +101,11 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
     features = _features(path, header, {target, client, *drop}, sensitive)
     rows, notes = _whole_rows(path, header, rows, target, client)
 
-    def texts_of(name: str) -> list[str]:
-        return [row[header.index(name)] for row in rows]
-
-    y, classes = _target(target, texts_of(target), task, max_categories, decimal)
-    notes += csv_notes.of_classes(target, texts_of(target), classes, decimal)
+    cells = {name: [row[place] for row in rows] for place, name in enumerate(header)}
+    y, classes = _target(target, cells[target], task, max_categories, decimal)
     columns: list[tuple[Any, Any]] = []
     for name in features:
-        texts = texts_of(name)
+        texts = cells[name]
         declared = "categorical" if name in categories else kinds.get(name)
         if (declared or _kind(texts, decimal, max_categories)) == "categorical":
             limit = None if declared else max_categories
@@ -121,8 +118,8 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         if name == sensitive:
             notes += csv_notes.of_missing(name, texts, column[1])
         columns.append(column)
-    notes += csv_notes.of_names([*features, target])
-    notes += csv_notes.of_copies(target, {name: texts_of(name) for name in [*features, target]})
+    every = {name: cells[name] for name in [*features, target]}
+    notes += csv_notes.of_columns(target, every, classes, decimal)
     return Table(
         Path(path).stem,
         np.stack([values for values, _ in columns], 1).astype(np.float64),
@@ -130,7 +127,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         tuple(features),
         tuple(options for _, options in columns),
         classes,
-        group=None if client is None else np.unique(texts_of(client), return_inverse=True)[1],
+        group=None if client is None else np.unique(cells[client], return_inverse=True)[1],
         note=NOTES.join(notes),
         standardize=standardize,
         sensitive=sensitive,

@@ -28,7 +28,7 @@ def of_bins(name: str, places: np.ndarray, bins: Sequence[str]) -> list[str]:
     ]
 
 
-def of_classes(name: str, texts: Sequence[str], classes: int | None, decimal: str) -> list[str]:
+def _of_classes(name: str, texts: Sequence[str], classes: int | None, decimal: str) -> list[str]:
     """What is to be said of a target of many numbers that are taken for classes."""
     if classes is None or classes <= MANY_CLASSES or not are_numbers(texts, decimal):
         return []
@@ -44,7 +44,15 @@ def of_missing(name: str, texts: Sequence[str], options: Sequence[str]) -> list[
     return [f"{count} of {len(texts)} rows have no {name!r}, which counts as {counts_as}"]
 
 
-def of_names(names: Sequence[str]) -> list[str]:
+def of_columns(
+    target: str, texts: Mapping[str, Sequence[str]], classes: int | None, decimal: str
+) -> list[str]:
+    """What is to be said of the target, and of columns beside each other."""
+    of_target = _of_classes(target, texts[target], classes, decimal)
+    return [*of_target, *_of_names(list(texts)), *_of_copies(target, texts)]
+
+
+def _of_names(names: Sequence[str]) -> list[str]:
     """What is to be said of columns that may be of one name in the file."""
     matches = [match for name in names if (match := REPEATED.fullmatch(name))]
     return [
@@ -54,7 +62,7 @@ def of_names(names: Sequence[str]) -> list[str]:
     ]
 
 
-def of_copies(target: str, texts: Mapping[str, Sequence[str]]) -> list[str]:
+def _of_copies(target: str, texts: Mapping[str, Sequence[str]]) -> list[str]:
     """What is to be said of columns that name the target of every row, one value for each of its
     values: of them nothing is left to learn."""
     answers = texts[target]
