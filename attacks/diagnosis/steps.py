@@ -131,12 +131,11 @@ def _noise_of(batches: LocalTraining, records: int) -> tuple[float, float]:
 def _of_batches(
     batches: LocalTraining, told: LocalTraining, records: int, steps: float
 ) -> Iterator[tuple[str, str, LocalTraining]]:
-    """As many epochs as come nearest; of the batches that were told as many as come near, since a
-    bent path is shorter than its steps."""
+    """As many epochs as come nearest."""
     size, each = batches.batch_size, len(batches.batch_sizes(records))
     dropped = ", the last left out" if batches.drop_last else ""
     as_told = (size, batches.drop_last) == (told.batch_size, told.drop_last)
-    for epochs in (_all_near if as_told else _near)(steps, each, BLURRED):
+    for epochs in _near(steps, each, BLURRED):
         often = "once" if epochs == 1 else f"{epochs} times"
         if epochs <= MOST_EPOCHS:
             recipe = dataclasses.replace(batches, epochs=epochs)
@@ -179,10 +178,3 @@ def _near(steps: float, each: int, tolerance: float) -> list[int]:
     epochs = max(round(steps / each), 1)
     near = abs(epochs * each - steps) < tolerance * steps and epochs * each > 1
     return [epochs] if near else []
-
-
-def _all_near(steps: float, each: int, tolerance: float) -> list[int]:
-    """All numbers of epochs of so many steps each that come near, the nearest first."""
-    counts = range(1, round((1 + tolerance) * steps / each) + 1)
-    near = [n for n in counts if abs(n * each - steps) < tolerance * steps and n * each > 1]
-    return sorted(near, key=lambda n: abs(n * each - steps))
