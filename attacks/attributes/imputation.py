@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attacks.attributes.hiding import UNLIKE
 from attacks.attributes.knowledge import Knowledge, UnknownColumn
 from attacks.fit import FitWarning
 from jaxfl import _check
@@ -72,11 +73,12 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
 
 
 def _warn_of_other_codes(truths: list[np.ndarray], x: np.ndarray, knowledge: Knowledge) -> None:
-    """Warn if all public records are nearest to one candidate, and it is not the value of all: a
-    value may be so rare that nobody else has it."""
+    """Warn if all public records are nearest to one candidate and none of them has its value. Where
+    they have it, the others may be so rare that nobody here has them."""
     for number, (near, column) in enumerate(zip(truths, knowledge.columns, strict=True)):
         public = x[:, np.asarray(column.positions)]
-        if len(np.unique(near)) > 1 or (public == np.asarray(column.candidates)[near]).all():
+        distances = np.abs(public - np.asarray(column.candidates)[near]).max(1)
+        if len(np.unique(near)) > 1 or distances.min() <= UNLIKE:
             continue
         warnings.warn(
             f"impute: the values of all of x_public (the first: {public[0]}) are nearest to one "

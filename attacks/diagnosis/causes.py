@@ -51,7 +51,7 @@ NEWTON = 4
 """Steps to the size of a cause."""
 ONE_NUMBER = {"weight decay": "decay", "label smoothing": "smoothing"}
 """Causes that one number describes."""
-BLURRED, OFF, NEAREST = 30, 1.3, 8
+NEARBY, OFF, TRIES = 30, 1.3, 8
 """Misfit up to which the number is looked for near what least squares say; how many times as large
 it may be, or as small; and how often it is tried."""
 ALIKE_NOISE = 2
@@ -273,9 +273,9 @@ def _variants(trial: RecipeTrial) -> Iterator[_Candidate]:
 
 
 def _nearest(trial: RecipeTrial, plugin: Otherwise, cause: str) -> Otherwise:
-    """As much of a cause of one number, near so much, as explains the messages best: where values
-    were read wrongly least squares are some per cent off, and noise may be less than that."""
-    if cause not in ONE_NUMBER or not 1 < float(_with_plugin(trial, plugin).fit().misfit) < BLURRED:
+    """The number near this one with which a cause explains the messages best. Where values were
+    read wrongly, least squares are some per cent off, and noise may be less than that."""
+    if cause not in ONE_NUMBER or not 1 < float(_with_plugin(trial, plugin).fit().misfit) < NEARBY:
         return plugin
     field = ONE_NUMBER[cause]
     size = float(getattr(plugin, field))
@@ -288,7 +288,7 @@ def _nearest(trial: RecipeTrial, plugin: Otherwise, cause: str) -> Otherwise:
         return float(np.log(_with_plugin(trial, varied).fit().misfit))
 
     best = scipy.optimize.minimize_scalar(
-        misfit, bounds=(1 / OFF, OFF), method="bounded", options={"maxiter": NEAREST}
+        misfit, bounds=(1 / OFF, OFF), method="bounded", options={"maxiter": TRIES}
     )
     return dataclasses.replace(plugin, **sized(float(best.x)))
 

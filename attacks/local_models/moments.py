@@ -41,8 +41,7 @@ class Moments:
       second: X'X / m `[parameters, parameters]`.
       cross: X'y / m `[parameters]`.
       learning_rate: the client's step size.
-      exact: False if the messages contradict them; then
-        they bound nothing.
+      exact: False if the messages contradict them; then they bound nothing.
       rounding: by how much an entry may be off, since messages were recorded in so many digits.
     """
 
@@ -244,8 +243,8 @@ class _Equations:
         self, centre: np.ndarray, returned: np.ndarray, steps: int
     ) -> tuple[np.ndarray, _Decoded, float]:
         """Mean models on the way of several steps, the moments whose way leads nearest to the
-        models returned, by Levenberg and Marquardt from those of the way's centre on; and how much
-        larger an error of a slope may be in them."""
+        models returned, by Levenberg and Marquardt from those of the way's centre on; and how many
+        times as large as an error of the slopes theirs may be."""
         first = self.decoded(centre)
         start = np.append(first.second[self.attribute, self.at], first.cross[self.attribute])
         unit = 2 * self.learning_rate * steps
@@ -257,13 +256,13 @@ class _Equations:
             )
 
         with np.errstate(over="ignore", invalid="ignore"):
-            found = least_squares(
+            fitted = least_squares(
                 missed, start, method="lm", x_scale="jac", ftol=TIGHT, xtol=TIGHT, gtol=TIGHT
             )
-            second, cross = self.with_unknown(found.x)
+            second, cross = self.with_unknown(fitted.x)
             theta, _ = self._way(second, cross, steps)
-        left = np.abs(found.fun.reshape(centre.shape))
-        least = np.linalg.svd(found.jac, compute_uv=False)[-1]
+        left = np.abs(fitted.fun.reshape(centre.shape))
+        least = np.linalg.svd(fitted.jac, compute_uv=False)[-1]
         amplified = float(np.sqrt(left.size) / least) if least > 0 else np.inf
         of_public, of_attribute = left[:, self.at].max(), left[:, self.attribute].max()
         theta = theta if np.isfinite(theta).all() else centre
@@ -275,13 +274,13 @@ class _Equations:
         """Mean models on the way of so many steps, and its ends, each `[rounds, parameters]`. One
         step is linear in the model, a one, and the sum of the models so far."""
         size = len(cross)
-        one = np.eye(2 * size + 1)
-        one[:size, :size] -= 2 * self.learning_rate * second
-        one[size, :size] = 2 * self.learning_rate * cross
-        one[:size, size + 1 :] = np.eye(size)
-        whole = np.linalg.matrix_power(one, steps)
-        begun = np.c_[self.received, np.ones(len(self.received))] @ whole[: size + 1]
-        return begun[:, size + 1 :] / steps, begun[:, :size]
+        step = np.eye(2 * size + 1)
+        step[:size, :size] -= 2 * self.learning_rate * second
+        step[size, :size] = 2 * self.learning_rate * cross
+        step[:size, size + 1 :] = np.eye(size)
+        whole = np.linalg.matrix_power(step, steps)
+        ended = np.c_[self.received, np.ones(len(self.received))] @ whole[: size + 1]
+        return ended[:, size + 1 :] / steps, ended[:, :size]
 
 
 def _warn_of_other_steps(times: float, steps: int, learning_rate: float) -> None:

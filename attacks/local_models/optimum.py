@@ -167,8 +167,8 @@ def local_optimum(messages: Messages) -> LocalOptimum:
 
 
 def _is_of_descent(gain: np.ndarray, slack: float = 0.0) -> bool:
-    """Whether W, or its inverse, is symmetric and positive, as that of gradient descent is, up to
-    what is absolute, and `UNLIKE` of its size."""
+    """Whether W, or its inverse, is symmetric and positive, as that of gradient descent is, but for
+    `slack` and `UNLIKE` of its size."""
     least = slack + UNLIKE * np.linalg.norm(gain)
     apart = np.linalg.norm(gain - gain.T) / 2
     return bool(apart <= least and np.linalg.eigvalsh((gain + gain.T) / 2)[0] >= -least)

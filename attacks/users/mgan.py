@@ -178,7 +178,7 @@ class Isolated(NamedTuple):
       state: networks and optimisers; the shared classifier among them is the victim's model.
       key: of the attack.
       t: rounds so far.
-      victim_rounds: in how many of them the victim took part. In 0 the generator has seen nobody.
+      victim_rounds: in how many of them the victim took part. With 0 the game never saw it.
       realness, agreement: as those of `Generated`, of the last round; NaN before the first.
     """
 

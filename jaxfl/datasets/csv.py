@@ -118,8 +118,8 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         if name == sensitive:
             notes += csv_notes.of_missing(name, texts, column[1])
         columns.append(column)
-    every = {name: cells[name] for name in [*features, target]}
-    notes += csv_notes.of_columns(target, every, classes, decimal)
+    used = {name: cells[name] for name in [*features, target]}
+    notes += csv_notes.of_columns(target, used, classes, decimal)
     return Table(
         Path(path).stem,
         np.stack([values for values, _ in columns], 1).astype(np.float64),
