@@ -7,8 +7,12 @@ Unseen arrays are passed over: under `jit`, `vmap` or `grad` a bad value is data
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+
+QUANTISED_BYTES = 4
+"""Integers of fewer are not how numbers of a model are written."""
 
 
 def is_unseen(*arrays: Any) -> bool:
@@ -163,6 +167,44 @@ def zeros_or_ones(**named: Any) -> None:
     for name, array in named.items():
         if not is_unseen(array) and not np.isin(np.asarray(array), (0, 1)).all():
             raise ValueError(f"{name} must hold 0 and 1 alone")
+
+
+def as_models(name: str, tree: Any) -> Any:
+    """A pytree of arrays of JAX. Raises `ValueError` on what is no number, and on integers of few
+    bits: they are quantised, and mean nothing without their scales."""
+
+    def as_floats(path: Any, leaf: Any) -> Any:
+        place = f"{name}{jax.tree_util.keystr(path)}"
+        try:
+            array = jnp.asarray(leaf)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{place} holds no numbers ({error})".replace("\n", " ")) from None
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            return array
+        if array.dtype.itemsize < QUANTISED_BYTES and array.dtype != bool:
+            raise ValueError(
+                f"{place} holds {array.dtype}: quantised numbers; give the numbers that they stand "
+                "for, (value - zero point) x scale"
+            )
+        return array.astype(jnp.result_type(float))
+
+    return jax.tree.map_with_path(as_floats, tree)
+
+
+def of_one_type(tree: Any, other: Any) -> tuple[Any, Any]:
+    """Two pytrees of arrays of JAX, of which no leaf has fewer bits in one than in the other."""
+
+    def widened(leaves: list[Any], others: list[Any]) -> list[Any]:
+        pairs = zip(leaves, others, strict=True)
+        return [one.astype(jnp.promote_types(one.dtype, two.dtype)) for one, two in pairs]
+
+    trees, leaves = (tree, other), (jax.tree.leaves(tree), jax.tree.leaves(other))
+    with jax.enable_x64(True):
+        wide = widened(*leaves), widened(*leaves[::-1])
+    first, second = (
+        jax.tree.unflatten(jax.tree.structure(of), w) for of, w in zip(trees, wide, strict=True)
+    )
+    return first, second
 
 
 def of_rounds(prefix: str, rounds: Any, **models: Any) -> None:

@@ -85,7 +85,8 @@ class Messages:
           ValueError: if structures or shapes differ, a value is no number or not finite, or round
             numbers are not distinct integers from 0 to 2^31 - 1.
         """
-        received, returned = _as_floats("received", received), _as_floats("returned", returned)
+        received = _check.as_models("received", received)
+        returned = _check.as_models("returned", returned)
         count = len(jnp.atleast_1d((*jax.tree.leaves(received), 0)[0]))
         numbers = np.arange(count) if rounds is None else np.asarray(rounds)
         _check.shape((count,), rounds=numbers)
@@ -100,6 +101,7 @@ class Messages:
         for name, tree in (("received", received), ("returned", returned)):
             for path, leaf in jax.tree.leaves_with_path(tree):
                 _check.finite(**{f"{name}{jax.tree_util.keystr(path)}": leaf})
+        received, returned = _check.of_one_type(received, returned)
         return Messages(received, returned, jnp.asarray(numbers))
 
     @staticmethod
@@ -119,7 +121,7 @@ class Messages:
         """
         with jax.enable_x64(True):
             models, sent = (
-                jax.tree.map(lambda a: np.asarray(a, np.float64), _as_floats(name, tree))
+                jax.tree.map(lambda a: np.asarray(a, np.float64), _check.as_models(name, tree))
                 for name, tree in (("received", received), ("gradients", gradients))
             )
         _check.alike("gradients", models, sent)
@@ -385,16 +387,3 @@ class Transcript:
                 f"{view}() needs Keep(clients='all'); this transcript kept "
                 f"{len(self.clients)} of {len(self.ids)} clients"
             )
-
-
-def _as_floats(name: str, tree: Any) -> Any:
-    def as_float(path: Any, leaf: Any) -> Array:
-        try:
-            array = jnp.asarray(leaf)
-        except (TypeError, ValueError) as error:
-            place = f"{name}{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{place} holds no numbers ({error})".replace("\n", " ")) from None
-        inexact = jnp.issubdtype(array.dtype, jnp.inexact)
-        return array if inexact else array.astype(jnp.result_type(float))
-
-    return jax.tree.map_with_path(as_float, tree)

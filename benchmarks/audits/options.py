@@ -17,7 +17,16 @@ from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
 AS_NUMBERS = ("clients", "hidden", "seeds", "epsilon")
 """Texts that a file may hold as numbers."""
 ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
-ONLY_RECORDED = ("client", "sent", "returned", "after", "participation")
+ONLY_RECORDED = (
+    "client",
+    "sent",
+    "returned",
+    "after",
+    "returned_as",
+    "layers",
+    "transposed",
+    "participation",
+)
 DEFAULT_CLIENTS = "10"
 AS_OPTIONS = (
     "path",
@@ -105,6 +114,14 @@ class Arguments:
     """Name of the files with what came back; "" if there are none: global models alone."""
     after: str | None = None
     """Name of the files with the global model after a round, in place of --sent."""
+    returned_as: Literal["models", "changes", "gradients"] = "models"
+    """What files of what came back hold: models; changes (returned - received); or gradients
+    (received - returned, of --learning-rate 1)."""
+    layers: str | None = None
+    """Which layer of the files is which of the model, where that is open, comma-separated:
+    fc1=Dense_0."""
+    transposed: Literal["yes", "no"] | None = None
+    """Whether weights are [outputs, inputs], as PyTorch's, where every weight is square."""
     participation: str | None = None
     """Table with the columns round and client: who took part, where secure aggregation leaves
     global models alone."""
@@ -220,6 +237,16 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and int(text) > 0
 
 
+def layers(text: str | None) -> dict[str, str]:
+    """The model's layer by the files' one."""
+    if text is None:
+        return {}
+    pairs = [pair.split("=") for pair in names("layers", text)]
+    if not pairs or not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise UsageError(f"--layers {text!r} must hold layers, as fc1=Dense_0,fc2=Dense_1")
+    return {theirs.strip(): ours.strip() for theirs, ours in pairs}
+
+
 def training(arguments: Arguments) -> LocalTraining:
     """What a client does in a round."""
     batch = arguments.batch_size or None
@@ -247,6 +274,15 @@ def in_options(error: ValueError) -> UsageError:
     mend = "leave the column out, clean the file or declare the column categorical"
     told = told.replace("more than max_categories=", "more than ")
     return UsageError(told.replace(mend, "leave the column out (--drop) or clean the file"))
+
+
+def of_files(text: str) -> str:
+    """What was said of a recording's files, with options for the arguments that it names."""
+    arguments = "|".join(ONLY_RECORDED)
+    told = re.sub(rf"\b({arguments})=", lambda match: f"{option(match[1])} ", text)
+    told = told.replace("--transposed None leaves open", "It is open").replace(" ,", ",")
+    told = told.replace("say True (PyTorch) or False", "say --transposed yes (PyTorch) or no")
+    return told.replace("--layers {...}", "--layers").rstrip()
 
 
 def _epsilons(text: str) -> tuple[float, ...]:

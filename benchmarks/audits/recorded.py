@@ -317,5 +317,6 @@ def _accuracy(model: Model, params: Any, others: Inputs) -> float:
     """Accuracy of a client's last model, on records that are not the client's own."""
     if not len(others.y):
         return math.nan
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
     outputs = np.asarray(model.apply(params, others.x))
     return float((outputs.argmax(1) == others.y).mean())

@@ -28,6 +28,7 @@ from jaxfl import LocalTraining, Model, mlp
 from jaxfl.datasets import Inputs, read_inputs
 from jaxfl.recordings import OtherModelError, Recording, RecordingWarning, read_rounds
 
+TRANSPOSED = {"yes": True, "no": False, None: None}
 NEW_PEOPLE = "those of the others; the model is the attacked client's, after its last round"
 NEW_PEOPLE_OF_ALL = "those who took no part; the model is the last global one"
 
@@ -93,7 +94,8 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
         if not issubclass(doubt.category, RecordingWarning):
             warnings.warn_explicit(doubt.message, doubt.category, doubt.filename, doubt.lineno)
     said = [doubt.message for doubt in doubts if issubclass(doubt.category, RecordingWarning)]
-    of_files = list(dict.fromkeys(f"Of these files: {message}." for message in said))
+    of_files = [f"Of these files: {options.of_files(str(each))}." for each in said]
+    of_files = list(dict.fromkeys(of_files))
     for text in of_files:
         say(text)
 
@@ -185,6 +187,9 @@ def _recording(arguments: Arguments, model: Model, table: Inputs) -> Recording:
             sent=None if arguments.after else arguments.sent,
             returned=arguments.returned or None,
             after=arguments.after,
+            returned_as=arguments.returned_as,
+            layers=options.layers(arguments.layers),
+            transposed=TRANSPOSED[arguments.transposed],
         )
     except OtherModelError as error:
         inputs = f"{len(table.names)} inputs ({', '.join(table.names)})"
@@ -193,6 +198,8 @@ def _recording(arguments: Arguments, model: Model, table: Inputs) -> Recording:
             f"by --hidden {arguments.hidden!r} that is between them. A column too many goes to "
             "--drop, or to --clients if it says whose a record is; labels count from 0"
         ) from None
+    except ValueError as error:
+        raise UsageError(options.of_files(str(error))) from None
 
 
 def _check_sensitive(arguments: Arguments, columns: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from jaxfl.domains import checked
 from jaxfl.models import Model
 from jaxfl.recordings.arrays import read_arrays
 from jaxfl.recordings.layout import Layout, OtherModelError, layout_of
-from jaxfl.recordings.recording import Recording, stacked_messages
+from jaxfl.recordings.recording import Recording, RecordingWarning, stacked_messages
 from jaxfl.rounding import same_but_rounding
 from jaxfl.transcript import Messages
 
@@ -25,6 +26,8 @@ CHECKED, MANY, ROUNDED = 3, 2, 8
 """Rounds that are looked at for what was sent; parameters for each client, of which fewer are
 always nearly a mean of what came back; relative errors of such a mean, in units of the precision.
 """
+UNLIKE, ALIKE = 0.5, 0.9
+"""Cosines with the model that was sent: of a change less than this, of a returned model more."""
 
 
 @checked
@@ -81,6 +84,8 @@ def read_rounds(  # noqa: PLR0913 - what nobody overrides is how files are usual
     _check_different(by_client)
     if after is None:
         check_sent_before(globals_by_round, by_client)
+    if by_client:
+        _doubt_kind(_pairs(globals_by_round, by_client), returned_as)
     return Recording(reader.layout, globals_by_round, by_client)
 
 
@@ -129,6 +134,7 @@ def messages_from(
             pairs.append((before, _model_of(before, after, returned_as), number))
     if not pairs:
         raise ValueError("returned holds no model: the client was absent in every round")
+    _doubt_kind([(before, after) for before, after, _ in pairs], returned_as)
     return stacked_messages(*map(list, zip(*pairs, strict=True)))
 
 
@@ -231,13 +237,48 @@ def check_sent_before(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[i
         )
 
 
-def _check_changed(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
-    pairs = [
+def _pairs(
+    sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]
+) -> list[tuple[Any, Any]]:
+    """What was sent and what came back, of all clients and rounds."""
+    return [
         (sent[number], model)
         for back in by_client.values()
         for number, model in back.items()
         if number in sent
     ]
+
+
+def _doubt_kind(pairs: Sequence[tuple[Any, Any]], returned_as: Returned) -> None:
+    """Warn if what came back looks everywhere like changes and is called models, or the reverse. A
+    model that was sent as zeros tells neither."""
+    told = []
+    for sent, back in pairs:
+        start = _flat(sent)
+        held = _flat(back) if returned_as == "models" else _flat(back) - start
+        lengths = float(np.linalg.norm(start)), float(np.linalg.norm(held))
+        if not all(lengths):
+            return
+        sign = -1 if returned_as == "gradients" else 1
+        told.append((sign * float(start @ held) / (lengths[0] * lengths[1]), lengths))
+    if returned_as == "models" and all(c < UNLIKE and held < sent for c, (sent, held) in told):
+        mend = 'they may be changes: say returned_as="changes", or "gradients"'
+        kind = "models"
+    elif returned_as != "models" and all(c > ALIKE and held > sent / 2 for c, (sent, held) in told):
+        mend, kind = "they may be models", returned_as
+    else:
+        return
+    middle = float(np.median([cosine for cosine, _ in told]))
+    warnings.warn(
+        f"files of what came back are called {kind} (returned_as={returned_as!r}), but their "
+        f"cosine with the model that was sent is {middle:.2f}: {mend}",
+        RecordingWarning,
+        stacklevel=4,
+    )
+
+
+def _check_changed(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
+    pairs = _pairs(sent, by_client)
     if pairs and all(
         same_but_rounding(zip(*map(jax.tree.leaves, pair), strict=True)) for pair in pairs
     ):

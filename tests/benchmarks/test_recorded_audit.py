@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import audit
 from benchmarks.audits import recorded
-from benchmarks.audits.options import in_options
+from benchmarks.audits.options import in_options, of_files
 from jaxfl import LocalTraining, mlp
 from jaxfl.datasets import read_inputs
 from jaxfl.recordings import read_rounds
@@ -47,6 +47,28 @@ def test_another_rate_than_told_is_said() -> None:
     assert recorded._other_rate("a", 0.1, LocalTraining(0.1)) == []
     told = recorded._other_rate("a", 0.1, LocalTraining(0.3))
     assert told == ["a takes steps at rate 0.1, not 0.3 as told."]
+
+
+def test_files_of_changes_and_layers_are_told_by_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--messages", str(RECORDINGS / "pytorch"), *RECORDED, "--out", str(tmp_path)]
+    told = ["--layers", "0=Dense_0, 2=Dense_1", "--transposed", "yes", "--client", "ana"]
+    assert audit.main([*asked, *told]) == 0
+    for words, said in (
+        (["--layers", "0"], "--layers '0' must hold layers, as fc1=Dense_0"),
+        (["--layers", "fc1=Dense_0"], "layers names 'fc1'; there are 0, 2"),
+        (["--transposed", "no"], "--transposed False does not bring weights"),
+    ):
+        assert audit.main([*asked, *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_is_said_of_files_names_the_options() -> None:
+    told = "after the round. Name these files by after=, not by sent="
+    assert of_files(told) == "after the round. Name these files by --after, not by --sent"
+    told = "transposed=None leaves open whether 'a' is it; say True (PyTorch) or False"
+    assert of_files(told) == "It is open whether 'a' is it; say --transposed yes (PyTorch) or no"
 
 
 def test_errors_of_a_table_name_the_options() -> None:

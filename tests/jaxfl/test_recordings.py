@@ -173,31 +173,6 @@ def test_a_client_that_returns_the_global_model_is_told(tmp_path: Path) -> None:
         run.messages("ana")
 
 
-def test_changes_and_gradients_are_models() -> None:
-    models = run_of("pytorch").messages("ana")
-    sent, back = (
-        [jax.tree.map(lambda a, t=t: np.asarray(a[t]), tree) for t in range(6)]
-        for tree in (models.received, models.returned)
-    )
-    for name, sign in (("changes", 1), ("gradients", -1)):
-        changes = [
-            jax.tree.map(lambda w, v, sign=sign: sign * (v.astype(float) - w), *pair)
-            for pair in zip(sent, back, strict=True)
-        ]
-        flat = [_named(tree) for tree in sent], [_named(tree) for tree in changes]
-        again = messages_from(MODEL, *flat, returned_as=name)
-        for leaf, other in zip(
-            *map(jax.tree.leaves, (again.returned, models.returned)), strict=True
-        ):
-            assert leaf.dtype == np.float64
-            np.testing.assert_array_equal(np.asarray(leaf, np.float32), other)
-
-
-def _named(tree: Any) -> dict[str, np.ndarray]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
-
-
 def test_lists_as_flowers_strategies_get_them() -> None:
     sent, back = (
         [list(read_arrays(HERE / "flower" / f"round-{t}-{name}.npz").values()) for t in (1, 2, 3)]
