@@ -101,7 +101,7 @@ def _judge_sources(
     lengths = training.learning_rate * mean_lengths(model, seen.received, x, y)
     with jax.default_matmul_precision("highest"):
         gram, along, inner, scale = _products(
-            model, training, seen, _guessed(weights, sizes, records), records, key
+            model, training, seen, clients_of(weights, sizes, records), records, key
         )
         span = span_of(gram, scale)
 
@@ -160,8 +160,19 @@ def _least_admissible(
 def heaviest(weights: Array, sizes: Array) -> Array:
     """1 for so many records of each client, those of its largest weights, and 0 for the others
     `[records, clients]`."""
-    ranks = jnp.argsort(jnp.argsort(-weights, axis=0), axis=0)
+    ranks = jnp.argsort(jnp.argsort(-_apart(weights), axis=0), axis=0)
     return (ranks < sizes).astype(weights.dtype)
+
+
+def _apart(weights: Array) -> Array:
+    """Weights less half of the largest that another client has: most records are of one client, and
+    one that two hold has more left than one that nobody does."""
+    clients = weights.shape[1]
+    if clients < 2:
+        return weights
+    two = jax.lax.top_k(weights, 2)[0]
+    largest = weights == two[:, :1]
+    return weights - jnp.where(largest, two[:, 1:], two[:, :1]) / 2
 
 
 def _limits(training: LocalTraining, weights: Array, sizes: tuple[int, ...]) -> tuple[Array, Array]:
@@ -173,10 +184,10 @@ def _limits(training: LocalTraining, weights: Array, sizes: tuple[int, ...]) -> 
     return -unit * chosen, unit * (1 - chosen)
 
 
-def _guessed(weights: Array, sizes: tuple[int, ...], records: tuple[Array, Array]) -> ClientData:
+def clients_of(weights: Array, sizes: tuple[int, ...], records: tuple[Array, Array]) -> ClientData:
     """Clients on the records of their largest weights, `[clients, ...]`."""
     most, count = min(max(sizes), len(weights)), jnp.asarray(sizes)
-    places = jnp.argsort(-weights, axis=0)[:most].T
+    places = jnp.argsort(-_apart(weights), axis=0)[:most].T
     mask = jnp.arange(most) < count[:, None]
     return ClientData(records[0][places], records[1][places], mask, jnp.arange(len(sizes)))
 

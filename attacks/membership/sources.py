@@ -18,11 +18,11 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
-from attacks.attributes.candidate_decoding.factored_gradients import candidate_gradients
 from attacks.attributes.knowledge import float_type
 from attacks.fit import Fit, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike
-from attacks.membership.source_fit import Seen, heaviest, judge_sources
+from attacks.membership.source_fit import Seen, judge_sources
+from attacks.membership.source_weights import decoded_weights
 from attacks.path import at_path_centres
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model, _check
@@ -33,9 +33,9 @@ from jaxfl.watching import on_host
 Array = jax.Array
 HALF = 0.5
 """Of a record's weight, between that of a client that holds it and of one that does not."""
-LEVEL, RESOLVED = 1.5, 0.8
-"""Factor by which the weights of a client's records may be other than they should be; and the share
-of a weight that the ridge leaves on average, at least, where they are judged by that."""
+LEVEL, PASSES = 1.5, 6
+"""Factor by which the weights of a client's records may be other than they should be; and how often
+a guess is simulated, of clients that take several steps."""
 
 
 def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
@@ -242,9 +242,10 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     gradients.
 
     A client's update is the sum of its records' gradients with equal weights; any other record has
-    weight 0. All clients received the same model, so that one Gram matrix serves all. Of several
-    long steps that is first order: what it misses of them may be a misfit of the right recipe.
-    Beyond Driouich 2023.
+    weight 0. All clients received the same model, so that one Gram matrix serves all. That is first
+    order in the length of a client's path; where clients take several steps, they are simulated on
+    the records named so far, and what these leave is decoded again. The guess of the pass that
+    leaves least of the updates counts. Beyond Driouich 2023.
 
     Args:
       model: the model (static), whose operations mix no records.
@@ -287,17 +288,15 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     centres = [at_path_centres(m, k).received for m, k in zip(messages, steps, strict=True)]
     with arithmetic(float_type(centres), messages, x, y, training, ridge):
         centre = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *centres)
-        rates = jnp.asarray([training.learning_rate * k for k in steps])
         updates = jax.tree.map(
             lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
         )
-        failed, weights, levels = cast(
-            _decode_sources(
-                model, (centre, updates), rates, jnp.asarray(sizes), x, y, jnp.asarray(ridge)
-            ),
-            jnp.float32,
+        seen = Seen(messages[0].received, centre, updates)
+        passes = PASSES if max(steps) > 1 else 0
+        decoded = decoded_weights(
+            model, training, seen, tuple(sizes), (x, y), jnp.asarray(ridge), key, passes
         )
-    seen = Seen(messages[0].received, centre, updates)
+        failed, weights, levels = cast(decoded, jnp.float32)
     fit = judge_sources(model, training, seen, weights, tuple(sizes), (x, y), key)
     # Clipping and noise lower all weights; what records that are not among these add is laid upon
     # those that are.
@@ -349,42 +348,3 @@ def _check_different(messages: Sequence[Messages]) -> None:
 def _digest(models: Any) -> bytes:
     numbers = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(models))
     return hashlib.sha256(numbers).digest()
-
-
-@functools.partial(jax.jit, static_argnames="model")
-def _decode_sources(
-    model: Model,
-    rounds: tuple[Any, Any],
-    rates: Array,
-    sizes: Array,
-    x: Array,
-    y: Array,
-    ridge: Array,
-) -> tuple[Array, Array, Array]:
-    """Whether weights are not finite, the weights `[records, clients]`, and how large those of each
-    client's records are to what they should be `[clients]`, by least squares, 1 where that is not
-    known: the ridge lowers both."""
-
-    def add(total: tuple[Array, Array], one: Any) -> tuple[tuple[Array, Array], None]:
-        centre, pulls = one
-        gram, project = candidate_gradients(model, centre, x[:, None], y[:, None])
-        right = jax.lax.map(project, pulls).T / rates  # [records, clients]
-        scale = 1 / jnp.trace(gram)  # rounds count alike: early ones would drown the others
-        return (total[0] + scale * gram, total[1] + scale * right), None
-
-    records, clients = len(x), len(rates)
-    with jax.default_matmul_precision("highest"):
-        start = jnp.zeros((records, records)), jnp.zeros((records, clients))
-        (gram, right), _ = jax.lax.scan(add, start, rounds)
-        pull = ridge * jnp.trace(gram) / records
-        factor = jax.scipy.linalg.cho_factor(gram + pull * jnp.eye(records), lower=True)
-        sides = jnp.concatenate([right, jnp.eye(records)], 1)
-        solved = jax.scipy.linalg.cho_solve(factor, sides)
-        weights, inverse = solved[:, :clients] * sizes, solved[:, clients:]
-        chosen = heaviest(weights, sizes)
-        wanted = chosen - pull * inverse @ chosen
-        # Where records cannot be told apart, the heaviest ones are any.
-        kept = 1 - pull * jnp.trace(inverse) / records
-        levels = (weights * wanted).sum(0) / (wanted**2).sum(0)
-        levels = jnp.where(kept > RESOLVED, levels, 1)
-    return ~jnp.isfinite(weights).all(), weights, levels

@@ -48,6 +48,8 @@ class Level:
         "unchecked" if these could not contradict one; else "".
       model: accuracy of the trained model on held-out records.
       untold: by doubt, clients of whom nothing can be told while it can of others.
+      people: how many the estimate is of, all of whom are asked for; 0 where it is of others like
+        them.
       uncommon: of the people that the estimate is of, how many have another value than their
         client's most common one, how many of them were named rightly, and how many of the rest
         wrongly; None if that is not known.
@@ -62,6 +64,7 @@ class Level:
     model: float
     untold: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     uncommon: tuple[int, ...] | None = None
+    people: int = 0
 
     @property
     def guess(self) -> float:
@@ -142,7 +145,8 @@ def level_of_clients(rows: Rows) -> Level:
     told = [(row["value"] * n, n) for row, n in named_of if row["value"] is not None]
     if told:
         hits, people = map(sum, zip(*told, strict=True))
-        level = dataclasses.replace(level, estimate=wilson_interval(round(hits), people))
+        estimate = wilson_interval(round(hits), people)
+        level = dataclasses.replace(level, estimate=estimate, people=people)
     return dataclasses.replace(level, untold=untold)
 
 

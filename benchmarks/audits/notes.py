@@ -143,7 +143,7 @@ def by_sums(
         f"Behind secure aggregation, which shows sums over {clients} alone: whether a client holds "
         f"many people with {what} ({more} people on average; the others {fewer}) was told rightly, "
         f"after {rounds} rounds, of {outcomes}. Saying the same of all is right about "
-        f"{of_hundred(usual)}. {hides if leaks else 'That this leaks is not shown.'}"
+        f"{of_hundred(usual)} clients. {hides if leaks else 'That this leaks is not shown.'}"
     )
 
 

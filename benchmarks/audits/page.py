@@ -26,7 +26,7 @@ class Page:
       asked: what was asked, line by line.
       seen: who saw and knew what, line by line.
       findings: of every column.
-      over: what the likely range is over, "clients" or the "records" of one.
+      over: of whom the likely range is, other "clients" or "people" like these.
       controlled: whether another client's updates are the control.
       new_people: on whose records the model's accuracy is measured.
       notes: what else a reader must know.

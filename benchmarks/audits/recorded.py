@@ -28,6 +28,7 @@ from attacks import (
     impute,
 )
 from attacks.fit import STATES, FitWarning
+from benchmarks.audits.coding import Coding, other_coding
 from benchmarks.audits.findings import Finding, level_of_clients
 from benchmarks.measurements.attributes.uncommon import UNCOMMON, uncommon
 from jaxfl import LocalTraining, Messages, Model
@@ -160,7 +161,7 @@ def read(
     notes += _copies(attribute, clients, positions)
     labels = np.concatenate([client.records.y for client in clients])
     usual = float(np.bincount(labels).max() / len(labels))
-    named = tuple(" ".join(f"{v:g}" for v in value) for value in values)
+    named = tuple(map(_value, values))
     return Read(Finding(attribute, named, (level_of_clients(rows),), usual), notes)
 
 
@@ -175,7 +176,7 @@ def _row(
     may take minutes."""
     records = client.records
     positions, values, _ = client.table.values_of(columns)
-    truth = (records.x[:, None, positions] == values).all(2).argmax(1)
+    truth = in_table = (records.x[:, None, positions] == values).all(2).argmax(1)
     x = records.x.copy()
     x[:, positions] = np.nan
     column = UnknownColumn(jnp.asarray(positions), jnp.asarray(values))
@@ -183,11 +184,15 @@ def _row(
     method, answer = _decoded(model, client.messages, known, training)
     null = _decoded(model, other.messages, known, training)[1] if other is not client else None
     null = null if null is None or int(null.status) != Status.FAILED else None
-    status = STATES[Status(int(answer.status))]
+    status, recoded = STATES[Status(int(answer.status))], []
+    if status == "ok":
+        coding = other_coding(np.asarray(answer.values[0]), truth, len(values))
+        recoded = _renamed(client.name, columns, values, coding)
+        truth = truth if coding is None else coding.truth
 
     def notes() -> list[str]:
         if status == "ok":
-            return _as_others(client.name, method, answer, training, len(x))
+            return [*recoded, *_as_others(client.name, method, answer, training, len(x))]
         if status == "unchecked":
             return [f"Updates of {client.name} could not contradict any answer: {answer.reason}."]
         said = "; ".join(str(diagnose(model, client.messages, known, training)).splitlines())
@@ -201,11 +206,33 @@ def _row(
         "value": _right(answer, truth) if status != "diverged" else None,
         "status": status,
         "majority": float(np.bincount(truth).max() / len(truth)),
-        "imputation": _imputed(known, client.others, truth),
+        "imputation": _imputed(known, client.others, in_table),
         "null": None if null is None else _right(null, truth),
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": {"scored_records": len(truth)} | _uncommon(answer, truth, len(values)),
     }, notes
+
+
+def _renamed(
+    client: str, columns: Sequence[str], values: np.ndarray, coding: Coding | None
+) -> list[str]:
+    """That the table's values are not those of training."""
+    if coding is None:
+        return []
+    pairs = [
+        f"{_value(values[place])} was trained as {_value(values[other])}"
+        for place, other in enumerate(coding.renamed)
+        if place != other
+    ]
+    return [
+        f"The table has other values of {' + '.join(columns)!r} than {client} trained on: "
+        f"{', '.join(pairs)}. They are counted as in training; is the column coded the other way "
+        "round?"
+    ]
+
+
+def _value(value: np.ndarray) -> str:
+    return " ".join(f"{number:g}" for number in value)
 
 
 def _copies(attribute: str, clients: Sequence[Client], positions: np.ndarray) -> list[str]:

@@ -107,7 +107,7 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
 
     told = _told(asked, keep, say)
     layout = str(run.layout).replace("\n", "; ")
-    arrays = f"Arrays were taken for these parameters: {layout}"
+    arrays = f"Of the files, these arrays were taken for these parameters of the model: {layout}."
     told = told._replace(notes=[arrays, *of_files, *told.notes])
     return page.Audited(_page(arguments, asked, told, alone=not run.clients))
 
@@ -227,13 +227,15 @@ def _page(arguments: Arguments, asked: Asked, told: Told, alone: bool) -> page.P
         who = f"those that {arguments.participation} names"
         has = sentences.seen_in_sums(len(games[0].aggregates.rounds))
         answer = sentences.answer_of_sums([each.told.note for each in told.sums], leaks)
+    as_models = arguments.returned_as == Arguments.returned_as
+    held = {} if as_models else {"what came back holds": arguments.returned_as}
     return page.Page(
         f"What updates give away: {arguments.messages}",
         answer,
-        request.asked(arguments, asked.training) | {"clients": who},
+        request.asked(arguments, asked.training) | {"clients": who} | held,
         has,
         told.findings,
-        "records",
+        "people",
         len(clients) > 1,
         NEW_PEOPLE_OF_ALL if alone else NEW_PEOPLE,
         told.notes,

@@ -9,7 +9,13 @@ from benchmarks.audits.findings import DOUBTS, ROUNDING, Finding, Level, Whole
 
 def of_hundred(share: float) -> str:
     """A share, to be said aloud."""
-    return f"{100 * share:.0f} of 100" if math.isfinite(share) else "an unknown number"
+    return of_people(share, 100)
+
+
+def of_people(share: float, people: int) -> str:
+    """A share of so many people, or of a hundred where it is of others like them."""
+    count = people or 100
+    return f"{count * share:.0f} of {count}" if math.isfinite(share) else "an unknown number"
 
 
 def listed(names: Iterable[str]) -> str:
@@ -53,7 +59,7 @@ def of_clients(rounds: int, wholes: bool = False) -> Source:
         "from a copy that lacks the column.",
         *([second] if wholes else []),
     )
-    return Source(reader, f"{updates} of that client", has)
+    return Source(reader, f"{updates} of one client", has)
 
 
 def of_global_models(rounds: int) -> Source:
@@ -86,8 +92,7 @@ def leaked(findings: Sequence[Finding], source: Source) -> str:
     learnt = [f for f in findings if f.levels[0].learnt]
     if learnt:
         told = listed(
-            f"{f.name} of {of_hundred(f.levels[0].estimate.mean)} people ({_guessed(f.levels[0])})"
-            for f in learnt
+            f"{f.name} of {_named(f.levels[0])} people ({_guessed(f.levels[0])})" for f in learnt
         )
         untold = [f for f in findings if f not in learnt and f.levels[0].doubt]
         yes = f"Yes: {source.reader} names rightly {told}."
@@ -141,16 +146,20 @@ def _untold(findings: Sequence[Finding], alone: bool = False) -> list[str]:
 
 
 def _scored(level: Level) -> str:
-    return f" ({of_hundred(level.estimate.mean)} right; {_guessed(level)})"
+    return f" ({_named(level)} right; {_guessed(level)})"
+
+
+def _named(level: Level) -> str:
+    return of_people(level.estimate.mean, level.people)
 
 
 def _guessed(level: Level) -> str:
     """What the best guess is, and what it needs."""
-    blind = f"without updates, {of_hundred(level.blind_guess)} can be guessed"
+    blind = f"without updates, {of_people(level.blind_guess, level.people)} can be guessed"
     if math.isnan(level.guesses["imputation"]):
         blind += " by the most common value; there are no others to learn a better guess from"
     if level.guess > level.blind_guess:
-        return f"{blind}, and another client's updates give {of_hundred(level.guess)}"
+        return f"{blind}, and another client's updates give {of_people(level.guess, level.people)}"
     return blind
 
 
@@ -179,7 +188,7 @@ def stopped(
     if not learnt and any(map(_may_leak, findings)):
         return f"So it is not shown that anything {here} has to be stopped; more people would tell."
     if not learnt:
-        return f"So nothing {here} had to be stopped; other clients and more updates may differ."
+        return f"So no leak {here} was shown; other clients and more updates may differ."
     if len(learnt[0].levels) == 1:
         return "No protection was tried here."
     stops = [f.stopped_by for f in learnt]

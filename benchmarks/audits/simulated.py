@@ -86,11 +86,13 @@ def _told(
         },
         source.has,
         made,
-        "records" if count == 1 else "clients",
+        "people" if count == 1 else "clients",
         any(math.isfinite(level.guesses["null"]) for f in made for level in f.levels),
         "those whose records no client holds",
         [
-            *dict.fromkeys(n for data in tables.values() for n in data.note.split(NOTES) if n),
+            *dict.fromkeys(
+                f"{n}." for data in tables.values() for n in data.note.split(NOTES) if n
+            ),
             *notes.of_rows(rows, made, wholes),
             *plan.not_asked(suite, options.questions(arguments.questions)),
             *(told.note for told in sums),

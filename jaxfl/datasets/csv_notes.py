@@ -12,6 +12,8 @@ MOST_IN_ONE_BIN = 0.9
 """Share of the records in one bin of several from which on a table says so."""
 MANY_CLASSES = 20
 """Numbers that are taken for classes without a word."""
+FEWEST_NUMBERED = 10
+"""Rows of which a column that counts them is no chance."""
 REPEATED = re.compile(r"(.+)\.\d+")
 """How the second column of a name is called."""
 
@@ -49,7 +51,24 @@ def of_columns(
 ) -> list[str]:
     """What is to be said of the target, and of columns beside each other."""
     of_target = _of_classes(target, texts[target], classes, decimal)
-    return [*of_target, *_of_names(list(texts)), *_of_copies(target, texts)]
+    beside = [*_of_names(list(texts)), *_of_copies(target, texts)]
+    within = [note for name, column in texts.items() for note in _of_cells(name, column, decimal)]
+    return [*of_target, *beside, *within]
+
+
+def _of_cells(name: str, texts: Sequence[str], decimal: str) -> list[str]:
+    """What is to be said of a column that numbers the rows, or spells one text in two ways."""
+    if are_numbers(texts, decimal):
+        numbered = [[str(first + row) for row in range(len(texts))] for first in (0, 1)]
+        counts = len(texts) >= FEWEST_NUMBERED and list(texts) in numbered
+        return [f"{name!r} numbers the rows: leave it out (drop)"] if counts else []
+    spelt: dict[str, list[str]] = {}
+    for text in sorted(set(texts)):
+        spelt.setdefault(text.casefold(), []).append(text)
+    two = next((ways for ways in spelt.values() if len(ways) > 1), None)
+    if two is None:
+        return []
+    return [f"{name!r} holds {two[0]!r} and {two[1]!r}, which count as different values"]
 
 
 def _of_names(names: Sequence[str]) -> list[str]:

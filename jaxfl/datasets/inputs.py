@@ -41,7 +41,10 @@ class Inputs:
         rows = [i for i, name in enumerate(self.clients) if name == client]
         if not rows:
             known = ", ".join(sorted(set(self.clients))[:10])
-            raise ValueError(f"client={client!r} has no records; the table has those of {known}")
+            raise ValueError(
+                f"client={client!r} has no records; the table has those of {known}: call it as "
+                "there, or name others"
+            )
         names = tuple(self.clients[i] for i in rows)
         return Inputs(self.names, self.x[rows], self.y[rows], names)
 
@@ -87,7 +90,8 @@ def read_inputs(
       separator, text_encoding, decimal: see `read_csv`.
 
     Raises:
-      ValueError: if a column does not exist, a cell holds no number, or a label is no such integer.
+      ValueError: if a column does not exist, or is both target and client, a cell holds no number,
+        or a label is no such integer.
       FileNotFoundError: if there is no such file.
     """
     header, rows = read_cells(Path(path), text_encoding, separator)
@@ -99,6 +103,8 @@ def read_inputs(
                 raise ValueError(
                     f"{argument}={name!r} is not a column of {path}; columns: {', '.join(header)}"
                 )
+    if client == target:
+        raise ValueError(f"client={client!r} is the target; name the column that says whose it is")
     left = [name for name in header if name not in {target, client, *drop}]
     if not left:
         raise ValueError(f"path={str(path)!r} has no column that the model could be given")

@@ -136,9 +136,16 @@ def test_recorded_runs_are_audited(
     assert audit.main([*words, *others]) == 0
     said = answer(capsys)
     assert f"Yes: {reader}" in said
-    assert "names rightly 'smoker' of 100 of 100 people" in said
+    assert read_share(said) == 1
     page = (tmp_path / "report.html").read_text()
     assert ("SGD on all of its records, not as told" in page) == ("--batch-size" in others)
+
+
+def read_share(said: str) -> float:
+    """Share of the recorded people of whom the column is named rightly."""
+    right = re.search(r"names rightly 'smoker' of (\d+) of (\d+) people", said)
+    assert right
+    return int(right[1]) / int(right[2])
 
 
 def write_run(folder: Path, training: LocalTraining, plugins: tuple[Any, ...] = ()) -> list[str]:
@@ -167,7 +174,7 @@ def test_recorded_clients_that_clip_are_read_and_said_to(
 ) -> None:
     words = write_run(tmp_path, LocalTraining(0.1), (Upload(clip=0.03),))
     assert audit.main([*words, "--batch-size", "0"]) == 0
-    assert "names rightly 'smoker' of 100 of 100 people" in answer(capsys)
+    assert read_share(answer(capsys)) == 1
     assert (
         "updates are clipped, or its learning rate" in (tmp_path / "audit/report.html").read_text()
     )
@@ -182,9 +189,7 @@ def test_recorded_clients_with_momentum_are_explained_if_that_is_told(
     words += ["--client", "ana", "--batch-size", "16", "--epochs", "2", "--learning-rate", "0.05"]
     words += ["--momentum", "0.9", "--weight-decay", "0.001"] if told else []
     assert audit.main(words) == 0
-    right = re.search(r"names rightly 'smoker' of (\d+) of 100 people", answer(capsys))
-    assert right
-    assert (int(right[1]) >= 95) == told
+    assert (read_share(answer(capsys)) >= 0.95) == told
     page = (tmp_path / "audit/report.html").read_text()
     assert ("Updates of ana are not explained" in page) == (not told)
 
@@ -197,9 +202,7 @@ def test_recorded_clients_of_adam_in_batches_are_read(
     words += ["--client", "ana", "--batch-size", "16", "--epochs", "2"]
     words += ["--optimizer", "adam", "--learning-rate", "0.002"]
     assert audit.main(words) == 0
-    right = re.search(r"names rightly 'smoker' of (\d+) of 100 people", answer(capsys))
-    assert right
-    assert int(right[1]) >= 90
+    assert read_share(answer(capsys)) >= 0.9
     assert "Updates of ana are not explained" not in (tmp_path / "audit/report.html").read_text()
 
 
@@ -354,7 +357,7 @@ def test_training_that_diverges_is_no_clean_bill(
     assert audit.main([*words, "--learning-rate", "1e30", "--out", str(tmp_path)]) in (0, 1)
     said = answer(capsys)
     assert "It cannot be told: training, or every attack, ended with numbers that are not" in said
-    assert "had to be stopped" not in said
+    assert "no leak here was shown" not in said
 
 
 def test_a_configuration_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

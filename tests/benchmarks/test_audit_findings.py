@@ -162,8 +162,8 @@ def test_what_leaks_beside_the_columns_is_in_the_answer() -> None:
     assert not notes.answered_beside([row(0.5) | plain | linked | {"table": "linkability"}])
     finding = findings.finding_of("sex", ("f", "m"), 0.6, [row(0.5) for _ in range(3)])
     told = sentences.answer([finding], (), sentences.of_clients(3), leaks)
-    assert told[1] == "It was tried with 3 updates of that client."
-    assert told[2].startswith("So nothing of these columns had to be stopped")
+    assert told[1] == "It was tried with 3 updates of one client."
+    assert told[2].startswith("So no leak of these columns was shown")
     assert "better than by chance: whether a known person" in told[3]
 
 
@@ -214,7 +214,7 @@ def test_what_may_leak_is_no_clean_bill() -> None:
     assert not finding.levels[0].learnt
     told = sentences.leaked([finding], sentences.of_clients(8))
     assert "So few people, or so few clients, do not show it" in told
-    assert "nothing here had to be stopped" not in sentences.stopped([finding])
+    assert "no leak here was shown" not in sentences.stopped([finding])
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import audit
 from benchmarks.audits import recorded
+from benchmarks.audits.coding import other_coding
 from benchmarks.audits.options import in_options, of_files
 from jaxfl import LocalTraining, mlp
 from jaxfl.datasets import read_inputs
@@ -62,6 +64,38 @@ def test_files_of_changes_and_layers_are_told_by_options(
     ):
         assert audit.main([*asked, *words]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_table_with_values_the_other_way_round_is_no_clean_bill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (RECORDINGS / "records.csv").read_text().splitlines()
+    place, header = lines[0].split(",").index("smoker"), lines[0]
+    rows = [line.split(",") for line in lines[1:]]
+    flipped = [",".join([*r[:place], f"{1 - float(r[place]):g}", *r[place + 1 :]]) for r in rows]
+    table = tmp_path / "flipped.csv"
+    table.write_text("\n".join([header, *flipped]) + "\n")
+    words = ["--messages", str(RECORDINGS / "pytorch"), *without(RECORDED, ["--csv"])]
+    asked = [*words, "--csv", str(table), "--client", "ana"]
+    assert audit.main([*asked, "--out", str(tmp_path / "audit")]) == 0
+    assert "names rightly 'smoker' of 40 of 40 people" in " ".join(capsys.readouterr().out.split())
+    page = " ".join((tmp_path / "audit/report.html").read_text().split())
+    assert "0 was trained as 1, 1 was trained as 0" in page
+
+
+@pytest.mark.parametrize("right", [0.95, 1.0])
+def test_values_have_other_names_only_where_chance_is_none(right: float) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 60)
+    named = np.where(rng.random(60) < right, (truth + 1) % 3, rng.integers(0, 3, 60))
+    coding = other_coding(named, truth, 3)
+    assert coding is not None
+    assert coding.renamed.tolist() == [1, 2, 0]
+    assert other_coding(truth, truth, 3) is None
+    assert other_coding(rng.integers(0, 3, 60), truth, 3) is None
+    rare = (np.arange(60) < 3).astype(int)  # saying the same of all is nearly as often right
+    assert other_coding(1 - rare, rare, 2) is None
+    assert other_coding(np.ones(3, int) - truth[:3] % 2, truth[:3] % 2, 2) is None
 
 
 def test_what_is_said_of_files_names_the_options() -> None:

@@ -39,6 +39,19 @@ def test_columns_of_one_name_are_said(tmp_path):
     assert note_of(tmp_path, "age,weight,ill", rows) == ""
 
 
+def test_columns_that_number_the_rows_and_two_spellings_are_said(tmp_path):
+    ages, ill = people()
+    cities = ["Bonn", "bonn", "Kiel"] * 20
+    rows = [
+        f"{k},{a},{c},{d}" for k, (a, c, d) in enumerate(zip(ages, cities, ill, strict=True), 1)
+    ]
+    note = note_of(tmp_path, "row,age,city,ill", rows)
+    assert "'row' numbers the rows: leave it out (drop)" in note
+    assert "'city' holds 'Bonn' and 'bonn', which count as different values" in note
+    note = note_of(tmp_path, "row,age,city,ill", [rows[1], rows[0], *rows[2:]])
+    assert "numbers the rows" not in note
+
+
 def test_separators_of_thousands_are_named(tmp_path):
     _, ill = people()
     rows = [f'"{k},916.27",{d}' for k, d in enumerate(ill)]
