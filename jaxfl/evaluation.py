@@ -18,9 +18,9 @@ class Evaluation:
     """How a model does on records.
 
     Attributes:
-      loss: mean loss over the records.
-      accuracy: fraction of records classified correctly; NaN for regression and for a diverged
-        model.
+      loss: mean loss over the records; NaN of none.
+      accuracy: fraction of records classified correctly; NaN of none, for regression and for a
+        diverged model.
     """
 
     loss: Array
@@ -47,7 +47,7 @@ def evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _evaluate(model: Model, params: Params, data: OneClient) -> Evaluation:
-    count = jnp.maximum(data.mask.sum(), 1)
+    count = jnp.where(data.mask.any(), data.mask.sum(), jnp.nan)
     x, y = zero_rows(data.x, data.mask), zero_rows(data.y, data.mask)
     outputs = model.apply(params, x, mask=data.mask)
     loss = jnp.where(data.mask, model.loss(outputs, y), 0).sum() / count

@@ -18,6 +18,9 @@ from jaxfl.watching import on_host
 
 FOLDS = 3
 """Folds of the cross-validation by which a classifier is chosen."""
+EXPECTED, OUTSIDE, MANY = 10, 0.9, 20
+"""Public records that should have a label and of whom none has it, and what share of the records
+lies outside the range of so many public ones, where something is coded in another way."""
 
 
 @on_host("scikit-learn")
@@ -39,7 +42,8 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
 
     Warns:
       FitWarning: if no public record has a candidate's value of an unknown column, and all are
-        nearest to one.
+        nearest to one; if none has a frequent label; or if nearly all values of another column
+        lie outside the public ones' range: then something is coded in another way there.
 
     Raises:
       ValueError: if public records are none, not finite, differ in features, or lack labels that
@@ -59,12 +63,15 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
         for column in knowledge.columns:
             x[:, np.asarray(column.positions)] = 0
     _check.finite(x=known)
+    _warn_of_other_units(known, public)
     if knowledge.y is not None:
         if y_public is None:
             raise ValueError("y_public=None: the labels of `knowledge` tell nothing without it")
         _check.shape((len(public),), y_public=y_public)
         _check_numbers(y_public)
+        _check.finite(y_public=y_public, **{"knowledge.y": knowledge.y})
         values = np.unique(np.concatenate([y_public, knowledge.y]))
+        _warn_of_other_labels(np.asarray(knowledge.y), np.asarray(y_public), values)
         known, public = (
             np.concatenate([x, _label_features(y, values)], 1)
             for x, y in ((known, knowledge.y), (public, y_public))
@@ -89,6 +96,42 @@ def _warn_of_other_codes(truths: list[np.ndarray], x: np.ndarray, knowledge: Kno
         )
 
 
+def _warn_of_other_units(known: np.ndarray, public: np.ndarray) -> None:
+    """Warn of a column of which nearly no record is within the range of many public ones."""
+    if len(public) < MANY:
+        return
+    outside = ((known < public.min(0)) | (known > public.max(0))).mean(0)
+    if len(known) and outside.max() >= OUTSIDE:
+        place = int(outside.argmax())
+        warnings.warn(
+            f"impute: of column {place}, {outside[place]:.0%} of knowledge.x lies outside what "
+            f"x_public holds, {public[:, place].min():.4g} to {public[:, place].max():.4g}. Is it "
+            "in other units there?",
+            FitWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_other_labels(known: np.ndarray, public: np.ndarray, values: np.ndarray) -> None:
+    """Warn of a class that should be frequent among public records, and is that of none."""
+    if not _are_classes(values) or not len(known):
+        return
+    labels, counts = np.unique(known, return_counts=True)
+    expected = np.where(np.isin(labels, public), 0, counts / len(known) * len(public))
+    if expected.max() >= EXPECTED:
+        label = labels[expected.argmax()]
+        warnings.warn(
+            f"impute: no public record has the label {label:g} of knowledge.y; y_public holds "
+            f"{np.unique(public)[:5].tolist()}. Are labels counted in another way there?",
+            FitWarning,
+            stacklevel=4,
+        )
+
+
+def _are_classes(values: np.ndarray) -> bool:
+    return len(values) <= 100 and np.array_equal(values, np.round(values))
+
+
 def _check_numbers(y_public: Any) -> None:
     if np.asarray(y_public).dtype.kind not in "biuf":
         raise ValueError(
@@ -105,7 +148,7 @@ def _values(x: np.ndarray, column: UnknownColumn) -> np.ndarray:
 def _label_features(y: Any, values: np.ndarray) -> np.ndarray:
     """Labels as one column each while they are classes, as they are where they are many."""
     y = np.asarray(y, np.float64)
-    if len(values) > 100 or not np.array_equal(values, np.round(values)):
+    if not _are_classes(values):
         return y[:, None]
     return (y[:, None] == values).astype(np.float64)
 

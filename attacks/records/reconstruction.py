@@ -99,8 +99,10 @@ def reconstruct_records(
     Of a client that takes one full-batch step a round, everything is tested: columns, label, how
     often it has the record, and whether a record is left. Of one that takes several steps, in
     batches or epochs, the first layer alone is read: the label is the likelier one, and copies are
-    not told. Tests measure by the noise that messages show beyond their spans; where that nearly
-    hides the records, a certificate may be wrong.
+    not told. There a combination of records (a - b + c) may pass as well if the schema allows it,
+    so that nothing is certified before all records are found. Tests measure by the noise that
+    messages show beyond their spans; where that nearly hides the records, a certificate may be
+    wrong.
 
     Args:
       model: a classifier whose layers are dense and whose first one takes the records (static).
@@ -134,8 +136,8 @@ def reconstruct_records(
     if not rank or not np.isfinite(energy(gradients)):
         nothing = Passed.none(schema)
         reading = Reading(gradients, nothing, nothing, 0, 0.0, (0,), np.zeros((0, 0)))
-        return _answer(schema, reading, 0.0, _untold(gradients, gap))
-    return _answer(schema, read(task, key), energy(gradients), "")
+        return _answer(task, reading, 0.0, _untold(gradients, gap))
+    return _answer(task, read(task, key), energy(gradients), "")
 
 
 def _untold(gradients: list[np.ndarray], gap: float) -> str:
@@ -151,14 +153,15 @@ def _untold(gradients: list[np.ndarray], gap: float) -> str:
     )
 
 
-def _answer(schema: Schema, reading: Reading, whole: float, untold: str) -> Records:
+def _answer(task: Task, reading: Reading, whole: float, untold: str) -> Records:
+    schema, several = task.schema, task.returned is not None
     taken, factor = reading.taken, _underestimated(reading)
     taken = taken.opened(untold_numbers(schema, taken.x, factor * taken.deviation))
     reading = dataclasses.replace(reading, taken=taken)
     passed = taken.and_these(reading.opened) if max(reading.ranks) else taken
     left = energy(reading.left) / whole if whole else 1.0
-    reason = untold or _shortfall(schema, reading, passed, left)
-    if reading.is_contradicted:
+    reason = untold or _shortfall(schema, reading, passed, left, several)
+    if reading.is_contradicted or (several and reason):
         passed = passed.uncertified()
     status = Status.FAILED if untold else Status.MISFIT if reason else Status.OK
     return Records(
@@ -222,7 +225,7 @@ def _beyond(schema: Schema, passed: Passed) -> str:
     return ""
 
 
-def _shortfall(schema: Schema, reading: Reading, passed: Passed, left: float) -> str:
+def _shortfall(schema: Schema, reading: Reading, passed: Passed, left: float, several: bool) -> str:
     """What is wrong with an answer; nothing if it is whole."""
     taken, count, total = reading.taken, reading.count, reading.total
     if reading.is_contradicted:
@@ -233,9 +236,10 @@ def _shortfall(schema: Schema, reading: Reading, passed: Passed, left: float) ->
         )
     certified = int(taken.certified.sum())
     if certified < count:
+        told = ", and none is certified before all are" if several else " and certified"
         said = (
-            f"{certified} of {count} records were found and certified, {len(passed) - certified} "
-            f"more with open columns; they leave {left:.2g} of the messages' energy"
+            f"{certified} of {count} records were found{told}, {len(passed) - certified} more with "
+            f"open columns; they leave {left:.2g} of the messages' energy"
         )
         return said + (_between(schema, passed) or ("" if len(passed) else NONE_PASSES))
     copies = int(taken.copies.sum())

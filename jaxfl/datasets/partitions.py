@@ -68,7 +68,7 @@ def overlapping_classes(
     y: Num[np.ndarray, "records"],
     clients: Count,
     whole: int = 4,
-    few: Sequence[int] = (3, 5),
+    few: Sequence[Count] = (3, 5),
 ) -> list[np.ndarray]:
     """Every client holds all records of `whole` random classes and a few of every other class,
     drawn anew for each client, so that records are held by several (Driouich 2023, AT&T: the sizes
@@ -81,7 +81,9 @@ def overlapping_classes(
       whole: classes that a client holds in full.
       few: how many records of any other class a client holds; one number is drawn per client.
     """
-    classes = np.unique(y)
+    classes = _classes_of(y)
+    if not len(few):
+        raise ValueError("few=() leaves open how many records of other classes a client holds")
     if not 0 <= whole <= len(classes):
         raise ValueError(f"whole={whole} must lie between 0 and the {len(classes)} classes")
     parts = []
@@ -108,7 +110,7 @@ def by_classes(
     Classes are dealt round after round in random order, so every class is held as evenly often as
     can be.
     """
-    classes = np.unique(y)
+    classes = _classes_of(y)
     if classes_per_client > len(classes):
         raise ValueError(
             f"classes_per_client={classes_per_client} exceeds the {len(classes)} classes"
@@ -148,21 +150,30 @@ def dirichlet(
     """Label skew: each class is divided among clients by proportions from Dirichlet(alpha) (Hsu et
     al. 2019).
 
-    Small alpha gives few classes per client. A client left without records takes one from the
-    largest.
+    Small alpha gives few classes per client. Parts of a class are rounded at random, so that each
+    client's mean is its proportion. A client left without records takes one from the largest.
     """
     if clients > len(y):
         raise ValueError(f"clients={clients} exceeds the {len(y)} records; every client needs one")
     parts: list[list[int]] = [[] for _ in range(clients)]
-    for k in np.unique(y):
+    for k in _classes_of(y):
         rows = rng.permutation(np.flatnonzero(y == k))
-        cuts = (np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)).astype(int)
+        ends = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(rows)
+        cuts = np.floor(ends + rng.random()).astype(int)
         for c, part in enumerate(np.split(rows, cuts)):
             parts[c] += part.tolist()
     for holding in parts:
         if not holding:
             holding.append(max(parts, key=len).pop())
     return [np.asarray(part) for part in parts]
+
+
+def _classes_of(y: np.ndarray) -> np.ndarray:
+    """The classes that occur. Raises `ValueError` if labels are no whole numbers."""
+    odd = np.flatnonzero(y != np.rint(y))
+    if len(odd):
+        raise ValueError(f"y[{odd[0]}]={y[odd[0]]:g} is no class; labels are whole numbers")
+    return np.unique(y)
 
 
 def _nonempty(parts: list[np.ndarray], name: str, value: int) -> list[np.ndarray]:

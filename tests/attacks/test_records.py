@@ -285,6 +285,9 @@ def test_spans_tell_the_number_of_records_and_whether_one_is_among_them():
     x, y = client(9)
     messages = gradients(MODEL, MODEL.init(KEY), x, y)
     assert count_records(MODEL, messages) == 9
+    ends = (jax.tree.map(np.asarray, tree) for tree in (messages.received, messages.returned))
+    signs = jax.tree.map(lambda w, v: w - 0.01 * np.sign(w - v), *ends)
+    assert count_records(MODEL, messages.replace(returned=signs)) == 0  # as Adam's first step
     others = DATA.x[~np.isclose(DATA.x[:, None], x[None], atol=1e-3).all(-1).any(1)]
     assert lies_in_span(MODEL, messages, x).all()
     assert lies_in_span(MODEL, messages, others[:50]).mean() < 0.1

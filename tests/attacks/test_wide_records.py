@@ -14,8 +14,8 @@ from attacks.records.acceptance import total_of
 from attacks.records.evidence import Findings
 from attacks.records.spans import span_of
 from attacks.records.vertices import vertices
-from jaxfl import LocalTraining, mlp
-from jaxfl.datasets import Table, encode
+from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from jaxfl.datasets import Table, encode, load
 from jaxfl.datasets.embedded import BINARY
 from tests.attacks.test_records import (
     KEY,
@@ -140,6 +140,28 @@ def test_several_steps_of_any_linear_optimizer_are_read(name):
     assert answer.count == 6
     assert len(answer) >= 5
     assert wrong(answer, x, y) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "training"),
+    [(0, LocalTraining(0.1, batch_size=4)), (1, LocalTraining(0.1, epochs=2))],
+    ids=["batches", "epochs"],
+)
+def test_combinations_of_a_few_answers_are_not_certified(seed, training):
+    """a - b + c is a record of the schema as well, and lies in the span: of several steps it passes
+    all tests of the first layer. Until all records are found, nothing is certain."""
+    data = load("breast_cancer")
+    rows = np.random.default_rng(seed).permutation(len(data.x))[:12]
+    x, y, key = data.x[rows], data.y[rows], jax.random.key(seed)
+    model, federated = mlp(30, (32, 32), 2), Federated(3, training)
+    run = simulate(model, model.init(key), stack_clients([(x, y)]), key, federated)
+    schema, key = data.schema(), jax.random.key(1)
+    answer = reconstruct_records(model, run.messages(0), schema, training, key)
+    held = np.asarray([(x == row).all(1).any() for row in answer.x])
+    assert not held.all()
+    assert not answer.certified.any()
+    assert "none is certified before all are" in answer.reason
 
 
 def test_decay_that_is_not_told_is_no_record():

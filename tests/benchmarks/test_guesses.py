@@ -99,6 +99,13 @@ def test_imputation_uses_other_columns_and_the_label():
     coded = np.where(np.arange(x.shape[1]) == 4, 5 + 4 * x, x)
     with pytest.warns(FitWarning, match=r"one candidate of knowledge\.columns\[0\]"):
         impute(knowledge, coded, y)
+    with pytest.warns(FitWarning, match="no public record has the label 0 of knowledge.y"):
+        impute(knowledge, x, y + 1)
+    units = np.where(np.arange(x.shape[1]) == 2, 40 + x, x)
+    with pytest.warns(FitWarning, match="of column 2, 100% of knowledge.x lies outside what"):
+        impute(knowledge, units, y)
+    with pytest.raises(ValueError, match="y_public holds 1 values that are not finite"):
+        impute(knowledge, x, np.where(np.arange(400) == 7, np.nan, y))
 
 
 @pytest.mark.slow
