@@ -23,6 +23,8 @@ Array = jax.Array
 OTHER_WAY = -0.5
 """Mean cosine between what a server subtracts from its model and a round's sum, below which the
 sums have the other sign: the mean of updates gives 1, momentum and adaptive servers less."""
+SAME_WAY, SAME_LENGTH = 0.999, 0.01
+"""Least cosine and relative difference of lengths of the server's steps and sums that are one."""
 
 
 @struct.dataclass
@@ -98,7 +100,8 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
 
     Warns:
       MisfitWarning: if the models that follow go the other way than the sums: these are probably
-        `returned - received`.
+        `returned - received`; or if the models change by just what is called a sum of several
+        clients: it is probably their mean.
 
     Raises:
       ValueError: if rounds or parameters do not fit, two rounds have one sum (it is no news twice),
@@ -120,7 +123,7 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
         cross = sums @ detectors.direction.T
     _check_of_someone(participation, sums)
     _check_no_copies(features, participation, sums)
-    _warn_of_sign(aggregates, sums)
+    _warn_of_models(aggregates, sums)
     return Observations(
         features=features,
         participation=participation,
@@ -138,33 +141,51 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
     )
 
 
-def _warn_of_sign(aggregates: Aggregates, sums: Array) -> None:
+def _warn_of_models(aggregates: Aggregates, sums: Array) -> None:
     """Warn if models of later rounds lie where sums `[rounds, parameters]` of the other sign lead:
-    their law is then that of the clients without the property."""
+    their law is then that of the clients without the property; or just where the sums lead, as
+    means do, which are too small for any client's part."""
     if _check.is_unseen((aggregates, sums)):
         return
-    rounds = np.asarray(aggregates.rounds)
-    before = np.flatnonzero(np.isin(rounds + 1, rounds))
-    if not len(before):
+    steps, seen, taken = _followed(aggregates, sums)
+    # Squares of what diverges leave the range of 32 bits; what has diverged says nothing.
+    with np.errstate(invalid="ignore"):
+        step_lengths, lengths = (np.linalg.norm(each, axis=1) for each in (steps, seen))
+        cosines = (steps * seen).sum(1) / np.maximum(step_lengths * lengths, 1e-300)
+    moved = (step_lengths * lengths > 0) & np.isfinite(step_lengths * lengths)
+    if not moved.any():
         return
-    order = np.argsort(rounds)
+    if cosines[moved].mean() < OTHER_WAY:
+        _warn(
+            f"the models that follow lie against the sums (mean cosine {cosines[moved].mean():.2f})"
+            ": aggregates.pseudo_gradient must be sums of received - returned, not of returned - "
+            "received"
+        )
+    several = moved & (taken > 1)
+    alike = np.abs(lengths[several] / step_lengths[several] - 1) < SAME_LENGTH
+    if several.any() and (alike & (cosines[several] > SAME_WAY)).all():
+        _warn(
+            "the models that follow differ by just what aggregates.pseudo_gradient holds, though "
+            "several clients took part: are these means, or what the server subtracts? Attacks "
+            "take sums: multiply by the number of participants"
+        )
+
+
+def _followed(aggregates: Aggregates, sums: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By what the server's models change in rounds of which the next one is there, the sums of
+    these `[rounds, parameters]`, and how many took part `[rounds]`."""
+    rounds = np.asarray(aggregates.rounds)
+    before, order = np.flatnonzero(np.isin(rounds + 1, rounds)), np.argsort(rounds)
     after = order[np.searchsorted(rounds[order], rounds[before] + 1)]
     flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(aggregates.received)
-    # Squares of what diverges leave the range of 32 bits; what has diverged says nothing.
-    models, seen = np.asarray(flat, np.float64), np.asarray(sums, np.float64)[before]
+    models, taken = np.asarray(flat, np.float64), np.asarray(aggregates.participation).sum(1)
     with np.errstate(invalid="ignore"):
         steps = models[before] - models[after]
-        lengths = np.linalg.norm(steps, axis=1) * np.linalg.norm(seen, axis=1)
-    moved = (lengths > 0) & np.isfinite(lengths)
-    cosines = (steps[moved] * seen[moved]).sum(1) / lengths[moved]
-    if len(cosines) and cosines.mean() < OTHER_WAY:
-        warnings.warn(
-            f"observe: the models that follow lie against the sums (mean cosine "
-            f"{cosines.mean():.2f}): aggregates.pseudo_gradient must be sums of received - "
-            "returned, not of returned - received",
-            MisfitWarning,
-            stacklevel=4,
-        )
+    return steps, np.asarray(sums, np.float64)[before], taken[before]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"observe: {text}", MisfitWarning, stacklevel=5)
 
 
 def _check_of_someone(participation: Array, sums: Array) -> None:

@@ -20,6 +20,8 @@ from jaxfl.models import check_labelled, check_parameters
 from jaxfl.parallel import map_clients
 
 Array = jax.Array
+SUMS = 1e-3
+"""By how much probabilities may sum to another number than 1."""
 NEGATIVE = 0.05
 """Share of the images that may be fewer than none: 0.024 at most of 48 right updates of digits."""
 
@@ -75,28 +77,44 @@ def infer_counts(
       virtual: what the update's scale follows from.
 
     Returns:
-      Counts `[classes]`, integers, by largest remainders; -1 if the bias is not finite.
+      Counts `[classes]`, integers, by largest remainders; -1 if the bias is not finite, or did not
+      move.
 
     Warns:
       FitWarning: if some shares are below zero, by more than `NEGATIVE` of the images together:
-        the update has the other sign, or another scale than `virtual` says.
+        the update has the other sign, or is larger than `virtual` says. That it is smaller nothing
+        shows: shares are nearer to those of which the model is wrong on no class then.
 
     Raises:
-      ValueError: if the model names no last layer.
+      ValueError: if the model names no last layer, or probabilities are not the model's: rows that
+        sum to 1, one of each class.
     """
+    _check_probabilities(model, probabilities)
     if model.trunk is None:
         raise ValueError(
             "infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)"
         )
     classes = len(probabilities)
-    _check.finite(probabilities=probabilities)
     if "bias" not in dict(observed).get(model.trunk.head, ()):
         raise ValueError(f"observed holds no bias of the model's last layer, {model.trunk.head!r}")
     gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
     system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
     shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
     _warn_of_negative(shares)
-    return round_counts(shares, images)
+    return round_counts(jnp.where(gradient.any(), shares, jnp.nan), images)
+
+
+def _check_probabilities(model: Model, probabilities: Array) -> None:
+    _check.shape((model.classes, model.classes), probabilities=probabilities)
+    _check.finite(probabilities=probabilities)
+    if not _check.is_unseen(probabilities):
+        sums = np.asarray(probabilities).sum(1)
+        odd = np.abs(sums - 1) > SUMS
+        if odd.any():
+            raise ValueError(
+                f"probabilities[{int(odd.argmax())}] sums to {sums[odd][0]:.3g}; each row must sum "
+                "to 1, as of class_probabilities"
+            )
 
 
 def _warn_of_negative(shares: Array) -> None:
