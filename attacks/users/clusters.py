@@ -46,7 +46,8 @@ def cluster_updates(
       seed: of k-means' ten starts.
 
     Returns:
-      Names `[rounds, participants]`, whose order is arbitrary; -1 if a descriptor is not finite.
+      Names `[rounds, participants]`, whose order is arbitrary; -1 if a descriptor is not finite, or
+      fewer of them differ than there are clients and each is to be of another one.
 
     Raises:
       ValueError: if descriptors are of another length; if there are fewer updates than clients, or,
@@ -73,6 +74,8 @@ def cluster_updates(
     names = fitted.labels_.reshape(rounds, participants)
     if not one_to_one:
         return names.astype(int)
+    if len(np.unique(names)) < clients:
+        return np.full((rounds, participants), UNNAMED)
     return _one_to_one(places.reshape(rounds, participants, -1), fitted.cluster_centers_)
 
 

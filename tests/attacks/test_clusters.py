@@ -75,6 +75,7 @@ def test_one_round_links_nothing_and_updates_that_are_alike_are_one_cluster():
     assert np.isnan(cluster_agreement(cluster_updates(descriptors, 4), senders))
     alike = np.full((3, 4, 4), 0.5, np.float32)
     assert (cluster_updates(alike, 4) == 0).all()
+    assert (cluster_updates(alike, 4, one_to_one=True) == -1).all()
 
 
 def test_names_one_to_one_agree_by_chance_as_the_docstring_says():

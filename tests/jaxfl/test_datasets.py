@@ -1,4 +1,4 @@
-"""Data sources: counts from their publishers, recipes, builders against a server on localhost, CSV."""
+"""Data sources: counts from their publishers, recipes, builders against a server on localhost."""
 
 import functools
 import gzip
