@@ -2,7 +2,9 @@
 
 To first order at the centres of the clients' paths. What that misses of several long steps is
 simulated: a client that holds the records of the largest weights, trained by its recipe, leaves of
-its update what is wrong with that guess, which is decoded in turn (Gauss and Newton's way).
+its update what is wrong with that guess, which is decoded in turn (Gauss and Newton's way). Not
+where a client trains in batches or otherwise at random: what a simulation's own draws add to the
+noise was more than what it told.
 """
 
 import functools
@@ -18,8 +20,6 @@ from attacks.membership.source_fit import Seen, clients_of, heaviest
 from jaxfl import ClientData, LocalTraining, Model
 
 Array = jax.Array
-RUNS = 4
-"""Runs of a client that trains in batches, whose mean is taken for its update."""
 RESOLVED = 0.8
 """Share of a weight that the ridge leaves on average, at least, where weights are judged by it."""
 
@@ -110,17 +110,14 @@ def _missed(  # noqa: PLR0913
     records' gradients `[records, clients]`; and its share of their energy, the mean over clients
     `[]`."""
     (x, y), clients = records, clients_of(weights, sizes, records)
-    batches = any(len(training.batch_sizes(size)) > 1 for size in sizes)
 
     def add(total: tuple[Array, Array], round_: Any) -> tuple[tuple[Array, Array], None]:
         received, centre, updates, scale, key = round_
 
         def left_of(arguments: tuple[Any, ClientData, Array]) -> Array:
             update, data, key = arguments
-            runs = simulated_runs(
-                Guess(model, data, training), received, key, RUNS if batches else 1
-            )
-            return ravel_pytree(update)[0] - runs.mean(0)
+            (made,) = simulated_runs(Guess(model, data, training), received, key, 1)
+            return ravel_pytree(update)[0] - made
 
         keys = jax.random.split(key, len(sizes))
         left = jax.lax.map(left_of, (updates, clients, keys))

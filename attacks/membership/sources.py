@@ -18,6 +18,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int, Num
 
+from attacks.attributes.candidate_decoding.simulated_client import trains_at_random
 from attacks.attributes.knowledge import float_type
 from attacks.fit import Fit, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike
@@ -35,7 +36,7 @@ HALF = 0.5
 """Of a record's weight, between that of a client that holds it and of one that does not."""
 LEVEL, PASSES = 1.5, 6
 """Factor by which the weights of a client's records may be other than they should be; and how often
-a guess is simulated, of clients that take several steps."""
+a guess is simulated, of clients that take several full-batch steps."""
 
 
 def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
@@ -243,8 +244,8 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
 
     A client's update is the sum of its records' gradients with equal weights; any other record has
     weight 0. All clients received the same model, so that one Gram matrix serves all. That is first
-    order in the length of a client's path; where clients take several steps, they are simulated on
-    the records named so far, and what these leave is decoded again. The guess of the pass that
+    order in the length of a client's path. Clients that take several full-batch steps are simulated
+    on the records named so far, and what these leave is decoded again; the guess of the pass that
     leaves least of the updates counts. Beyond Driouich 2023.
 
     Args:
@@ -292,7 +293,9 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
             lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
         )
         seen = Seen(messages[0].received, centre, updates)
-        passes = PASSES if max(steps) > 1 else 0
+        largest = x[: max(sizes)]
+        exact = not trains_at_random(model, training, messages[0].received, largest)
+        passes = PASSES if max(steps) > 1 and exact else 0
         decoded = decoded_weights(
             model, training, seen, tuple(sizes), (x, y), jnp.asarray(ridge), key, passes
         )

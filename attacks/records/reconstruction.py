@@ -42,7 +42,8 @@ class Records:
       x: records `[found, features]`, float64, as the model takes them.
       y: their labels `[found]`.
       table: the same in the table's own units, a column each `[found]`.
-      copies: how often the client has each record `[found]`.
+      copies: how often the client has each record `[found]`; a class that weighs twice as much in
+        the loss looks like two copies of each of its records.
       certified: whether a record passes all tests and no other would `[found]`: what it is before
         every layer that is looked at lies in the messages' spans, so does its error, its weight is
         right, no other value of any listed attribute would pass, and without it the messages' rank

@@ -194,7 +194,11 @@ def check(arguments: Arguments) -> None:
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
         if field.name in idle and value != field.default:
-            runs = "recorded runs (--messages)" if arguments.messages else "simulated ones"
+            runs = (
+                "recorded runs (--messages)"
+                if arguments.messages
+                else "simulated runs; it goes with --messages"
+            )
             raise UsageError(f"{option(field.name)} {value!r} has no meaning for {runs}")
     _check_files_of_rounds(arguments)
     if not Path(arguments.csv).is_file():

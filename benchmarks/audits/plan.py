@@ -393,6 +393,7 @@ def _records(data: Dataset, federation: Federation) -> int:
     if there < FEWEST_RECORDS:
         raise ValueError(
             f"clients={count}: {beside} and of tests; each needs {FEWEST_RECORDS}, so that "
-            f"{training_rows(data) // FEWEST_RECORDS or 'no'} clients can be had"
+            f"{training_rows(data) // FEWEST_RECORDS or 'no'} clients can be had of these "
+            f"{len(data)} records"
         )
     return told or min(there, MOST_RECORDS)

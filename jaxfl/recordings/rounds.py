@@ -188,7 +188,9 @@ def _files(folder: Path, argument: str, name: str) -> dict[tuple[int, str], Path
             continue
         place = int(match["round"]), match.groupdict().get("client", "")
         if place in held:
-            raise ValueError(f"{held[place].name} and {path.name} are the same model; keep one")
+            raise ValueError(
+                f"{held[place].name} and {path.name} are two files of one model; keep one"
+            )
         held[place] = path
     if not held:
         shown = ", ".join(path.name for _, path in matches[:5]) or "nothing"

@@ -136,10 +136,14 @@ def simulated_runs(guess: Guess, received: Any, key: Array, count: int) -> Array
 def runs_that_tell(model: Model, training: LocalTraining, received: Any, x: Array) -> int:
     """How many simulated runs tell the noise of a client with records `x [records, ...]`, which
     received models `[rounds, ...]`."""
+    return RUNS if trains_at_random(model, training, received, x) else SURE_RUNS
+
+
+def trains_at_random(model: Model, training: LocalTraining, received: Any, x: Array) -> bool:
+    """Whether such a client's updates differ from run to run by more than rounding, or may."""
     batches = len(training.batch_sizes(len(x))) > 1
     first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), received)
-    random = batches or training.plugins or draws_at_random(model, first, x)
-    return RUNS if random else SURE_RUNS
+    return bool(batches or training.plugins or draws_at_random(model, first, x))
 
 
 def simulated_path(guess: Guess, received: Any, key: Array, points: int) -> Any:
