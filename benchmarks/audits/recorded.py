@@ -40,6 +40,8 @@ SUMS = "sums over clients"
 WHO_TOOK_PART = ". Were the same clients there in every round? --participation says who took part"
 OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
+NEARLY_ALL = 0.99
+"""Share of the updates' energy by which steps of the other sign explain them."""
 ORDERS = 64
 COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")
 """Of each client's outcome, in the file beside the page."""
@@ -195,6 +197,9 @@ def _row(
             return [*recoded, *_as_others(client.name, method, answer, training, len(x))]
         if status == "unchecked":
             return [f"Updates of {client.name} could not contradict any answer: {answer.reason}."]
+        turned = _turned(client.name, answer)
+        if turned:
+            return turned
         said = "; ".join(str(diagnose(model, client.messages, known, training)).splitlines())
         hint = WHO_TOOK_PART if client.name == EVERYONE else ""
         return [f"Updates of {client.name} are not explained. They say: {said}{hint}"]
@@ -211,6 +216,18 @@ def _row(
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": {"scored_records": len(truth)} | _uncommon(answer, truth, len(values)),
     }, notes
+
+
+def _turned(client: str, answer: Reconstruction) -> list[str]:
+    """That a client's updates have the other sign, where its answer explains them so."""
+    rate = answer.learning_rate if isinstance(answer, Decoding) else jnp.zeros(())
+    if rate.ndim or not rate < 0 or not answer.fit.explained > NEARLY_ALL:
+        return []
+    return [
+        f"Updates of {client} are explained by steps against its gradients, at rate {rate:.3g}: "
+        "they have the other sign. Do the files hold received - returned (--returned-as gradients) "
+        "or returned - received (changes)? Or was what came back taken for what was sent?"
+    ]
 
 
 def _renamed(

@@ -14,6 +14,7 @@ from jaxfl import LocalTraining, mlp
 from jaxfl.datasets import read_inputs
 from jaxfl.recordings import read_rounds
 from tests.benchmarks.test_audit import RECORDED, RECORDINGS, without
+from tests.jaxfl.test_recorded_changes import written
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,14 @@ def test_a_table_with_values_the_other_way_round_is_no_clean_bill(
     assert "names rightly 'smoker' of 40 of 40 people" in " ".join(capsys.readouterr().out.split())
     page = " ".join((tmp_path / "audit/report.html").read_text().split())
     assert "0 was trained as 1, 1 was trained as 0" in page
+
+
+def test_updates_of_the_other_sign_are_told(tmp_path: Path) -> None:
+    words = ["--messages", str(written(tmp_path, "changes")), *RECORDED, "--client", "ana"]
+    words += ["--batch-size", "0", "--returned-as", "gradients", "--out", str(tmp_path / "audit")]
+    assert audit.main(words) == 0
+    page = " ".join((tmp_path / "audit/report.html").read_text().split())
+    assert "explained by steps against its gradients, at rate -0.1" in page
 
 
 @pytest.mark.parametrize("right", [0.95, 1.0])
