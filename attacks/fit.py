@@ -27,7 +27,7 @@ from flax import struct
 from jaxtyping import Num
 from optax.tree import vdot
 
-from jaxfl import _check
+from jaxfl import Messages, _check
 
 Array = jax.Array
 FALSE_ALARMS = 0.01
@@ -53,6 +53,8 @@ STATES = {
     Status.UNCHECKED: "unchecked",
 }
 """As in the column `status` of results."""
+HALVES = (jnp.float16, jnp.bfloat16)
+"""Numbers of 16 bits."""
 REASONS = {
     Status.OK: "the answer is of finite numbers, and nothing contradicts it",
     Status.FAILED: "the attack ended with numbers that are not finite, or that mean nothing",
@@ -148,10 +150,20 @@ def energies(updates: Any) -> Array:
     return jax.vmap(vdot)(updates, updates)
 
 
-def precision(messages: Any) -> float:
-    """The relative spacing of the numbers in which messages were recorded: of their widest leaf."""
-    kinds = [a.dtype for a in jax.tree.leaves(messages) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return float(min(jnp.finfo(kind).eps for kind in kinds))
+def precision(messages: Any) -> Array:
+    """The relative spacing of the numbers in which messages were recorded `[]`: of their widest
+    leaf, or of 16 bits where every number that was returned is one of so few, as of uploads that
+    were compressed."""
+    sent_back = messages.returned if isinstance(messages, Messages) else messages
+    leaves, back = (
+        [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
+        for tree in (messages, sent_back)
+    )
+    spacing = jnp.asarray(min(float(jnp.finfo(a.dtype).eps) for a in leaves))
+    for kind in HALVES:
+        short = jnp.stack([(a.astype(kind).astype(a.dtype) == a).all() for a in back]).all()
+        spacing = jnp.where(short, jnp.maximum(spacing, float(jnp.finfo(kind).eps)), spacing)
+    return spacing
 
 
 def rounding(

@@ -230,6 +230,23 @@ def test_what_rounding_leaves_is_below_its_bound(dtype):
     assert np.median(above) > 0.1
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_uploads_of_16_bits_in_wider_arrays_are_no_misfit(dtype):
+    """What was sent keeps its bits, and nothing but the numbers says what came back in few."""
+
+    def uploaded(kind):
+        model, messages, known, truth = client(kind, LocalTraining(RATE), 0)
+        short = jax.tree.map(lambda a: a.astype(dtype).astype(a.dtype), messages.returned)
+        return model, messages.replace(returned=short), known, truth
+
+    *given, truth = uploaded("right")
+    answer = closed_form(*given, settings=ClosedForm(RATE))
+    assert answer.status == Status.OK
+    assert np.mean(answer.values[0] == truth) > 0.98
+    with pytest.warns(MisfitWarning):
+        closed_form(*uploaded("momentum")[:3], settings=ClosedForm(RATE))
+
+
 def test_where_a_client_returns_what_it_received_there_is_nothing_to_explain():
     """Whatever the rate and the solver; other attacks obey the law of `tests/laws`."""
     model, messages, known, _ = client("right", LocalTraining(RATE), 0, rounds=2)

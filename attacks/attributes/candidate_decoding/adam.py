@@ -186,7 +186,7 @@ class _Steps(NamedTuple):
     rate: Array
 
 
-def _steps(messages: Messages, settings: AdamDecoding, eps: float) -> _Steps:
+def _steps(messages: Messages, settings: AdamDecoding, eps: Array) -> _Steps:
     flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])
     received, returned = flat(messages.received), flat(messages.returned)
     half = eps / 2 * jnp.maximum(jnp.abs(received), jnp.abs(returned))
@@ -206,7 +206,7 @@ def _bounds(
     candidates: tuple[Array, Array],
     steps: _Steps,
     settings: AdamDecoding,
-    eps: float,
+    eps: Array,
 ) -> tuple[Bounds, Array]:
     """Bounds, of every round as many, and `|u| / rate` of the same numbers."""
     records, unknowns = len(candidates[0]), candidates[0].shape[0] * (candidates[0].shape[1] - 1)

@@ -312,7 +312,7 @@ def _least_squares(
     return _Solution(unknowns, condition, problem.squared_residual, square, pull, lengths)
 
 
-def _allowed(messages: Messages, lengths: Array, eps: float, noise: float | Array) -> Array:
+def _allowed(messages: Messages, lengths: Array, eps: Array, noise: float | Array) -> Array:
     """Energy `[rounds]` that rounding and stated noise may leave of a right answer; `lengths` as
     `gradients` of `rounding`."""
     updates = messages.pseudo_gradient

@@ -265,7 +265,7 @@ def _rounding(
     messages: Messages,
     public: tuple[Array, Array],
     settings: PartialDecoding,
-    eps: float,
+    eps: Array,
     known: int,
 ) -> Array:
     """Variance per number that rounding leaves of a message, in units of a record's gradient."""

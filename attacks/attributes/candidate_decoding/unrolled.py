@@ -187,7 +187,7 @@ def _gls_unrolled(
     return cast(answer, jnp.float32, jnp.int32)
 
 
-def _rounding(received: Any, updates: Any, eps: float, steps: int) -> Array:
+def _rounding(received: Any, updates: Any, eps: Array, steps: int) -> Array:
     """Variance of one number `[rounds]` that rounding leaves of an update."""
     squares = energies(updates)
     share = rounding(received, updates, jnp.sqrt(squares), eps, steps)
