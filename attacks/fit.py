@@ -55,6 +55,8 @@ STATES = {
 """As in the column `status` of results."""
 HALVES = (jnp.float16, jnp.bfloat16)
 """Numbers of 16 bits."""
+ENOUGH = 8
+"""Numbers other than 0 that are of 16 bits by no chance."""
 REASONS = {
     Status.OK: "the answer is of finite numbers, and nothing contradicts it",
     Status.FAILED: "the attack ended with numbers that are not finite, or that mean nothing",
@@ -160,8 +162,10 @@ def precision(messages: Any) -> Array:
         for tree in (messages, sent_back)
     )
     spacing = jnp.asarray(min(float(jnp.finfo(a.dtype).eps) for a in leaves))
+    told = jnp.stack([jnp.count_nonzero(a) for a in back]).sum() >= ENOUGH
     for kind in HALVES:
-        short = jnp.stack([(a.astype(kind).astype(a.dtype) == a).all() for a in back]).all()
+        alike = [(a.astype(kind).astype(a.dtype) == a).all() for a in back]
+        short = told & jnp.stack(alike).all()
         spacing = jnp.where(short, jnp.maximum(spacing, float(jnp.finfo(kind).eps)), spacing)
     return spacing
 

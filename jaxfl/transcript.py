@@ -78,12 +78,13 @@ class Messages:
         received: Any, returned: Any, rounds: Sequence[int] | None = None
     ) -> "Messages":
         """Messages recorded outside: pytrees of equal structure with leaves `[rounds, ...]`, named
-        and shaped as the model's parameters. JAX's arrays keep their precision; NumPy's in 64 bits
-        do where JAX's 64-bit types are on.
+        and shaped as the model's parameters. JAX's arrays keep their precision, or get that of the
+        same array in the other argument if it is wider; NumPy's in 64 bits do where JAX's 64-bit
+        types are on.
 
         Raises:
-          ValueError: if structures or shapes differ, a value is no number or not finite, or round
-            numbers are not distinct integers from 0 to 2^31 - 1.
+          ValueError: if structures or shapes differ, a value is no number, quantised or not finite,
+            or round numbers are not distinct integers from 0 to 2^31 - 1.
         """
         received = _check.as_models("received", received)
         returned = _check.as_models("returned", returned)

@@ -18,9 +18,10 @@ from jaxfl.watching import on_host
 
 FOLDS = 3
 """Folds of the cross-validation by which a classifier is chosen."""
-EXPECTED, OUTSIDE, MANY = 10, 0.9, 20
-"""Public records that should have a label and of whom none has it, and what share of the records
-lies outside the range of so many public ones, where something is coded in another way."""
+EXPECTED, OUTSIDE, MANY, SLACK = 10, 0.9, 20, 0.01
+"""Public records that should have a label and of whom none has it; and what share of the records
+lies outside the range of so many public ones, by more than this part of it, where something is
+coded in another way."""
 
 
 @on_host("scikit-learn")
@@ -97,11 +98,15 @@ def _warn_of_other_codes(truths: list[np.ndarray], x: np.ndarray, knowledge: Kno
 
 
 def _warn_of_other_units(known: np.ndarray, public: np.ndarray) -> None:
-    """Warn of a column of which nearly no record is within the range of many public ones."""
-    if len(public) < MANY:
+    """Warn of a column of numbers of which nearly no record is within the range of many public
+    ones. Of one or two values a client may well have another one than they."""
+    if len(public) < MANY or not len(known):
         return
-    outside = ((known < public.min(0)) | (known > public.max(0))).mean(0)
-    if len(known) and outside.max() >= OUTSIDE:
+    low, high = public.min(0), public.max(0)
+    numbers = ((public != low) & (public != high)).any(0)
+    slack = SLACK * (high - low)
+    outside = ((known < low - slack) | (known > high + slack)).mean(0) * numbers
+    if outside.max(initial=0) >= OUTSIDE:
         place = int(outside.argmax())
         warnings.warn(
             f"impute: of column {place}, {outside[place]:.0%} of knowledge.x lies outside what "

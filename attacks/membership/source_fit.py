@@ -34,7 +34,7 @@ from attacks.attributes.candidate_decoding.simulated_client import (
     runs_that_tell,
     simulated_runs,
 )
-from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
+from attacks.fit import FALSE_ALARMS, Fit, energies, equations, rounding
 from attacks.path import local_path
 from attacks.precision import arithmetic, cast
 from jaxfl import ClientData, LocalTraining, Model
@@ -53,11 +53,13 @@ class Seen(NamedTuple):
       received: models `[rounds, ...]`, the same for all clients.
       centres: of the clients' paths, on average `[rounds, ...]`.
       updates: `[rounds, clients, ...]`.
+      spacings: of the numbers in which messages were recorded, relative `[clients]`.
     """
 
     received: Any
     centres: Any
     updates: Any
+    spacings: Array
 
 
 def judge_sources(
@@ -106,10 +108,14 @@ def _judge_sources(
         span = span_of(gram, scale)
 
         def judged(
-            own: Any, steps: Array, along: Array, inner: Array, limits: tuple[Array, Array]
+            own: Any,
+            eps: Array,
+            steps: Array,
+            along: Array,
+            inner: Array,
+            limits: tuple[Array, Array],
         ) -> Fit:
             energy = relative_weights(seen.updates) * energies(own)
-            eps = precision(seen.received)
             rounded = rounding(seen.received, own, lengths, eps, steps)
             rounded = jnp.where(energy > 0, rounded * energy, 0).sum()
             left = without_span(span, along, inner)
@@ -128,7 +134,7 @@ def _judge_sources(
         updates = jax.tree.map(lambda u: u.swapaxes(0, 1), seen.updates)
         steps = jnp.asarray([training.steps(size) for size in sizes])
         limits = _limits(training, weights, sizes)
-        return jax.vmap(judged)(updates, steps, along, inner, limits)
+        return jax.vmap(judged)(updates, seen.spacings, steps, along, inner, limits)
 
 
 def _least_admissible(
@@ -241,7 +247,8 @@ def _products(
         return jax.tree.map(lambda t, p: t + weight * p, total, these), None
 
     relative = relative_weights(seen.updates)
-    rounds = *seen, relative, jax.random.split(key, len(relative))
+    keys = jax.random.split(key, len(relative))
+    rounds = seen.received, seen.centres, seen.updates, relative, keys
     n, count, rows = len(x), len(clients.mask), runs + 3
     shapes = (n, n), (count, n, rows), (count, rows, rows), ()
     zero = _Products(*[jnp.zeros(shape, x.dtype) for shape in shapes])

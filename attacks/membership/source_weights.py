@@ -69,7 +69,8 @@ def decoded_weights(  # noqa: PLR0913 - what was seen, what is known, and how cl
         (gram, right), scales = jax.lax.scan(add, start, (seen.centres, seen.updates))
         pull = ridge * jnp.trace(gram) / len(x)
         factor = jax.scipy.linalg.cho_factor(gram + pull * jnp.eye(len(x)), lower=True)
-        weights = jax.scipy.linalg.cho_solve(factor, right) * count
+        solved = jax.scipy.linalg.cho_solve(factor, jnp.concatenate([right, jnp.eye(len(x))], 1))
+        weights, inverse = solved[:, : len(sizes)] * count, solved[:, len(sizes) :]
 
         def refine(carry: tuple[Array, Array, Array], _: None) -> tuple[Any, None]:
             weights, best, least = carry
@@ -77,7 +78,10 @@ def decoded_weights(  # noqa: PLR0913 - what was seen, what is known, and how cl
             better = left <= least
             best, least = jnp.where(better, weights, best), jnp.minimum(left, least)
             sides = missed / rates + gram @ (heaviest(weights, count) / count)
-            return (jax.scipy.linalg.cho_solve(factor, sides) * count, best, least), None
+            refined = jax.scipy.linalg.cho_solve(factor, sides) * count
+            # A simulation that diverged says nothing of its client.
+            refined = jnp.where(jnp.isfinite(refined).all(0), refined, weights)
+            return (refined, best, least), None
 
         if passes:
             least = jnp.asarray(jnp.inf)
@@ -86,7 +90,6 @@ def decoded_weights(  # noqa: PLR0913 - what was seen, what is known, and how cl
             )
             _, left = _missed(model, training, seen, weights, sizes, records, scales, key)
             weights = jnp.where(left <= least, weights, best)
-        inverse = jax.scipy.linalg.cho_solve(factor, jnp.eye(len(x)))
         chosen = heaviest(weights, count)
         wanted = chosen - pull * inverse @ chosen
         # Where records cannot be told apart, the heaviest ones are any.
@@ -107,8 +110,8 @@ def _missed(  # noqa: PLR0913
     key: Array,
 ) -> tuple[Array, Array]:
     """What clients that hold the records of the largest weights leave of the updates: along the
-    records' gradients `[records, clients]`; and its share of their energy, the mean over clients
-    `[]`."""
+    records' gradients `[records, clients]`; and its share of their energy, at most all of it, the
+    mean over clients `[]`."""
     (x, y), clients = records, clients_of(weights, sizes, records)
 
     def add(total: tuple[Array, Array], round_: Any) -> tuple[tuple[Array, Array], None]:
@@ -128,6 +131,8 @@ def _missed(  # noqa: PLR0913
         return (total[0] + scale * along, total[1] + scale * energies), None
 
     start = jnp.zeros((len(x), len(sizes))), jnp.zeros((2, len(sizes)))
-    rounds = *seen, scales, jax.random.split(key, len(scales))
+    keys = jax.random.split(key, len(scales))
+    rounds = seen.received, seen.centres, seen.updates, scales, keys
     (along, (left, whole)), _ = jax.lax.scan(add, start, rounds)
-    return along, jnp.where(whole > 0, left / whole, 0).mean()
+    share = jnp.where(left < whole, left / whole, 1.0)
+    return along, share.mean()

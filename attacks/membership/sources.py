@@ -20,7 +20,7 @@ from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.simulated_client import trains_at_random
 from attacks.attributes.knowledge import float_type
-from attacks.fit import Fit, status_of, warn_of_fit
+from attacks.fit import Fit, precision, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike
 from attacks.membership.source_fit import Seen, judge_sources
 from attacks.membership.source_weights import decoded_weights
@@ -36,7 +36,7 @@ HALF = 0.5
 """Of a record's weight, between that of a client that holds it and of one that does not."""
 LEVEL, PASSES = 1.5, 6
 """Factor by which the weights of a client's records may be other than they should be; and how often
-a guess is simulated, of clients that take several full-batch steps."""
+a guess is simulated, of clients that take several full-batch steps, where all records are there."""
 
 
 def losses(model: Model, params: Any, x: Array, y: Array) -> Array:
@@ -245,8 +245,8 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
     A client's update is the sum of its records' gradients with equal weights; any other record has
     weight 0. All clients received the same model, so that one Gram matrix serves all. That is first
     order in the length of a client's path. Clients that take several full-batch steps are simulated
-    on the records named so far, and what these leave is decoded again; the guess of the pass that
-    leaves least of the updates counts. Beyond Driouich 2023.
+    on the records named so far, if there are as many as all hold, and what these leave is decoded
+    again; the guess of the pass that leaves least of the updates counts. Beyond Driouich 2023.
 
     Args:
       model: the model (static), whose operations mix no records.
@@ -269,16 +269,7 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
       ValueError: if clients differ in rounds or two have the same messages, numbers do not fit,
         the records do not fit the model, or the optimiser is no SGD.
     """
-    rounds = [messages_.rounds.tolist() for messages_ in messages]
-    if not rounds or not rounds[0]:
-        raise ValueError(
-            f"messages of {len(rounds)} clients hold no rounds; give at least one of each client"
-        )
-    if len(messages) != len(sizes) or any(r != rounds[0] for r in rounds):
-        raise ValueError(
-            f"messages of {len(messages)} clients must be of the same rounds, and "
-            f"sizes={list(sizes)} one each"
-        )
+    _check_together(messages, sizes)
     _check_different(messages)
     _check.plain_sgd(training.optimizer)
     x, y = jnp.asarray(x), jnp.asarray(y)
@@ -292,10 +283,11 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
         updates = jax.tree.map(
             lambda *leaves: jnp.stack(leaves, 1), *(m.pseudo_gradient for m in messages)
         )
-        seen = Seen(messages[0].received, centre, updates)
+        spacings = jnp.stack([precision(of_client) for of_client in messages])
+        seen = Seen(messages[0].received, centre, updates, spacings)
         largest = x[: max(sizes)]
         exact = not trains_at_random(model, training, messages[0].received, largest)
-        passes = PASSES if max(steps) > 1 and exact else 0
+        passes = PASSES if max(steps) > 1 and exact and len(x) >= sum(sizes) else 0
         decoded = decoded_weights(
             model, training, seen, tuple(sizes), (x, y), jnp.asarray(ridge), key, passes
         )
@@ -327,6 +319,20 @@ def _nobodys(weights: Array, held: int) -> Array:
     if held >= len(ordered):
         return jnp.zeros(len(ordered), bool)
     return (largest <= ordered[held]) & (largest < HALF * jnp.median(ordered[:held]))
+
+
+def _check_together(messages: Sequence[Messages], sizes: Sequence[int]) -> None:
+    """Raise `ValueError` unless all clients' messages are of the same rounds, and have a size."""
+    rounds = [of_client.rounds.tolist() for of_client in messages]
+    if not rounds or not rounds[0]:
+        raise ValueError(
+            f"messages of {len(rounds)} clients hold no rounds; give at least one of each client"
+        )
+    if len(messages) != len(sizes) or any(r != rounds[0] for r in rounds):
+        raise ValueError(
+            f"messages of {len(messages)} clients must be of the same rounds, and "
+            f"sizes={list(sizes)} one each"
+        )
 
 
 def _check_different(messages: Sequence[Messages]) -> None:

@@ -101,7 +101,7 @@ def observe(aggregates: Aggregates, detectors: Detectors) -> Observations:
     Warns:
       MisfitWarning: if the models that follow go the other way than the sums: these are probably
         `returned - received`; or if the models change by just what is called a sum of several
-        clients: it is probably their mean.
+        clients: it is probably their mean, unless the server subtracts sums.
 
     Raises:
       ValueError: if rounds or parameters do not fit, two rounds have one sum (it is no news twice),
@@ -166,8 +166,8 @@ def _warn_of_models(aggregates: Aggregates, sums: Array) -> None:
     if several.any() and (alike & (cosines[several] > SAME_WAY)).all():
         _warn(
             "the models that follow differ by just what aggregates.pseudo_gradient holds, though "
-            "several clients took part: are these means, or what the server subtracts? Attacks "
-            "take sums: multiply by the number of participants"
+            "several clients took part: are these means? Attacks take sums; multiply by the number "
+            "of participants, unless the server itself subtracts sums"
         )
 
 

@@ -48,7 +48,8 @@ class Records:
         every layer that is looked at lies in the messages' spans, so does its error, its weight is
         right, no other value of any listed attribute would pass, and without it the messages' rank
         is less by one. Columns without such proof are in `open`; where none is, the record may be
-        another reading of one that is certified.
+        another reading of one that is certified, or, of clients of several steps, not all records
+        are found.
       open: per record, names of the columns of which another value would pass too.
       precision: half-width of measured columns in the table's units `[found, measured]`: as far as
         any test lets a right record be, `attacks.records.spans.MARGIN` standard deviations, within

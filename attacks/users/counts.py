@@ -20,8 +20,6 @@ from jaxfl.models import check_labelled, check_parameters
 from jaxfl.parallel import map_clients
 
 Array = jax.Array
-SUMS = 1e-3
-"""By how much probabilities may sum to another number than 1."""
 NEGATIVE = 0.05
 """Share of the images that may be fewer than none: 0.024 at most of 48 right updates of digits."""
 
@@ -86,10 +84,11 @@ def infer_counts(
         shows: shares are nearer to those of which the model is wrong on no class then.
 
     Raises:
-      ValueError: if the model names no last layer, or probabilities are not the model's: rows that
-        sum to 1, one of each class.
+      ValueError: if the model names no last layer, or probabilities are no rows of such, one for
+        each class.
     """
-    _check_probabilities(model, probabilities)
+    _check.shape((model.classes, model.classes), probabilities=probabilities)
+    _check.probabilities(probabilities, name="probabilities")
     if model.trunk is None:
         raise ValueError(
             "infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)"
@@ -102,19 +101,6 @@ def infer_counts(
     shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
     _warn_of_negative(shares)
     return round_counts(jnp.where(gradient.any(), shares, jnp.nan), images)
-
-
-def _check_probabilities(model: Model, probabilities: Array) -> None:
-    _check.shape((model.classes, model.classes), probabilities=probabilities)
-    _check.finite(probabilities=probabilities)
-    if not _check.is_unseen(probabilities):
-        sums = np.asarray(probabilities).sum(1)
-        odd = np.abs(sums - 1) > SUMS
-        if odd.any():
-            raise ValueError(
-                f"probabilities[{int(odd.argmax())}] sums to {sums[odd][0]:.3g}; each row must sum "
-                "to 1, as of class_probabilities"
-            )
 
 
 def _warn_of_negative(shares: Array) -> None:

@@ -7,8 +7,9 @@ from scipy.optimize import linear_sum_assignment
 
 from benchmarks.harness.intervals import wilson_interval
 
-NEARLY_ALL = 0.9
-"""Share of people who must be named rightly under other names, so that chance is none."""
+RIGHT, FEWEST = 0.9, 5
+"""Share of people who must be named rightly under other names; and people of a value, below whom it
+keeps its own."""
 
 
 class Coding(NamedTuple):
@@ -24,8 +25,8 @@ class Coding(NamedTuple):
 
 
 def other_coding(named: np.ndarray, truth: np.ndarray, count: int) -> Coding | None:
-    """The one-to-one names of values by which most people are named rightly, where those of the
-    table are others, and nearly all are, beyond what saying the most common value of all is.
+    """Names under which nearly all people are named rightly, where the table's own clearly fail:
+    beyond chance, in this and in saying the most common value of all.
 
     Args:
       named: places of the values that an attack names `[people]`.
@@ -34,11 +35,12 @@ def other_coding(named: np.ndarray, truth: np.ndarray, count: int) -> Coding | N
     """
     table = np.zeros((count, count), int)
     np.add.at(table, (truth, named), 1)
-    rows, renamed = linear_sum_assignment(-table)
-    right, people = int(table[rows, renamed].sum()), len(truth)
-    usual = wilson_interval(int(np.bincount(truth).max()), people).high
-    if right == int(np.diag(table).sum()) or right < NEARLY_ALL * people:
-        return None
-    if wilson_interval(right, people).low <= usual:
-        return None
-    return Coding(renamed[truth], renamed)
+    values, assigned = linear_sum_assignment(-table)
+    renamed = np.where(table[values, assigned] >= FEWEST, assigned, values)
+    people, recoded = len(truth), renamed[truth]
+    under_others, under_own, usual = (
+        wilson_interval(int(right), people)
+        for right in ((named == recoded).sum(), (named == truth).sum(), np.bincount(recoded).max())
+    )
+    fails = under_own.high < under_others.low and usual.high < under_others.low
+    return Coding(recoded, renamed) if fails and under_others.mean >= RIGHT else None

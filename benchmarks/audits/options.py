@@ -172,12 +172,20 @@ def configured(words: list[str]) -> Arguments:
     for name, value in told.items():
         default = fields[name].default
         kind = str if default is None else type(default)
-        if name in AS_NUMBERS and type(value) in (int, float):  # as `clients: 3`
-            told[name] = value = str(value)
+        told[name] = value = _as_text(name, value)
         whole = kind is float and type(value) is int
         if type(value) is not kind and not whole and not (value is None and default is None):
             raise UsageError(f"--config {path!r} has {name}={value!r}, which is no {kind.__name__}")
     return Arguments(**told)
+
+
+def _as_text(name: str, value: Any) -> Any:
+    """What YAML reads as a number or a truth value, as the text of an option."""
+    if name in AS_NUMBERS and type(value) in (int, float):  # as `clients: 3`
+        return str(value)
+    if name == "transposed" and type(value) is bool:  # as `transposed: yes`
+        return "yes" if value else "no"
+    return value
 
 
 def check(arguments: Arguments) -> None:
@@ -216,6 +224,11 @@ def _check_files_of_rounds(arguments: Arguments) -> None:
         raise UsageError(
             f"--client {arguments.client!r} names clients, of which --returned '' has no files"
         )
+    if arguments.returned_as != Arguments.returned_as and not arguments.returned:
+        raise UsageError(
+            f"--returned-as {arguments.returned_as!r} is of what came back, of which --returned '' "
+            "has no files"
+        )
     if arguments.after is not None and arguments.sent != Arguments.sent:
         raise UsageError(f"--sent {arguments.sent!r} and --after {arguments.after!r}: name one")
 
@@ -245,10 +258,11 @@ def layers(text: str | None) -> dict[str, str]:
     """The model's layer by the files' one."""
     if text is None:
         return {}
-    pairs = [pair.split("=") for pair in names("layers", text)]
+    pairs = [[side.strip() for side in pair.split("=")] for pair in names("layers", text)]
     if not pairs or not all(len(pair) == 2 and all(pair) for pair in pairs):
         raise UsageError(f"--layers {text!r} must hold layers, as fc1=Dense_0,fc2=Dense_1")
-    return {theirs.strip(): ours.strip() for theirs, ours in pairs}
+    names("layers", ",".join(theirs for theirs, _ in pairs))
+    return {pair[0]: pair[1] for pair in pairs}
 
 
 def training(arguments: Arguments) -> LocalTraining:
@@ -285,6 +299,9 @@ def of_files(text: str) -> str:
     arguments = "|".join(ONLY_RECORDED)
     told = re.sub(rf"\b({arguments})=", lambda match: f"{option(match[1])} ", text)
     told = told.replace("--transposed None leaves open", "It is open").replace(" ,", ",")
+    told = told.replace("--transposed True", "--transposed yes")
+    told = told.replace("--transposed False", "--transposed no")
+    told = told.replace("layers names", "--layers names")
     told = told.replace("say True (PyTorch) or False", "say --transposed yes (PyTorch) or no")
     return told.replace("--layers {...}", "--layers").rstrip()
 

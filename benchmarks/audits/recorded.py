@@ -353,7 +353,9 @@ def _uncommon(answer: Reconstruction, truth: np.ndarray, candidates: int) -> dic
 def _imputed(known: Knowledge, others: Inputs, truth: np.ndarray) -> float | None:
     if not len(others.y):
         return None
-    (values,) = impute(known, others.x, others.y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # one table has one coding
+        (values,) = impute(known, others.x, others.y)
     return float((values == truth).mean())
 
 

@@ -193,9 +193,10 @@ def _recording(arguments: Arguments, model: Model, table: Inputs) -> Recording:
         )
     except OtherModelError as error:
         inputs = f"{len(table.names)} inputs ({', '.join(table.names)})"
+        told = options.of_files(str(error))
         raise UsageError(
-            f"{error}. By --csv the model takes {inputs} and tells labels up to {table.y.max()}, "
-            f"by --hidden {arguments.hidden!r} that is between them. A column too many goes to "
+            f"{told}. By --csv the model takes {inputs} and tells labels up to {table.y.max()}, by "
+            f"--hidden {arguments.hidden!r} that is between them. A column too many goes to "
             "--drop, or to --clients if it says whose a record is; labels count from 0"
         ) from None
     except ValueError as error:

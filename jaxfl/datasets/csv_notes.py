@@ -59,8 +59,9 @@ def of_columns(
 def _of_cells(name: str, texts: Sequence[str], decimal: str) -> list[str]:
     """What is to be said of a column that numbers the rows, or spells one text in two ways."""
     if are_numbers(texts, decimal):
-        numbered = [[str(first + row) for row in range(len(texts))] for first in (0, 1)]
-        counts = len(texts) >= FEWEST_NUMBERED and list(texts) in numbered
+        counts = len(texts) >= FEWEST_NUMBERED and any(
+            all(text == str(first + row) for row, text in enumerate(texts)) for first in (0, 1)
+        )
         return [f"{name!r} numbers the rows: leave it out (drop)"] if counts else []
     spelt: dict[str, list[str]] = {}
     for text in sorted(set(texts)):

@@ -80,6 +80,10 @@ def overlapping_classes(
       clients: number of clients.
       whole: classes that a client holds in full.
       few: how many records of any other class a client holds; one number is drawn per client.
+
+    Raises:
+      ValueError: if labels are no whole numbers, there are fewer classes than `whole`, or `few`
+        holds no number, or none of at least 1.
     """
     classes = _classes_of(y)
     if not len(few):
@@ -109,6 +113,10 @@ def by_classes(
 
     Classes are dealt round after round in random order, so every class is held as evenly often as
     can be.
+
+    Raises:
+      ValueError: if labels are no whole numbers, there are too few classes, or a client gets no
+        record.
     """
     classes = _classes_of(y)
     if classes_per_client > len(classes):
@@ -152,6 +160,9 @@ def dirichlet(
 
     Small alpha gives few classes per client. Parts of a class are rounded at random, so that each
     client's mean is its proportion. A client left without records takes one from the largest.
+
+    Raises:
+      ValueError: if labels are no whole numbers, or there are more clients than records.
     """
     if clients > len(y):
         raise ValueError(f"clients={clients} exceeds the {len(y)} records; every client needs one")

@@ -55,6 +55,9 @@ def read_rounds(  # noqa: PLR0913 - what nobody overrides is how files are usual
         (received - returned, of a rate of 1).
       layers, transposed: see `layout_of`.
 
+    Warns:
+      RecordingWarning: if what came back looks like changes and is called models, or the reverse.
+
     Raises:
       ValueError: if no file fits a name, a file is unreadable or of another model, a client's round
         has no model that was sent, two clients returned the same model (then it is a sum), or what
@@ -109,6 +112,9 @@ def messages_from(
       returned: what it returned; None where it was absent.
       rounds: their numbers; 0, 1, ... by default.
       returned_as, layers, transposed: see `read_rounds`.
+
+    Warns:
+      RecordingWarning: as `read_rounds`.
 
     Raises:
       ValueError: if lengths differ, or a model is not of this kind.
@@ -259,14 +265,22 @@ def _doubt_kind(pairs: Sequence[tuple[Any, Any]], returned_as: Returned) -> None
         start = _flat(sent)
         held = _flat(back) if returned_as == "models" else _flat(back) - start
         lengths = float(np.linalg.norm(start)), float(np.linalg.norm(held))
-        if not all(lengths):
+        if not lengths[0]:
             return
+        if not lengths[1]:
+            continue
         sign = -1 if returned_as == "gradients" else 1
         told.append((sign * float(start @ held) / (lengths[0] * lengths[1]), lengths))
+    if not told:
+        return
     if returned_as == "models" and all(c < UNLIKE and held < sent for c, (sent, held) in told):
         mend = 'they may be changes: say returned_as="changes", or "gradients"'
         kind = "models"
-    elif returned_as != "models" and all(c > ALIKE and held > sent / 2 for c, (sent, held) in told):
+    elif (
+        returned_as != "models"
+        and len({id(sent) for sent, _ in pairs}) > 1  # the first change of a model begun at 0 is it
+        and all(c > ALIKE and held > sent / 2 for c, (sent, held) in told)
+    ):
         mend, kind = "they may be models", returned_as
     else:
         return

@@ -234,6 +234,11 @@ def test_the_scale_follows_from_the_clients_records(federation):
     )
     probabilities = counts_of.class_probabilities(MODEL, received, jnp.asarray(x), jnp.asarray(y))
     assert counts_of.infer_counts(MODEL, observed, probabilities, 12, virtual).tolist() == [6, 6, 0]
+    still = jax.tree.map(jnp.zeros_like, observed)
+    assert (counts_of.infer_counts(MODEL, still, probabilities, 12, virtual) == -1).all()
+    for odd, said in ((probabilities / 2, "must be non-negative and sum"), (jnp.eye(2), "shape")):
+        with pytest.raises(ValueError, match=f"probabilities.*{said}"):
+            counts_of.infer_counts(MODEL, observed, odd, 12, virtual)
     with pytest.raises(ValueError, match="records=6 needs kind='gradient'"):
         dataclasses.replace(virtual, kind="unrolled").check(3)
 

@@ -39,7 +39,7 @@ def test_sums_of_the_other_sign_are_named():
     assert told[0].filename == __file__
     observe(dataclasses.replace(other, rounds=2 * other.rounds), detectors)
     means = jax.tree.map(lambda a: a / 2, sums.pseudo_gradient)
-    with pytest.warns(MisfitWarning, match="are these means, or what the server subtracts"):
+    with pytest.warns(MisfitWarning, match=r"are these means\? Attacks take sums"):
         observe(dataclasses.replace(sums, pseudo_gradient=means), detectors)
     for scale in (1e25, jnp.inf):  # as of models that diverge
         wide = jax.tree.map(lambda a: a * scale, sums.received)  # noqa: B023

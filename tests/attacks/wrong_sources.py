@@ -11,7 +11,7 @@ from attacks import FitWarning, Status, decode_sources
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
 
 SIZES, FULL, BATCHES = (40, 30, 50), LocalTraining(0.05), LocalTraining(0.05, batch_size=16)
-EPOCHS = LocalTraining(0.05, batch_size=16, epochs=3)
+EPOCHS, LONG = LocalTraining(0.05, batch_size=16, epochs=3), LocalTraining(0.3, epochs=5)
 
 
 def heavy(rate):
@@ -26,6 +26,8 @@ CASES = {
     "right, full batch": (FULL, FULL, 1.0),
     "right, batches of 16": (BATCHES, BATCHES, 1.0),
     "right, three epochs": (EPOCHS, EPOCHS, 1.0),
+    "right, five long steps": (LONG, LONG, 1.0),
+    "five long steps told, four": (LONG, LocalTraining(0.3, epochs=4), 1.0),
     "full batch told, batches": (FULL, BATCHES, 1.0),
     "batches told, three epochs": (BATCHES, EPOCHS, 1.0),
     "batches told, momentum": (BATCHES, LocalTraining(0.05, 1, 16, heavy), 1.0),

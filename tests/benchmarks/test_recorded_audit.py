@@ -46,6 +46,11 @@ def test_no_record_of_a_client_teaches_the_guesses_of_it(column: str | None) -> 
             assert not [row for row in client.others.x if row.tobytes() in held]
 
 
+def test_the_target_says_not_whose_a_record_is() -> None:
+    with pytest.raises(ValueError, match="client='default' is the target"):
+        read_inputs(RECORDINGS / "records.csv", "default", "default")
+
+
 def test_another_rate_than_told_is_said() -> None:
     assert recorded._other_rate("a", 0.1, LocalTraining(0.1)) == []
     told = recorded._other_rate("a", 0.1, LocalTraining(0.3))
@@ -60,8 +65,10 @@ def test_files_of_changes_and_layers_are_told_by_options(
     assert audit.main([*asked, *told]) == 0
     for words, said in (
         (["--layers", "0"], "--layers '0' must hold layers, as fc1=Dense_0"),
-        (["--layers", "fc1=Dense_0"], "layers names 'fc1'; there are 0, 2"),
-        (["--transposed", "no"], "--transposed False does not bring weights"),
+        (["--layers", "fc1=Dense_0"], "--layers names 'fc1'; there are 0, 2"),
+        (["--layers", "0=Dense_0,0=Dense_1"], "holds '0' more than once"),
+        (["--transposed", "no"], "--transposed no does not bring weights"),
+        (["--returned", "", "--returned-as", "changes"], "--returned '' has no files"),
     ):
         assert audit.main([*asked, *words]) == 2
         assert said in capsys.readouterr().err
@@ -105,6 +112,10 @@ def test_values_have_other_names_only_where_chance_is_none(right: float) -> None
     rare = (np.arange(60) < 3).astype(int)  # saying the same of all is nearly as often right
     assert other_coding(1 - rare, rare, 2) is None
     assert other_coding(np.ones(3, int) - truth[:3] % 2, truth[:3] % 2, 2) is None
+    each = np.arange(6)
+    assert other_coding((each + 1) % 6, each, 6) is None  # one person of every value
+    misread = np.where(np.arange(60) < 2, 4, truth)
+    assert other_coding(misread, np.where(np.arange(60) < 2, 3, truth), 5) is None
 
 
 def test_what_is_said_of_files_names_the_options() -> None:

@@ -163,6 +163,9 @@ def test_labels_that_are_shares_of_classes_are_scored_by_the_largest():
     params, x = model.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(4, 2))
     soft = evaluate(model, params, one_client(x, shares.astype(np.float32)))
     hard = evaluate(model, params, one_client(x, shares.argmax(1)))
+    nobody = one_client(x, shares.argmax(1)).replace(mask=np.zeros(len(x), bool))
+    assert np.isnan(evaluate(model, params, nobody).loss)
+    assert np.isnan(evaluate(model, params, nobody).accuracy)
     assert soft.accuracy == hard.accuracy
 
 

@@ -216,16 +216,6 @@ def mean_lengths(model: Model, models: Any, x: Array, y: Array) -> Array:
     return jax.lax.map(at, models)
 
 
-def candidate_gradients(
-    model: Model, params: Any, x: Array, y: Array
-) -> tuple[Array, Callable[[Any], Array]]:
-    """Inner products of all candidates' gradients `[records * K, records * K]`, and their products
-    with any tree like the parameters `[records * K]`. No gradient is formed where the model names
-    its dense layers."""
-    gradients = factored_gradients(model, params, x.reshape(-1, *x.shape[2:]), y.reshape(-1))
-    return gradients.gram(), gradients.along
-
-
 def of_layers(model: Model, tree: Any, depth: int | None) -> Any:
     """What belongs to the first `depth` dense layers of a tree like the parameters; all of it with
     None."""
@@ -238,8 +228,9 @@ def of_layers(model: Model, tree: Any, depth: int | None) -> Any:
 def mean_gradients(
     model: Model, models: Any, x: Array, y: Array
 ) -> tuple[Array, Callable[[Any], Array]]:
-    """As `candidate_gradients`, of gradients averaged over `models`, parameters with a leading axis
-    `[models]`.
+    """Inner products of all candidates' gradients `[records * K, records * K]`, averaged over
+    `models`, parameters with a leading axis `[models]`; and their products with any tree like the
+    parameters `[records * K]`.
 
     Where the model names its dense layers, gradients are written out but for the first: its inputs
     are the same in all models, so that only its errors need averaging.
