@@ -18,10 +18,8 @@ from jaxfl.watching import on_host
 
 FOLDS = 3
 """Folds of the cross-validation by which a classifier is chosen."""
-EXPECTED, OUTSIDE, MANY, SLACK = 10, 0.9, 20, 0.01
-"""Public records that should have a label and of whom none has it; and what share of the records
-lies outside the range of so many public ones, by more than this part of it, where something is
-coded in another way."""
+EXPECTED = 10
+"""Public records that should have a label, and of whom none has it where it is coded otherwise."""
 
 
 @on_host("scikit-learn")
@@ -43,8 +41,8 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
 
     Warns:
       FitWarning: if no public record has a candidate's value of an unknown column, and all are
-        nearest to one; if none has a frequent label; or if nearly all values of another column
-        lie outside the public ones' range: then something is coded in another way there.
+        nearest to one; or if none has a frequent label: then something is coded in another way
+        there. Other columns may be distributed otherwise than a client's, and say nothing.
 
     Raises:
       ValueError: if public records are none, not finite, differ in features, or lack labels that
@@ -64,7 +62,6 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
         for column in knowledge.columns:
             x[:, np.asarray(column.positions)] = 0
     _check.finite(x=known)
-    _warn_of_other_units(known, public)
     if knowledge.y is not None:
         if y_public is None:
             raise ValueError("y_public=None: the labels of `knowledge` tell nothing without it")
@@ -92,26 +89,6 @@ def _warn_of_other_codes(truths: list[np.ndarray], x: np.ndarray, knowledge: Kno
             f"impute: the values of all of x_public (the first: {public[0]}) are nearest to one "
             f"candidate of knowledge.columns[{number}], which they are not. Is the column coded in "
             "another way there? Nothing can be learned of it",
-            FitWarning,
-            stacklevel=4,
-        )
-
-
-def _warn_of_other_units(known: np.ndarray, public: np.ndarray) -> None:
-    """Warn of a column of numbers of which nearly no record is within the range of many public
-    ones. Of one or two values a client may well have another one than they."""
-    if len(public) < MANY or not len(known):
-        return
-    low, high = public.min(0), public.max(0)
-    numbers = ((public != low) & (public != high)).any(0)
-    slack = SLACK * (high - low)
-    outside = ((known < low - slack) | (known > high + slack)).mean(0) * numbers
-    if outside.max(initial=0) >= OUTSIDE:
-        place = int(outside.argmax())
-        warnings.warn(
-            f"impute: of column {place}, {outside[place]:.0%} of knowledge.x lies outside what "
-            f"x_public holds, {public[:, place].min():.4g} to {public[:, place].max():.4g}. Is it "
-            "in other units there?",
             FitWarning,
             stacklevel=4,
         )

@@ -164,10 +164,10 @@ def test_a_client_that_is_given_twice_is_refused(federation):
         decode_sources(model, exchanged, SIZES, x, y, KEY, training=TRAINING)
 
 
-@pytest.mark.parametrize("epochs", [5, 10])
-def test_clients_of_several_long_steps_are_simulated(federation, epochs):
+def test_clients_of_several_long_steps_are_simulated(federation):
     """To first order one in ten or twenty records is another client's, and all clients misfit."""
     model, _, x, y, truth, _ = federation
+    epochs = 10
     long = LocalTraining(0.3, epochs)
     clients = stack_clients([(x[truth == c], y[truth == c]) for c in range(3)])
     run = simulate(model, model.init(KEY), clients, KEY, Federated(rounds=8, training=long))

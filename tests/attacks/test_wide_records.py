@@ -142,7 +142,7 @@ def test_several_steps_of_any_linear_optimizer_are_read(name):
     assert wrong(answer, x, y) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.parametrize(
     ("seed", "training"),
     [(0, LocalTraining(0.1, batch_size=4)), (1, LocalTraining(0.1, epochs=2))],
