@@ -169,6 +169,15 @@ def zeros_or_ones(**named: Any) -> None:
             raise ValueError(f"{name} must hold 0 and 1 alone")
 
 
+def unquantised(name: str, array: Any) -> None:
+    """Raise `ValueError` on integers of few bits."""
+    if np.issubdtype(array.dtype, np.integer) and array.dtype.itemsize < QUANTISED_BYTES:
+        raise ValueError(
+            f"{name} holds {array.dtype}: quantised numbers; give the numbers that they stand for, "
+            "(value - zero point) x scale"
+        )
+
+
 def as_models(name: str, tree: Any) -> Any:
     """A pytree of arrays of JAX. Raises `ValueError` on what is no number, and on integers of few
     bits: they are quantised, and mean nothing without their scales."""
@@ -181,11 +190,7 @@ def as_models(name: str, tree: Any) -> Any:
             raise ValueError(f"{place} holds no numbers ({error})".replace("\n", " ")) from None
         if jnp.issubdtype(array.dtype, jnp.inexact):
             return array
-        if array.dtype.itemsize < QUANTISED_BYTES and array.dtype != bool:
-            raise ValueError(
-                f"{place} holds {array.dtype}: quantised numbers; give the numbers that they stand "
-                "for, (value - zero point) x scale"
-            )
+        unquantised(place, array)
         return array.astype(jnp.result_type(float))
 
     return jax.tree.map_with_path(as_floats, tree)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxfl import _check
 from jaxfl.domains import checked
 from jaxfl.models import Model
 from jaxfl.recordings.arrays import UNNAMED, natural
@@ -88,7 +89,7 @@ class Layout:
 
         Raises:
           ValueError: if arrays have other names or shapes than those that the layout is of, or hold
-            values that are not finite.
+            values that are quantised or not finite.
         """
         known = {p.name for p in self.placed} | set(self.dropped)
         if set(arrays) != known:
@@ -99,6 +100,7 @@ class Layout:
             array = np.asarray(arrays[p.name])
             if array.shape != p.shape:
                 raise ValueError(f"array {p.name!r} has shape {array.shape}, before {p.shape}")
+            _check.unquantised(f"array {p.name!r}", array)
             if not np.isfinite(array).all():
                 raise ValueError(f"array {p.name!r} holds values that are not finite")
         values = {p.path: p.value(np.asarray(arrays[p.name])) for p in self.placed}

@@ -60,11 +60,17 @@ def test_files_called_another_kind_than_they_are_are_doubted(
     assert decoded(seen, "ana") == DECODED
 
 
-def test_quantised_models_are_refused() -> None:
+def test_quantised_models_are_refused(tmp_path: Path) -> None:
     models = run_of("pytorch").messages("ana")
     small = jax.tree.map(lambda a: np.asarray(a * 50, np.int8), models.returned)
     with pytest.raises(ValueError, match=r"returned\['Dense_0'\]\['bias'\] holds int8: quantised"):
         jaxfl.Messages.from_arrays(models.received, small)
+    for path in (HERE / "pytorch").iterdir():
+        arrays = read_arrays(path)
+        name = f"{path.stem}.npz"
+        np.savez(tmp_path / name, **{n: np.asarray(a * 50, np.int8) for n, a in arrays.items()})
+    with pytest.raises(ValueError, match=r"round-0-sent.npz: array '0.weight' holds int8"):
+        read_rounds(tmp_path, MODEL)
 
 
 def _named(tree: Any) -> dict[str, np.ndarray]:
