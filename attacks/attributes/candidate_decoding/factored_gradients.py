@@ -228,9 +228,9 @@ def of_layers(model: Model, tree: Any, depth: int | None) -> Any:
 def mean_gradients(
     model: Model, models: Any, x: Array, y: Array
 ) -> tuple[Array, Callable[[Any], Array]]:
-    """Inner products of all candidates' gradients `[records * K, records * K]`, averaged over
-    `models`, parameters with a leading axis `[models]`; and their products with any tree like the
-    parameters `[records * K]`.
+    """Of all candidates' gradients, each the mean over `models` (parameters with a leading axis
+    `[models]`): their inner products `[records * K, records * K]`, and what gives their products
+    with any tree like the parameters `[records * K]`.
 
     Where the model names its dense layers, gradients are written out but for the first: its inputs
     are the same in all models, so that only its errors need averaging.
