@@ -278,7 +278,7 @@ def _doubt_kind(pairs: Sequence[tuple[Any, Any]], returned_as: Returned) -> None
         kind = "models"
     elif (
         returned_as != "models"
-        and len({id(sent) for sent, _ in pairs}) > 1  # the first change of a model begun at 0 is it
+        and len({id(sent) for sent, _ in pairs}) > 1  # a model begun at 0 is its first change
         and all(c > ALIKE and held > sent / 2 for c, (sent, held) in told)
     ):
         mend, kind = "they may be models", returned_as

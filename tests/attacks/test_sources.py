@@ -182,13 +182,18 @@ def test_clients_of_several_long_steps_are_simulated(federation):
 
 
 def test_records_of_nobody_have_no_source(federation):
-    """The third client's batches leave nearly as much of its updates under any records."""
+    """Batches of the third client leave nearly as much of its updates under any records: where it
+    is no misfit, the answer explains less than a right one would."""
     model, messages, x, y, truth, _ = federation
-    rng = np.random.default_rng(1)
-    others = rng.normal(size=x.shape).astype(np.float32)
-    with pytest.warns(MisfitWarning, match="decode_sources: no values of what is unknown explain"):
-        found = decode_sources(model, messages, SIZES, others, y, KEY, training=TRAINING)
-    assert (found.status[:2] == Status.MISFIT).all()
+    misfits = 0
+    for seed in range(4, 0, -1):
+        others = np.random.default_rng(seed).normal(size=x.shape).astype(np.float32)
+        with pytest.warns(MisfitWarning, match="decode_sources: no values of what is unknown"):
+            found = decode_sources(model, messages, SIZES, others, y, KEY, training=TRAINING)
+        assert (found.status[:2] == Status.MISFIT).all()
+        assert (found.fit.explained < found.fit.allowed).all()
+        misfits += int((found.status == Status.MISFIT).sum())
+    assert misfits >= 10
     assert (
         abs((np.asarray(found.sources) == truth).mean() - 1 / 3)
         < 3 * np.sqrt(2 / 9 / len(truth)) + 0.1
