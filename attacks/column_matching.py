@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from optax.tree import vdot
 
-from attacks.matching import inverse_root
+from attacks.matching import counting, inverse_root
 from jaxfl import Messages, Model
 from jaxfl.parallel import map_clients, strategy_here
 
@@ -61,6 +61,7 @@ def column_objective(
     )
     by_gram = records < 2 * features  # N^2 h multiplications against 2 N d h
     gram = erased @ erased.T + bias if by_gram else None
+    counts = counting(updates)
 
     def known_products(errors: Array) -> Array:
         if gram is not None:
@@ -70,7 +71,7 @@ def column_objective(
     def value_and_grad(columns: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
         one_round = functools.partial(_columns_of_round, model, erased, known_products, columns, y)
         per_round = map_clients(one_round, rounds, strategy_here())
-        return jax.tree.map(lambda a: a.mean(0), per_round)
+        return jax.tree.map(lambda a: jnp.tensordot(counts, a, 1) / counts.sum(), per_round)
 
     @jax.custom_vjp
     def objective(columns: Array, y: Array) -> Array:

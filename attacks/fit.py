@@ -16,7 +16,6 @@ that follow the stated recipe exceed them.
 """
 
 import enum
-import functools
 import warnings
 from typing import Any
 
@@ -155,19 +154,25 @@ def energies(updates: Any) -> Array:
 def precision(messages: Any) -> Array:
     """The relative spacing of the numbers in which messages were recorded `[]`: of their widest
     leaf, or of 16 bits where every number that was returned is one of so few, as of uploads that
-    were compressed."""
-    sent_back = messages.returned if isinstance(messages, Messages) else messages
+    were compressed; models that came back as they went were not."""
+    sent_back = _changed(messages) if isinstance(messages, Messages) else messages
     leaves, back = (
         [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
         for tree in (messages, sent_back)
     )
     spacing = jnp.asarray(min(float(jnp.finfo(a.dtype).eps) for a in leaves))
-    told = jnp.stack([jnp.count_nonzero(a) for a in back]).sum() >= ENOUGH
+    numbers = jnp.concatenate([a.reshape(-1) for a in back])
+    told = jnp.count_nonzero(numbers) >= ENOUGH
     for kind in HALVES:
-        alike = [(a.astype(kind).astype(a.dtype) == a).all() for a in back]
-        short = told & jnp.stack(alike).all()
+        short = told & (numbers.astype(kind).astype(numbers.dtype) == numbers).all()
         spacing = jnp.where(short, jnp.maximum(spacing, float(jnp.finfo(kind).eps)), spacing)
     return spacing
+
+
+def _changed(messages: Messages) -> Any:
+    """What was returned, or zeros in rounds from which it is what was received."""
+    changed = moved(messages.pseudo_gradient)
+    return jax.tree.map(lambda a: jax.vmap(jnp.multiply)(changed, a), messages.returned)
 
 
 def rounding(
@@ -189,6 +194,8 @@ def rounding(
       eps: see `precision`.
       steps: of a client in a round.
     """
+    # One array each: a program of operations on every leaf takes several times as long to compile.
+    received, updates = (_rows(tree) for tree in (received, updates))
     squares = energies(updates)
     stored = jax.vmap(_stored)(received, updates) * (2 + steps) / 12
     summed = SQUARED_ROUNDING * steps * (1 + steps) * gradients**2
@@ -197,7 +204,12 @@ def rounding(
     return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
 
 
-def _narrower(received: Any, updates: Any) -> tuple[Array, Array]:
+def _rows(tree: Any) -> Array:
+    """Leaves `[rounds, ...]` side by side `[rounds, numbers]`."""
+    return jnp.concatenate([a.reshape(len(a), -1) for a in jax.tree.leaves(tree)], 1)
+
+
+def _narrower(received: Array, updates: Array) -> tuple[Array, Array]:
     """The relative spacings of the numbers that models and updates were before they were held in
     wider ones: float32's, if all of them are such numbers; of updates but for the rounding of
     models."""
@@ -206,27 +218,19 @@ def _narrower(received: Any, updates: Any) -> tuple[Array, Array]:
     def off(a: Array) -> Array:
         return jnp.abs(a - a.astype(jnp.float32).astype(a.dtype))
 
-    models, changes = [], []
-    for w, u in zip(jax.tree.leaves(received), jax.tree.leaves(updates), strict=True):
-        models.append((off(w) == 0).all() & (off(w - u) == 0).all())
-        changes.append((off(u) <= 2 * wide * jnp.maximum(jnp.abs(w), jnp.abs(w - u))).all())
-    of_models, of_updates = (jnp.stack(told).all() for told in (models, changes))
+    returned = received - updates
+    of_models = (off(received) == 0).all() & (off(returned) == 0).all()
+    largest = jnp.maximum(jnp.abs(received), jnp.abs(returned))
+    of_updates = (off(updates) <= 2 * wide * largest).all()
     return jnp.where(of_models, narrow, wide), jnp.where(of_updates, narrow, wide)
 
 
-def _stored(received: Any, update: Any) -> Array:
+def _stored(received: Array, update: Array) -> Array:
     """The most of the sum of squared errors of one model's numbers, of which each has its spacing's
     square as variance; spacings are in units of the precision."""
-    spacings = [
-        jnp.exp2(jnp.floor(jnp.log2(jnp.maximum(jnp.abs(w), jnp.abs(w - u)))))
-        for w, u in zip(jax.tree.leaves(received), jax.tree.leaves(update), strict=True)
-    ]
-    variances = [jnp.square(spacing) for spacing in spacings]
-    return _most_of(
-        sum(v.sum() for v in variances),
-        sum(jnp.square(v).sum() for v in variances),
-        functools.reduce(jnp.maximum, [v.max() for v in variances]),
-    )
+    largest = jnp.maximum(jnp.abs(received), jnp.abs(received - update))
+    variances = jnp.square(jnp.exp2(jnp.floor(jnp.log2(largest))))
+    return _most_of(variances.sum(), jnp.square(variances).sum(), variances.max())
 
 
 def chi_square_deviations(mean: Array, freedom: float | Array) -> Array:
@@ -247,6 +251,12 @@ def _most_of(total: Any, squares: Any, largest: Any) -> Array:
     variances' sum, sum of squares and largest (Laurent and Massart 2000, Lemma 1)."""
     x = -jnp.log(FALSE_ALARMS)
     return total + 2 * jnp.sqrt(squares * x) + 2 * largest * x
+
+
+def moved(updates: Any) -> Array:
+    """Whether the model came back changed `[rounds]`, of updates with leaves `[rounds, ...]`."""
+    changes = [(u != 0).reshape(len(u), -1).any(1) for u in jax.tree.leaves(updates)]
+    return jnp.stack(changes).any(0)
 
 
 def equations(updates: Any) -> Array:

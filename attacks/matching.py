@@ -20,6 +20,7 @@ from flax import struct
 from jaxtyping import Num
 from optax.tree import vdot
 
+from attacks.fit import moved
 from attacks.precision import in_type_here
 from jaxfl import LocalTraining, Messages, Model, _check, client_round, mean_loss
 from jaxfl.clients import ClientData
@@ -153,6 +154,7 @@ def matching_objective(
 ) -> Num[Array, ""]:
     """Mean over rounds of the distance between virtual and observed updates (Lyu 2021, Algorithm 1,
     line 12, with `1 - cos` for `cos`). A scalar, differentiable in `x` and in soft labels `y`.
+    Rounds from which the model came back as it went count for nothing, unless all did.
 
     Args:
       model: the model that was trained (static).
@@ -170,17 +172,27 @@ def matching_objective(
     if virtual.rounds_per_step is not None and virtual.rounds_per_step < count:
         chosen = jax.random.choice(round_key, count, (virtual.rounds_per_step,), replace=False)
         rounds, count = jax.tree.map(lambda a: a[chosen], rounds), virtual.rounds_per_step
+    counts = counting(rounds[1])
 
-    def one_round(arguments: tuple[Any, Array]) -> Array:
-        (received, observed), key = arguments
+    def one_round(arguments: tuple[Any, Array, Array]) -> Array:
+        (received, observed), counts, key = arguments
+        # Any other vector is a finite distance away; from one of zeros some have no slope.
+        observed = jax.tree.map(lambda u: jnp.where(counts > 0, u, jnp.ones_like(u)), observed)
         value = distance(virtual_update(model, received, x, y, key, virtual), observed)
         if jnp.shape(value):
             raise ValueError(f"distance gives an array of shape {jnp.shape(value)}, not a number")
-        return value
+        return counts * value
 
-    return map_clients(
-        one_round, (rounds, jax.random.split(order_key, count)), strategy_here()
-    ).mean()
+    keys = jax.random.split(order_key, count)
+    return map_clients(one_round, (rounds, counts, keys), strategy_here()).sum() / counts.sum()
+
+
+def counting(updates: Any) -> Array:
+    """1 for every round that counts, 0 for one that tells nothing `[rounds]`, of updates with
+    leaves `[rounds, ...]`: the model came back as it went, from this round and not from all."""
+    changed = moved(updates)
+    counts = jnp.where(changed.any(), changed, True)
+    return counts.astype(jnp.result_type(*jax.tree.leaves(updates)))
 
 
 @struct.dataclass

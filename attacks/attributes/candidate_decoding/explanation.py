@@ -171,11 +171,11 @@ def _rounding_of(
     lengths = training.learning_rate * mean_lengths(model, received, *records)
     if free_scale:
         times = _times_as_long(model, messages, training, records)
-        noise = rounding(received, updates, times * lengths, eps, steps)
-        shorter = jax.tree.map(lambda u: jax.vmap(jnp.divide)(u, times), updates)
         # Runs of a lower rate are lost in the rounding of models first.
-        narrow = float(jnp.finfo(records[0].dtype).eps)
-        noise += rounding(received, shorter, lengths, narrow, steps)
+        narrow = jnp.asarray(jnp.finfo(records[0].dtype).eps, eps.dtype)
+        shorter = jax.tree.map(lambda u: jnp.stack([u, jax.vmap(jnp.divide)(u, times)]), updates)
+        cases = shorter, jnp.stack([times * lengths, lengths]), jnp.stack([eps, narrow])
+        noise = jax.vmap(lambda *case: rounding(received, *case, steps))(*cases).sum(0)
     else:
         noise = rounding(received, updates, lengths, eps, steps)
     return jnp.where(jnp.isfinite(noise), noise, 0).sum()
@@ -184,7 +184,8 @@ def _rounding_of(
 def _times_as_long(
     model: Model, messages: Messages, training: LocalTraining, records: tuple[Array, Array]
 ) -> Array:
-    """How many times as long updates are as one of the recipe's rate would be `[rounds]`."""
+    """How many times as long updates are as one of the recipe's rate would be `[rounds]`; once
+    where there is none."""
 
     def slope(params: Any) -> Array:
         return optax.tree.norm(jax.grad(lambda w: mean_loss(model, w, *records))(params))
@@ -192,7 +193,8 @@ def _times_as_long(
     steps = training.learning_rate * local_path(training, len(records[1])).total
     expected = steps * jax.vmap(slope)(messages.received)
     least = jnp.finfo(expected.dtype).tiny
-    return jnp.sqrt(energies(messages.pseudo_gradient)) / jnp.maximum(expected, least)
+    times = jnp.sqrt(energies(messages.pseudo_gradient)) / jnp.maximum(expected, least)
+    return jnp.where(times > 0, times, 1)
 
 
 class Left(NamedTuple):

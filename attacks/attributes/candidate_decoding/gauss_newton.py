@@ -145,9 +145,10 @@ def _gauss_newton(
             jax.nn.one_hot(c, s.shape[1])[:, 1:] for c, s in zip(chosen, scores, strict=True)
         )
         remaining = misfit(rounded)
-        objective = vdot(remaining, remaining) / len(messages)
+        rounds = (scales > 0).sum()
+        objective = vdot(remaining, remaining) / rounds
     failed = ~(jnp.isfinite(objective) & jnp.isfinite(trace).all())
-    return answered(failed, chosen, scores, objective=objective, trace=trace / len(messages))
+    return answered(failed, chosen, scores, objective=objective, trace=trace / rounds)
 
 
 def _prior(knowledge: Knowledge) -> tuple[Array, ...]:

@@ -80,19 +80,33 @@ class Attack:
 
         if messages is None:
             return jax.tree.map(lambda a: jnp.asarray(a)[None], one_phase(None))
-        return over_phases(one_phase, messages, self.phases)
+        padded = self.method.explains and not self.method.simulates
+        return over_phases(one_phase, messages, self.phases, padded=padded)
 
 
-def over_phases(attack: Any, messages: Messages, phases: tuple[tuple[int, ...], ...]) -> Any:
-    """`attack` on every phase `[phases]`; phases of equal length share one compiled loop."""
+def over_phases(
+    attack: Any, messages: Messages, phases: tuple[tuple[int, ...], ...], *, padded: bool = False
+) -> Any:
+    """`attack` on every phase `[phases]`; phases of equal length share one compiled loop, and all
+    do if they are `padded` by rounds from which the model came back as it went, where these tell
+    the attack nothing."""
     results: list[Any] = [None] * len(phases)
-    for length in {len(p) for p in phases}:
-        same = [i for i, p in enumerate(phases) if len(p) == length]
-        rows = jnp.asarray([phases[i] for i in same])
-        answers = jax.lax.map(lambda r: attack(take(messages, r)), rows)
+    lengths = {max(map(len, phases))} if padded else {len(p) for p in phases}
+    for length in lengths:
+        same = [i for i, p in enumerate(phases) if padded or len(p) == length]
+        rows = jnp.asarray([phases[i] + phases[i][-1:] * (length - len(phases[i])) for i in same])
+        present = jnp.asarray([[t < len(phases[i]) for t in range(length)] for i in same])
+        answers = jax.lax.map(lambda p: attack(_still(take(messages, p[0]), p[1])), (rows, present))
         for j, i in enumerate(same):
             results[i] = take(answers, j)
     return stack(results)
+
+
+def _still(messages: Messages, present: jax.Array) -> Messages:
+    """Messages whose model came back as it went but in these rounds `[rounds]`."""
+    back = [messages.returned, messages.received]
+    returned = jax.tree.map(lambda a, b: jax.vmap(jnp.where)(present, a, b), *back)
+    return dataclasses.replace(messages, returned=returned)
 
 
 def phases_of(job: Job) -> tuple[str, ...]:
