@@ -175,7 +175,7 @@ def _rounding_of(
         narrow = jnp.asarray(jnp.finfo(records[0].dtype).eps, eps.dtype)
         shorter = jax.tree.map(lambda u: jnp.stack([u, jax.vmap(jnp.divide)(u, times)]), updates)
         cases = shorter, jnp.stack([times * lengths, lengths]), jnp.stack([eps, narrow])
-        noise = jax.vmap(lambda *case: rounding(received, *case, steps))(*cases).sum(0)
+        noise = jax.vmap(functools.partial(rounding, received, steps=steps))(*cases).sum(0)
     else:
         noise = rounding(received, updates, lengths, eps, steps)
     return jnp.where(jnp.isfinite(noise), noise, 0).sum()

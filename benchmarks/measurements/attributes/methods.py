@@ -77,6 +77,18 @@ class PublicRecords:
     records: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a method reads messages.
+
+    Attributes:
+      skips: whether rounds from which the model came back as it went tell it nothing, so that a
+        short set of rounds may be filled up with such.
+    """
+
+    skips: bool = False
+
+
 def _guess(values: Sequence[Array]) -> Reconstruction:
     unknown, failed = jnp.asarray(jnp.nan), jnp.stack([(v < 0).any() for v in values]).any()
     return answered(failed, tuple(values), (), objective=unknown, trace=jnp.zeros(0))
@@ -248,6 +260,7 @@ METHODS = (
         refuses=_known_labels,
         selects=True,
         explains=True,
+        traits=Reading(skips=True),
     ),
     Method(
         "cos",
@@ -257,6 +270,7 @@ METHODS = (
         filled=("virtual.training",),
         selects=True,
         explains=True,
+        traits=Reading(skips=True),
     ),
     Method(
         "closed_form",
@@ -268,6 +282,7 @@ METHODS = (
         selects=True,
         explains=True,
         x64=True,
+        traits=Reading(skips=True),
     ),
     Method(
         "decode_partial",
@@ -310,6 +325,7 @@ METHODS = (
         refuses=_several_columns,
         selects=True,
         explains=True,
+        traits=Reading(skips=True),
     ),
     Method(
         "gls",
