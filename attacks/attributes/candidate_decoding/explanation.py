@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import scipy.stats
 from jax.flatten_util import ravel_pytree
 
@@ -31,9 +30,9 @@ from attacks.attributes.candidate_decoding.alternatives import (
     least_sure,
     records_of,
 )
+from attacks.attributes.candidate_decoding.client_rounding import client_rounding
 from attacks.attributes.candidate_decoding.factored_gradients import (
     factored_gradients,
-    mean_lengths,
 )
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.candidate_decoding.looks import (
@@ -46,16 +45,24 @@ from attacks.attributes.candidate_decoding.looks import (
 )
 from attacks.attributes.candidate_decoding.simulated_client import (
     Guess,
+    Simulation,
     clipping,
+    either,
     model_of_gradients,
-    runs_that_tell,
-    simulated_runs,
+    simulation_of,
 )
 from attacks.attributes.knowledge import Knowledge, Reconstruction
-from attacks.fit import FALSE_ALARMS, ROUNDING, Fit, energies, equations, precision, rounding
+from attacks.fit import (
+    FALSE_ALARMS,
+    ROUNDING,
+    Fit,
+    energies,
+    equations,
+    no_fit,
+)
 from attacks.path import local_path, on_path
 from attacks.precision import arithmetic, cast
-from jaxfl import LocalTraining, Messages, Model, mean_loss
+from jaxfl import LocalTraining, Messages, Model
 from jaxfl.models.probe import mixes_records
 from jaxfl.plugins import overriding
 
@@ -118,7 +125,7 @@ def _judge(
     records, count = each.x.shape[:2]
     unsure, data = least_sure(each), records_of(each)
     updates = messages.pseudo_gradient
-    noise = _rounding_of(model, messages, training, (data.x, data.y), free_scale)
+    noise = client_rounding(model, messages, training, (data.x, data.y), free_scale)
     # What mixes records, or changes a batch before its gradient is taken, has another span.
     mixes = mixes_records(model, messages.model_shapes, each.x[:, 0])
     plain = not (mixes or overriding("batch", training.plugins))
@@ -126,75 +133,41 @@ def _judge(
     model_told, model = model, model_of_gradients(model, training, data.y)
     labels = data.y if answer[2] is None else each.y
 
-    def seen_with(guess: Guess, number: int | Array) -> tuple[Fit, Array]:
+    dtype = jnp.result_type(float)
+    on_answer = simulation_of(Guess(model_told, data, training), messages.received, dtype)
+
+    def seen_with(client: Simulation, number: int | Array) -> tuple[Fit, Array]:
         pass_key = jax.random.fold_in(key, number)
-        left = left_of(model, messages, guess, each, unsure, pass_key, free_scale)
+        left = left_of(model, messages, client, each, unsure, pass_key, free_scale)
         fit = verdict(left, noise, (energies(updates) > 0).sum(), free_scale)
         misfit = jnp.where(_is_backwards(left), jnp.inf, fit.misfit)
         return dataclasses.replace(fit, misfit=misfit), left.step
 
-    def again(look: Look) -> Look:
-        guess = on_weights(model, training, each, labels, unsure, look.weights)
-        fit, step = seen_with(guess, look.number)
+    def look_at(look: Look) -> Look:
+        corrected = on_weights(model, training, each, labels, unsure, look.weights)
+        first, others = look.number == 0, simulation_of(corrected, messages.received, dtype)
+        fit, step = seen_with(either(first, on_answer, others), look.number)
+        kept = jax.tree.map(functools.partial(jnp.where, first), fit, look.fit)
         return Look(
             look.number + 1,
             moved_by(training, records, look.weights, step),
-            jnp.minimum(look.misfit, fit.misfit),
-            fit.misfit < look.misfit / CLOSER,
+            dataclasses.replace(kept, misfit=jnp.minimum(kept.misfit, fit.misfit)),
+            first | (fit.misfit < look.fit.misfit / CLOSER),
         )
 
     with jax.default_matmul_precision("highest"):
-        fit, step = seen_with(Guess(model_told, data, training), 0)
-        misfit = fit.misfit
         if is_judged_again(training, records):
             # Most answers pass at once, and another look is as dear as the first.
             weights = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)[unsure]
-            first = Look(jnp.ones((), int), weights, misfit, jnp.ones((), bool))
-            first = first._replace(weights=moved_by(training, records, weights, step))
-            misfit = jax.lax.while_loop(looks_on, again, first).misfit
-    misfit = jnp.where(told, misfit, jnp.nan)
+            nothing = cast(no_fit(), dtype)
+            begin = Look(jnp.zeros((), int), weights, nothing, jnp.ones((), bool))
+            fit = jax.lax.while_loop(looks_on, look_at, begin).fit
+        else:
+            fit, _ = seen_with(on_answer, 0)
+    misfit = jnp.where(told, fit.misfit, jnp.nan)
     # A client that trains returns another model than it received.
     moved = (energies(updates) > 0).any()
     return dataclasses.replace(fit, misfit=jnp.where(moved, misfit, jnp.inf))
-
-
-def _rounding_of(
-    model: Model,
-    messages: Messages,
-    training: LocalTraining,
-    records: tuple[Array, Array],
-    free_scale: bool,
-) -> Array:
-    """What rounding may leave of a right answer, of all rounds together."""
-    received, updates = messages.received, messages.pseudo_gradient
-    eps, steps = precision(messages), training.steps(len(records[1]))
-    lengths = training.learning_rate * mean_lengths(model, received, *records)
-    if free_scale:
-        times = _times_as_long(model, messages, training, records)
-        # Runs of a lower rate are lost in the rounding of models first.
-        narrow = jnp.asarray(jnp.finfo(records[0].dtype).eps, eps.dtype)
-        shorter = jax.tree.map(lambda u: jnp.stack([u, jax.vmap(jnp.divide)(u, times)]), updates)
-        cases = shorter, jnp.stack([times * lengths, lengths]), jnp.stack([eps, narrow])
-        noise = jax.vmap(functools.partial(rounding, received, steps=steps))(*cases).sum(0)
-    else:
-        noise = rounding(received, updates, lengths, eps, steps)
-    return jnp.where(jnp.isfinite(noise), noise, 0).sum()
-
-
-def _times_as_long(
-    model: Model, messages: Messages, training: LocalTraining, records: tuple[Array, Array]
-) -> Array:
-    """How many times as long updates are as one of the recipe's rate would be `[rounds]`; once
-    where there is none."""
-
-    def slope(params: Any) -> Array:
-        return optax.tree.norm(jax.grad(lambda w: mean_loss(model, w, *records))(params))
-
-    steps = training.learning_rate * local_path(training, len(records[1])).total
-    expected = steps * jax.vmap(slope)(messages.received)
-    least = jnp.finfo(expected.dtype).tiny
-    times = jnp.sqrt(energies(messages.pseudo_gradient)) / jnp.maximum(expected, least)
-    return jnp.where(times > 0, times, 1)
 
 
 class Left(NamedTuple):
@@ -219,29 +192,28 @@ class Left(NamedTuple):
 def left_of(  # noqa: PLR0913 - what a client is compared with, and how
     model: Model,
     messages: Messages,
-    guess: Guess,
+    client: Simulation,
     each: Alternatives,
     unsure: Array,
     key: Array,
     free_scale: bool,
     more: Directions = (),
 ) -> Left:
-    """What is left of the messages, and of runs on the guess, summed over rounds."""
+    """What is left of the messages, and of the client's simulated runs, summed over rounds."""
     x, y = cast((each.x[unsure], each.y[unsure]), jnp.result_type(float))
     unknowns = x.shape[0] * (x.shape[1] - 1)
-    runs = runs_that_tell(guess.model, guess.training, messages.received, guess.data.x)
     updates = messages.pseudo_gradient
 
     def add(total: Any, seen: Any) -> tuple[Any, None]:
         received, update, weight, key = seen
-        run = simulated_runs(guess, received, key, runs)
-        vectors = _vectors(guess, received, update, run, x.dtype, more)
-        products = _products(model, guess, vectors, x, y, free_scale)
+        run = client.runs(received, key)
+        vectors = _vectors(client, received, update, run, x.dtype, more)
+        products = _products(model, client, vectors, x, y, free_scale)
         return jax.tree.map(lambda t, p: t + weight * p, total, products), None
 
     rounds = messages.received, updates, relative_weights(updates)
     keys = jax.random.split(key, len(messages))
-    rows = runs + 3 + len(more)
+    rows = client.run_count + 3 + len(more)
     shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), (), (rows,), (unknowns,)
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
     (gram, along, inner, scale, common, each_along), _ = jax.lax.scan(add, zero, (*rounds, keys))
@@ -250,8 +222,8 @@ def left_of(  # noqa: PLR0913 - what a client is compared with, and how
         return left
     gains = jnp.concatenate([jnp.zeros((len(x), 1)), each_along.reshape(len(x), -1)], 1)
     chosen = jnp.take_along_axis(gains, each.chosen[unsure][:, None], 1)[:, 0]
-    path = local_path(guess.training, len(guess.data.mask)).total
-    unit = guess.training.learning_rate * path / len(guess.data.mask)
+    path = local_path(client.training, client.records).total
+    unit = client.training.learning_rate * path / client.records
     return left._replace(along=common.at[0].add(unit * (gains.max(1) - chosen).sum()))
 
 
@@ -290,15 +262,15 @@ class _Vectors(NamedTuple):
 
 
 def _vectors(
-    guess: Guess, received: Any, update: Any, runs: Array, dtype: Any, more: Directions
+    client: Simulation, received: Any, update: Any, runs: Array, dtype: Any, more: Directions
 ) -> _Vectors:
     received, update, runs = cast((received, update, runs), dtype)
-    path = local_path(guess.training, len(guess.data.mask))
+    path = local_path(client.training, client.records)
     mean, (flat, unravel) = runs.mean(0), ravel_pytree(received)
     # Of no noise that is in what is compared: not of the path that was seen, and directions of no
     # run.
     centre = unravel(on_path(flat, mean, path.centre))
-    downhill = ravel_pytree(jax.grad(_loss_of(guess, dtype))(received))[0]
+    downhill = ravel_pytree(client.downhill(received))[0]
     noise = deviations(runs)
     seen = ravel_pytree(update)[0]
     others = [ravel_pytree(direction(centre))[0] for direction in more]
@@ -312,7 +284,7 @@ def deviations(runs: Array) -> Array:
 
 
 def _products(
-    model: Model, guess: Guess, vectors: _Vectors, x: Array, y: Array, free_scale: bool
+    model: Model, client: Simulation, vectors: _Vectors, x: Array, y: Array, free_scale: bool
 ) -> tuple[Array, ...]:
     """Inner products of a round: of the candidates' differences with each other and with the
     vectors, of the vectors, the mean square of the candidates' gradients, inner products of
@@ -324,8 +296,8 @@ def _products(
         model, vectors.centre, x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     )
     gram, factor = gradients.gram(), jnp.ones(())
-    if guess.training.privacy is not None:
-        factor = clipping(jnp.diag(gram), guess.training.privacy.clip)
+    if client.training.privacy is not None:
+        factor = clipping(jnp.diag(gram), client.training.privacy.clip)
         gram *= factor[:, None] * factor
     scale = jnp.trace(gram) / len(gram)
 
@@ -351,11 +323,6 @@ def _products(
         common = project(unit)
         gram -= jnp.outer(common, common)
     return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale, along, gains
-
-
-def _loss_of(guess: Guess, dtype: Any) -> Callable[[Any], Array]:
-    x, y = cast((guess.data.x, guess.data.y), dtype)
-    return lambda params: mean_loss(guess.model, params, x, y)
 
 
 def _is_backwards(left: Left) -> Array:

@@ -129,9 +129,8 @@ def _gauss_newton(
             return backward(jax.tree.map(jnp.add, moved, residual))[0]
 
         largest = 1.1 * largest_eigenvalue(lambda v: backward(forward(v))[0], weights)
-        largest = jnp.maximum(
-            largest, jnp.finfo(largest.dtype).tiny
-        )  # of columns that do not enter the model
+        # 0 of columns that do not enter the model.
+        largest = jnp.maximum(largest, jnp.finfo(largest.dtype).tiny)
         project = functools.partial(jax.tree.map, onto_simplex)
         return minimize_quadratic(slope, weights, project, largest, settings.iterations), vdot(
             residual, residual
@@ -141,10 +140,8 @@ def _gauss_newton(
         weights, trace = jax.lax.scan(one_pass, _prior(knowledge), length=settings.passes)
         scores = tuple(map(with_first, weights))
         chosen = tuple(s.argmax(1) for s in scores)
-        rounded = tuple(
-            jax.nn.one_hot(c, s.shape[1])[:, 1:] for c, s in zip(chosen, scores, strict=True)
-        )
-        remaining = misfit(rounded)
+        pairs = zip(chosen, scores, strict=True)
+        remaining = misfit(tuple(jax.nn.one_hot(c, s.shape[1])[:, 1:] for c, s in pairs))
         rounds = (scales > 0).sum()
         objective = vdot(remaining, remaining) / rounds
     failed = ~(jnp.isfinite(objective) & jnp.isfinite(trace).all())

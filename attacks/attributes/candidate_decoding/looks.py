@@ -13,6 +13,7 @@ from attacks.attributes.candidate_decoding.alternatives import Alternatives
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.constraints import onto_simplex
 from attacks.attributes.candidate_decoding.simulated_client import Guess, guess_of
+from attacks.fit import Fit
 from attacks.path import local_path
 from jaxfl import LocalTraining, Model
 
@@ -32,21 +33,22 @@ class Look(NamedTuple):
     """One look at messages after another, each on weights that the last one's least squares moved.
 
     Attributes:
-      number: of the next look.
+      number: of the next look; the first is at the answer itself.
       weights: of the unsure records' candidates `[unsure, candidates]`.
-      misfit: the least so far.
+      fit: of the answer, with the least misfit so far.
       is_closer: whether the last look was closer by a factor of `CLOSER` than those before.
     """
 
     number: Array
     weights: Array
-    misfit: Array
+    fit: Fit
     is_closer: Array
 
 
 def looks_on(look: Look) -> Array:
     """Whether another look may help: there are looks left, and the last one was worth it."""
-    return (look.number <= LOOKS) & (look.misfit > 1) & look.is_closer
+    worth_it = (look.fit.misfit > 1) & look.is_closer
+    return (look.number == 0) | ((look.number <= LOOKS) & worth_it)
 
 
 def moved_by(training: LocalTraining, records: int, weights: Array, step: Array) -> Array:

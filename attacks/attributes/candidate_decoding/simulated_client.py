@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxfl import DPSGD, ClassWeights, LocalTraining, Model, client_round, local_update
+from attacks.precision import cast
+from jaxfl import (
+    DPSGD,
+    ClassWeights,
+    LocalTraining,
+    Model,
+    client_round,
+    local_update,
+    mean_loss,
+)
 from jaxfl.clients import ClientData
 from jaxfl.models.probe import draws_at_random
 from jaxfl.parallel import Strategy, map_clients
@@ -28,6 +37,47 @@ class Guess(NamedTuple):
     model: Model
     data: ClientData
     training: LocalTraining
+
+
+class Simulation(NamedTuple):
+    """A client's training, whatever it is simulated with.
+
+    Attributes:
+      training: its recipe.
+      records: how many it has (static).
+      run_count: how many runs tell its noise (static).
+      runs: from a received model and a key to updates `[run_count, parameters]`.
+      downhill: from a model to the gradient of the mean loss.
+    """
+
+    training: LocalTraining
+    records: int
+    run_count: int
+    runs: Callable[[Any, Array], Array]
+    downhill: Callable[[Any], Any]
+
+
+def simulation_of(guess: Guess, received: Any, dtype: Any) -> Simulation:
+    """The client on a guess of its records, which received models `[rounds, ...]`; gradients are of
+    a type."""
+    model, data, training = guess
+    count = runs_that_tell(model, training, received, data.x)
+    x, y = cast((data.x, data.y), dtype)
+    return Simulation(
+        training,
+        len(data.mask),
+        count,
+        lambda received, key: simulated_runs(guess, received, key, count),
+        jax.grad(lambda params: mean_loss(model, params, x, y)),
+    )
+
+
+def either(first: Array, one: Simulation, other: Simulation) -> Simulation:
+    """The one if it is the first, else the other: of one recipe and as many records."""
+    return other._replace(
+        runs=lambda *at: jax.lax.cond(first, one.runs, other.runs, *at),
+        downhill=lambda at: jax.lax.cond(first, one.downhill, other.downhill, at),
+    )
 
 
 def guess_of(

@@ -14,7 +14,11 @@ from attacks.attributes.candidate_decoding.alternatives import (
     records_of,
 )
 from attacks.attributes.candidate_decoding.explanation import Directions, as_wide, left_of
-from attacks.attributes.candidate_decoding.simulated_client import Guess, model_of_gradients
+from attacks.attributes.candidate_decoding.simulated_client import (
+    Guess,
+    model_of_gradients,
+    simulation_of,
+)
 from attacks.attributes.knowledge import Knowledge, Reconstruction
 from attacks.precision import arithmetic
 from jaxfl import LocalTraining, Messages, Model, mean_loss
@@ -55,7 +59,8 @@ def _left_along(
     model = model_of_gradients(model, training, guess.data.y)
     directions = _array_directions(guess, messages.model_shapes) + _class_directions(guess)
     with jax.default_matmul_precision("highest"):
-        left = left_of(model, messages, guess, each, least_sure(each), key, False, directions)
+        client = simulation_of(guess, messages.received, jnp.result_type(float))
+        left = left_of(model, messages, client, each, least_sure(each), key, False, directions)
     kept = np.r_[0, -2 - len(directions) : 0]
     return left.after[np.ix_(kept, kept)]
 

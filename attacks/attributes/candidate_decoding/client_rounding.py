@@ -1,0 +1,57 @@
+"""What rounding may leave of a client's messages, of an answer on all of its records that is right.
+
+Threat model: as of the attacks that ask.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
+from attacks.fit import energies, precision, rounding
+from attacks.path import local_path
+from jaxfl import LocalTraining, Messages, Model, mean_loss
+
+Array = jax.Array
+
+
+def client_rounding(
+    model: Model,
+    messages: Messages,
+    training: LocalTraining,
+    records: tuple[Array, Array],
+    free_scale: bool,
+) -> Array:
+    """What rounding may leave of a right answer, of all rounds together."""
+    received, updates = messages.received, messages.pseudo_gradient
+    eps, steps = precision(messages), training.steps(len(records[1]))
+    lengths = training.learning_rate * mean_lengths(model, received, *records)
+    if free_scale:
+        times = _times_as_long(model, messages, training, records)
+        # Runs of a lower rate are lost in the rounding of models first.
+        narrow = jnp.asarray(jnp.finfo(records[0].dtype).eps, eps.dtype)
+        shorter = jax.tree.map(lambda u: jnp.stack([u, jax.vmap(jnp.divide)(u, times)]), updates)
+        cases = shorter, jnp.stack([times * lengths, lengths]), jnp.stack([eps, narrow])
+        noise = jax.vmap(functools.partial(rounding, received, steps=steps))(*cases).sum(0)
+    else:
+        noise = rounding(received, updates, lengths, eps, steps)
+    return jnp.where(jnp.isfinite(noise), noise, 0).sum()
+
+
+def _times_as_long(
+    model: Model, messages: Messages, training: LocalTraining, records: tuple[Array, Array]
+) -> Array:
+    """How many times as long updates are as one of the recipe's rate would be `[rounds]`; once
+    where there is none."""
+
+    def slope(params: Any) -> Array:
+        return optax.tree.norm(jax.grad(lambda w: mean_loss(model, w, *records))(params))
+
+    steps = training.learning_rate * local_path(training, len(records[1])).total
+    expected = steps * jax.vmap(slope)(messages.received)
+    least = jnp.finfo(expected.dtype).tiny
+    times = jnp.sqrt(energies(messages.pseudo_gradient)) / jnp.maximum(expected, least)
+    return jnp.where(times > 0, times, 1)
