@@ -48,7 +48,14 @@ from attacks.attributes.knowledge import (
     binary_column,
 )
 from attacks.diagnosis import Diagnosis, Finding, diagnose
-from attacks.fit import Fit, FitWarning, MisfitWarning, Status, UncheckedWarning
+from attacks.fit import (
+    Fit,
+    FitWarning,
+    MisfitWarning,
+    SomeWrongWarning,
+    Status,
+    UncheckedWarning,
+)
 from attacks.local_models.attribute import (
     InferredAttribute,
     infer_binary_attribute,
@@ -197,6 +204,7 @@ __all__ = [
     "Representatives",
     "Representing",
     "Siamese",
+    "SomeWrongWarning",
     "Sources",
     "Status",
     "SumTest",

@@ -86,6 +86,10 @@ class UncheckedWarning(FitWarning):
     """Messages could not contradict an answer, or a part of it, whatever it was."""
 
 
+class SomeWrongWarning(FitWarning):
+    """An answer explains less of the messages than a right one would, and no more is wrong."""
+
+
 @struct.dataclass
 class Fit:
     """How well an answer explains messages. Scalars; NaN where nothing is said of them.
@@ -127,10 +131,18 @@ def status_of(failed: Array, fit: Fit) -> Array:
 
 
 def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
-    """Warn of misfits and of answers that nothing checks, in words, at the boundary: where values
-    are no tracers; `stacklevel` is that of whoever called the attack."""
+    """Warn of misfits, of answers that nothing checks and of those that explain too little, in
+    words, at the boundary: where values are no tracers; `stacklevel` is that of whoever called the
+    attack."""
     if _check.is_unseen(status, fit):
         return
+    short = (np.asarray(status) == Status.OK) & (
+        np.asarray(fit.explained) < np.asarray(fit.allowed)
+    )
+    if short.any():
+        least, needed = (float(np.asarray(a)[short].min()) for a in (fit.explained, fit.allowed))
+        words = f"{attack}: {SOME_WRONG}. It explains {least:.6g} of them, a right one {needed:.6g}"
+        warnings.warn(f"{words}; see `Reconstruction.fit`", SomeWrongWarning, stacklevel=stacklevel)
     if (np.asarray(status) == Status.UNCHECKED).any():
         words = f"{attack}: {REASONS[Status.UNCHECKED]}; see `Reconstruction.fit`"
         warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)

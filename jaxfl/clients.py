@@ -59,11 +59,15 @@ def one_client(x: Any, y: Any, id: Index = 0) -> ClientData:
     Args:
       x: inputs `[records, ...]`.
       y: labels `[records, ...]`.
-      id: an integer, from which the randomness of the client is derived.
+      id: an integer of at least 0 and below 2^31, from which the randomness of the client is
+        derived.
 
     Raises:
-      ValueError: if the lengths differ, there is no record, or an input is not finite.
+      ValueError: if the lengths differ, there is no record, an input is not finite, or the id is
+        out of range.
     """
+    if not _check.is_unseen(id):
+        _check_ids(id=[id])
     x, y = jnp.asarray(_features(x)), jnp.asarray(_numbers("y", y))
     _check_records("x", "y", x, y)
     return ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(id))

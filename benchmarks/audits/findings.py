@@ -13,17 +13,19 @@ from benchmarks.harness.intervals import (
     wilson_interval,
 )
 from benchmarks.harness.report import GUESSES
-from benchmarks.measurements.attributes.uncommon import UNCOMMON
+from benchmarks.measurements.attributes.uncommon import NULL_STATUS, UNCOMMON
 
 DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos")
 """Attacks on an attribute, the one that reads most kinds of client first: that is chosen before
 anything is scored."""
 ROUNDING = 1e-6
+HUNDRED = 100
+"""People in whose terms a share is said where as many were named, or more."""
 DOUBTS = {
     "failed": "training, or every attack, ended with numbers that are not finite, or no model came "
     "back changed",
-    "misfit": "these updates are not of clients that train as was said, and nothing was found in "
-    "them",
+    "misfit": "these updates are not of clients that train as was said, so that no answer to "
+    "them counts",
     "unchecked": "rounding and noise may be as large as these updates, so that they contradict no "
     "answer",
 }
@@ -48,11 +50,12 @@ class Level:
         "unchecked" if these could not contradict one; else "".
       model: accuracy of the trained model on held-out records.
       untold: by doubt, clients of whom nothing can be told while it can of others.
-      people: how many the estimate is of, all of whom are asked for; 0 where it is of others like
-        them.
+      people: how many the estimate is of; 0 where it is of a hundred others like them.
       uncommon: of the people that the estimate is of, how many have another value than their
         client's most common one, how many of them were named rightly, and how many of the rest
         wrongly; None if that is not known.
+      null_counts: whether the attack on another client's messages is a guess that anyone would
+        make.
     """
 
     epsilon: float
@@ -65,11 +68,13 @@ class Level:
     untold: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     uncommon: tuple[int, ...] | None = None
     people: int = 0
+    null_counts: bool = True
 
     @property
     def guess(self) -> float:
         """The best guess."""
-        return max(self.guesses.values(), key=_or_least)
+        rivals = [self.guesses[name] for name in GUESSES if name != "null" or self.null_counts]
+        return max(rivals, key=_or_least)
 
     @property
     def blind_guess(self) -> float:
@@ -172,6 +177,8 @@ def _level(epsilon: float, method: str, rows: Rows, judge: Callable[..., Interva
         else "failed",
         mean([row["test_accuracy"] for row in chosen if row["test_accuracy"] is not None]),
         uncommon=_uncommon(chosen),
+        people=sum(sizes) if all(sizes) and sum(sizes) < HUNDRED else 0,
+        null_counts=any(map(_null_counts, chosen)),
     )
 
 
@@ -187,7 +194,13 @@ def _sizes(rows: Rows) -> list[int]:
 
 
 def _best_of(row: Mapping[str, Any]) -> float:
-    return max((row[name] or 0.0) for name in GUESSES)
+    return max((row[name] or 0.0) for name in GUESSES if name != "null" or _null_counts(row))
+
+
+def _null_counts(row: Mapping[str, Any]) -> bool:
+    """Whether the attack on another client's messages is a guess that anyone would make: it is none
+    where that client's messages contradict it, and this one's do not."""
+    return not (row["status"] == "ok" and row["detail"].get(NULL_STATUS) == "misfit")
 
 
 def margin_of(values: Sequence[float], best: Sequence[float], sizes: Sequence[int]) -> Interval:

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-import optax
 import yaml
 
 from benchmarks.audits import plan
+from benchmarks.audits.optimizers import adam
 from benchmarks.harness.command_line import UsageError, check_options, option
 from jaxfl import LocalTraining, sgd
 from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
@@ -86,7 +86,9 @@ class Arguments:
     momentum: NotNegativeFloat = 0.0
     """Momentum of SGD, below 1."""
     weight_decay: NotNegativeFloat = 0.0
-    """Weight decay of SGD, as PyTorch has it."""
+    """Weight decay of SGD, as PyTorch has it; for --messages of Adam too, as AdamW has it."""
+    proximal: NotNegativeFloat = 0.0
+    """The mu of FedProx, beside SGD."""
     learning_rate: PositiveFloat = 0.1
     """Learning rate of the clients' optimiser."""
     batch_size: Index = 32
@@ -269,17 +271,28 @@ def training(arguments: Arguments) -> LocalTraining:
     """What a client does in a round."""
     batch = arguments.batch_size or None
     try:
-        optimizer = sgd(arguments.momentum, arguments.weight_decay)
+        optimizer = sgd(arguments.momentum, arguments.weight_decay, arguments.proximal)
     except ValueError as error:
-        raise UsageError(f"--momentum {arguments.momentum:g}: {error}") from None
-    if arguments.optimizer == "adam" and optimizer is not optax.sgd:
-        raise UsageError("--momentum and --weight-decay are SGD's; --optimizer adam has neither")
-    optimizer = optax.adam if arguments.optimizer == "adam" else optimizer
+        raise UsageError(f"--{error}".replace("momentum=", "momentum ")) from None
+    if arguments.optimizer == "adam":
+        optimizer = _adam(arguments)
     if arguments.drop_last and batch is None:
         raise UsageError("--drop-last with --batch-size 0: there is one batch of all records")
     return LocalTraining(
         arguments.learning_rate, arguments.epochs, batch, optimizer, drop_last=arguments.drop_last
     )
+
+
+def _adam(arguments: Arguments) -> Any:
+    """Adam, or a recorded run's AdamW."""
+    if arguments.momentum or arguments.proximal:
+        raise UsageError("--momentum and --proximal are SGD's; --optimizer adam has neither")
+    if arguments.weight_decay and not arguments.messages:
+        raise UsageError(
+            f"--weight-decay {arguments.weight_decay:g} with --optimizer adam: AdamW is read of "
+            "recorded runs alone (--messages)"
+        )
+    return adam(arguments.weight_decay)
 
 
 def in_options(error: ValueError) -> UsageError:

@@ -9,28 +9,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from attacks import (
-    GLS,
-    ClosedForm,
     Decoding,
     Knowledge,
     Reconstruction,
     Status,
     UnknownColumn,
-    UnrolledGLS,
-    closed_form,
-    decode_adam,
     diagnose,
-    gls,
-    gls_unrolled,
     impute,
 )
 from attacks.fit import STATES, FitWarning
 from benchmarks.audits.coding import Coding, other_coding
+from benchmarks.audits.decoders import as_told, decode
 from benchmarks.audits.findings import Finding, level_of_clients
-from benchmarks.measurements.attributes.uncommon import UNCOMMON, uncommon
+from benchmarks.measurements.attributes.uncommon import NULL_STATUS, UNCOMMON, uncommon
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Inputs
 from jaxfl.recordings import Recording
@@ -42,7 +35,6 @@ OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
 NEARLY_ALL = 0.99
 """Share of the updates' energy by which steps of the other sign explain them."""
-ORDERS = 64
 COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")
 """Of each client's outcome, in the file beside the page."""
 
@@ -183,9 +175,8 @@ def _row(
     x[:, positions] = np.nan
     column = UnknownColumn(jnp.asarray(positions), jnp.asarray(values))
     known = Knowledge(jnp.asarray(x), jnp.asarray(records.y), (column,))
-    method, answer = _decoded(model, client.messages, known, training)
-    null = _decoded(model, other.messages, known, training)[1] if other is not client else None
-    null = null if null is None or int(null.status) != Status.FAILED else None
+    method, answer = decode(model, client.messages, known, training)
+    null = decode(model, other.messages, known, training)[1] if other is not client else None
     status, recoded = STATES[Status(int(answer.status))], []
     if status == "ok":
         coding = other_coding(np.asarray(answer.values[0]), truth, len(values))
@@ -194,7 +185,8 @@ def _row(
 
     def notes() -> list[str]:
         if status == "ok":
-            return [*recoded, *_as_others(client.name, method, answer, training, len(x))]
+            told = _as_others(client.name, method, answer, training, len(x))
+            return [*recoded, *told, *_short(client.name, answer)]
         if status == "unchecked":
             return [f"Updates of {client.name} could not contradict any answer: {answer.reason}."]
         turned = _turned(client.name, answer)
@@ -212,10 +204,24 @@ def _row(
         "status": status,
         "majority": float(np.bincount(truth).max() / len(truth)),
         "imputation": _imputed(known, client.others, in_table),
-        "null": None if null is None else _right(null, truth),
+        "null": _right(null, truth) if null and null.status != Status.FAILED else None,
         "test_accuracy": _accuracy(model, last, client.others),
-        "detail": {"scored_records": len(truth)} | _uncommon(answer, truth, len(values)),
+        "detail": _detail(answer, null, truth, len(values)),
     }, notes
+
+
+def _short(client: str, answer: Reconstruction) -> list[str]:
+    """That some of an answer's values are wrong, as its fit says."""
+    if not answer.fit.explained < answer.fit.allowed:
+        return []
+    explained, allowed = (
+        f"{float(share):.4%}" for share in (answer.fit.explained, answer.fit.allowed)
+    )
+    return [
+        f"Updates of {client} contradict nothing that was told, but the answer accounts for "
+        f"{explained} of them where a right one accounts for {allowed} or more: some of its values "
+        "are wrong."
+    ]
 
 
 def _turned(client: str, answer: Reconstruction) -> list[str]:
@@ -275,7 +281,7 @@ def _as_others(
 ) -> list[str]:
     """In what a client whose updates are explained trains otherwise than was told."""
     notes = []
-    if not _as_told(method, training, records):
+    if not as_told(method, training, records):
         optimizer = "Adam" if method == "decode_adam" else "SGD"
         notes.append(f"{client} takes one step of {optimizer} on all of its records, not as told.")
     if isinstance(answer, Decoding) and answer.learning_rate.ndim:
@@ -296,58 +302,17 @@ def _other_rate(client: str, rate: float, training: LocalTraining) -> list[str]:
     return [f"{client} takes steps at rate {rate:.3g}, not {told:g} as told."]
 
 
-def _decoded(
-    model: Model, messages: Messages, known: Knowledge, training: LocalTraining
-) -> tuple[str, Reconstruction]:
-    """By a method that is exact for one full-batch step, of SGD at one rate or another in every
-    round, or of Adam, if the messages are of such steps, whatever was told; by one that knows the
-    noise of batches, and momentum and decay, or Adam, if those are told."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)  # the page tells it
-        answers: dict[str, Reconstruction] = {}
-        for settings in (ClosedForm(), *([ClosedForm(by_round=True)] if len(messages) > 1 else [])):
-            answer = closed_form(model, messages, known, settings=settings)
-            answers.setdefault("closed_form", answer)
-            if answer.status == Status.OK:
-                return "closed_form", answer
-        if _told(training, len(known.x)) == "gls":
-            batches = GLS(training, orders=ORDERS)
-            answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
-            if answers["gls"].status == Status.OK:
-                return "gls", answers["gls"]
-        answers["decode_adam"] = decode_adam(model, messages, known)
-        if answers["decode_adam"].status == Status.OK:
-            return "decode_adam", answers["decode_adam"]
-        if _told(training, len(known.x)) == "gls_unrolled":
-            unrolled, key = UnrolledGLS(training), jax.random.key(0)
-            return "gls_unrolled", gls_unrolled(model, messages, known, key, settings=unrolled)
-    name = "gls" if "gls" in answers else "closed_form"
-    return name, answers[name]
-
-
-def _told(training: LocalTraining, records: int) -> str:
-    """The method that reads clients of a recipe."""
-    one_step = training.steps(records) == 1
-    if training.optimizer is optax.adam:
-        return "gls_unrolled" if len(training.batch_sizes(records)) > 1 else "decode_adam"
-    return "closed_form" if one_step and training.optimizer is optax.sgd else "gls"
-
-
-def _as_told(method: str, training: LocalTraining, records: int) -> bool:
-    """Whether a client's messages are of the steps that it was told. One step from no momentum is
-    plain SGD's."""
-    if method == "closed_form":
-        return training.optimizer is not optax.adam and training.steps(records) == 1
-    return method == _told(training, records)
-
-
 def _right(answer: Reconstruction, truth: np.ndarray) -> float:
     return float((np.asarray(answer.values[0]) == truth).mean())
 
 
-def _uncommon(answer: Reconstruction, truth: np.ndarray, candidates: int) -> dict[str, int]:
+def _detail(
+    answer: Reconstruction, null: Reconstruction | None, truth: np.ndarray, candidates: int
+) -> dict[str, Any]:
     counts = uncommon(np.asarray(answer.values[0])[:, None], truth[:, None], candidates)
-    return dict(zip(UNCOMMON, map(int, counts), strict=True))
+    told = {NULL_STATUS: STATES[Status(int(null.status))]} if null else {}
+    of_values = dict(zip(UNCOMMON, map(int, counts), strict=True))
+    return {"scored_records": len(truth)} | told | of_values
 
 
 def _imputed(known: Knowledge, others: Inputs, truth: np.ndarray) -> float | None:

@@ -13,6 +13,8 @@ from benchmarks.harness.store import write_whole
 from jaxfl import LocalTraining
 
 PROG = "python -m benchmarks.audit"
+NUMBERS = ("momentum", "weight_decay", "proximal")
+"""Options that say more of an optimiser."""
 ASIDE = ("messages", "csv")
 """What tells one audit from another, and is named first."""
 
@@ -55,7 +57,7 @@ def asked(arguments: Arguments, training: LocalTraining) -> dict[str, Any]:
     widths = arguments.hidden or "none (logistic regression)"
     batch = f"batches of {training.batch_size}" if training.batch_size else "all records at once"
     batch += ", the last one left out if it is not full" if training.drop_last else ""
-    extras = ("momentum", arguments.momentum), ("weight decay", arguments.weight_decay)
+    extras = [(n.replace("_", " "), getattr(arguments, n)) for n in NUMBERS]
     more = "".join(f", {name} {value:g}" for name, value in extras if value)
     return {
         "table": arguments.csv,

@@ -139,7 +139,9 @@ class VictimTrial:
         x, y = (np.concatenate(each) for each in zip(*map(records, range(2, 10)), strict=True))
         values = jnp.asarray(x[:, 0].astype(int))
         learns: Any = self.method.learns
-        return learns.rule((0,), 2, Public(jnp.asarray(x), jnp.asarray(y), values, self.key))
+        return learns.rule(
+            2, Public(jnp.asarray(x), jnp.asarray(y), values, self.key, jnp.asarray([0]))
+        )
 
     @functools.cached_property
     def compiled(self) -> Any:

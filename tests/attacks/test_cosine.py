@@ -188,6 +188,7 @@ def test_several_columns_and_unknown_labels():
     assert (np.asarray(answer.labels) == y).mean() >= 0.9
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 @pytest.mark.parametrize(
     "settings", [CosMatching(steps=300, noise=True), CosMatching(steps=300, hard=True)]
 )
@@ -199,6 +200,7 @@ def test_noise_and_straight_through(settings):
     assert score(answer, x[:, 6]) > majority_rate(jnp.asarray(x[:, 6], int), 2)
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 def test_a_grid_returns_the_setting_of_least_objective():
     model, x, y, messages = make_victim()
     known = Knowledge(x, y, (binary_column(6, 0.4),))
@@ -376,6 +378,7 @@ def test_outside_runs_enter_as_arrays():
     assert largest_difference(a.values, b.values) == 0
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 def test_a_new_number_does_not_recompile():
     from attacks.attributes.cosine import _cos_matching
 

@@ -111,6 +111,7 @@ def test_another_number_of_members_is_a_misfit(told, rate):
     assert decoding.fit.misfit > 100
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 def test_a_right_number_of_members_is_no_misfit_where_the_rate_is_blurred():
     """Three records that the model has fitted hardly say how much they weigh, and the rate that is
     not told is of all weights' sum."""
@@ -161,6 +162,7 @@ def test_detection_on_known_scores():
     assert np.isnan(detection(np.full(200, np.nan), truth).auc)
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 def test_an_unknown_rate_pulls_to_the_same_prior():
     """Fewer equations than unknowns: the ridge decides, and must not take weights for their product
     with the rate."""

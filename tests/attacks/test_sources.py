@@ -99,6 +99,7 @@ def reversed_(messages):
     return dataclasses.replace(messages, returned=returned)
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 def test_weights_that_no_record_can_have_are_a_misfit(federation):
     """The span of all records' gradients takes these messages off whole: weights of -1, and of
     twice a record's own."""
@@ -181,6 +182,7 @@ def test_clients_of_several_long_steps_are_simulated(federation):
     assert (wrong.status == Status.MISFIT).all()
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 def test_records_of_nobody_have_no_source(federation):
     """Batches of the third client leave nearly as much of its updates under any records: where it
     is no misfit, the answer explains less than a right one would."""

@@ -29,13 +29,11 @@ per layer (+ 1 for the bias), so no gradient is ever formed. Other models go thr
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.dtypes import canonicalize_dtype
-from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
@@ -49,22 +47,22 @@ from attacks.attributes.candidate_decoding.decoded import (
     judged_by_all,
     needs_all,
 )
-from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
 from attacks.attributes.candidate_decoding.joint import apart, joined
 from attacks.attributes.candidate_decoding.linear_problem import (
     at_one_rate,
-    linear_problem,
     relative_weights,
-    solve_iteratively,
 )
 from attacks.attributes.candidate_decoding.normal_equations import (
-    normal_equations,
     off_whole,
     precisions,
-    solve,
-    squared_residual,
 )
-from attacks.attributes.candidate_decoding.shortlist import is_needed, shortlist
+from attacks.attributes.candidate_decoding.shortlist import MANY, Shortlist, is_needed, shortlist
+from attacks.attributes.candidate_decoding.solution import (
+    MOST_DIRECT,
+    ClosedForm,
+    Solution,
+    least_squares,
+)
 from attacks.attributes.knowledge import (
     Knowledge,
     answered,
@@ -84,41 +82,9 @@ from attacks.fit import (
 )
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model
-from jaxfl.domains import Count, NotNegative, Positive, checked
+from jaxfl.domains import Count, checked
 
 Array = jax.Array
-
-MOST_DIRECT = 8_000
-"""Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64,
-and several are held."""
-
-
-@struct.dataclass
-class ClosedForm:
-    """Settings of `closed_form`.
-
-    Attributes:
-      learning_rate: the client's step size, or None if unknown: then it is one more unknown of the
-        least squares.
-      by_round: the rate is unknown and another in every round, as where clients clip their updates
-        or their server plans a schedule (static).
-      ridge: added to the normal equations, relative to their diagonal ("direct") or to their size
-        along the right-hand side ("cg"); pulls towards the prior.
-      solver: "direct" (Cholesky), or "cg" (conjugate gradients on products with the gradients'
-        Jacobian, which is never formed, for many unknowns); None: "direct" up to 8,000 unknowns
-        (static).
-      iterations: at most, of "cg" (static).
-      noise: standard deviation of what the client's recipe adds to every number of an update, in
-        the update's units, known where the server prescribed it. It changes no answer, but what is
-        called a misfit.
-    """
-
-    learning_rate: Positive | None = None
-    by_round: bool = struct.field(pytree_node=False, default=False)
-    ridge: NotNegative = 1e-12
-    solver: Literal["direct", "cg"] | None = struct.field(pytree_node=False, default=None)
-    iterations: Count = struct.field(pytree_node=False, default=500)
-    noise: NotNegative = 0.0
 
 
 @checked
@@ -151,11 +117,14 @@ def closed_form(
         outer `jit` that runs without 64-bit types, float32 is used.
 
     Returns:
-      A `Decoding`. Messages that no weights of the candidates explain to within rounding and the
-      stated noise are a misfit: a status, and outside `jit` a warning (where values are
-      listed and `jit` leaves no way to ask all, they are unchecked). So are those that a rate below
-      0 fits best. Memory of the direct solver grows with ((K-1) records)^2, and without dense
-      layers also with (K-1) records x parameters; that of "cg" with records x K x features.
+      A `Decoding`. Where the rounded answer of a known rate explains less than a right one would,
+      least squares are solved within the weights' bounds: equations that hardly tell records apart,
+      as of linear models and of few rounds, may have one such solution. Messages that no weights of
+      the candidates explain to within rounding and the stated noise are a misfit: a status, and
+      outside `jit` a warning (where values are listed and `jit` leaves no way to ask all, they are
+      unchecked). So are those that a rate below 0 fits best. Memory of the direct solver grows with
+      ((K-1) records)^2, and without dense layers also with (K-1) records x parameters; that of "cg"
+      with records x K x features.
 
     Raises:
       ValueError: as `cos_matching`; if unknown columns have more than 64 values together; if
@@ -198,20 +167,10 @@ def _closed_form(
 ) -> Decoding:
     eps = precision(messages)
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
-    x, y = candidate_records(model, knowledge)
-    start = prior_weights(model, knowledge, x.shape[1])
-    if members is not None:
-        x, y = (jnp.concatenate([a[:, :1], a], 1) for a in (x, y))
-        start = with_absence(start, members / len(x), len(x))
-    listed = None
     with jax.default_matmul_precision("highest"):
-        if listing:
-            rate, by_round = settings.learning_rate, settings.by_round
-            values = knowledge.columns[0].candidates[:, 0]
-            listed = shortlist(model, messages, (x, y), values, rate, by_round, settings.ridge)
-            x, y, start = listed.of(x), listed.of(y), listed.prior(start)
+        (x, y), start, listed = _candidates(model, messages, knowledge, settings, members, listing)
         records, count = x.shape[:2]
-        solve_for = functools.partial(_least_squares, model, settings, (x, y))
+        solve_for = functools.partial(least_squares, model, settings, (x, y))
         rate, rates, seen = _rates_first(solve_for, messages, settings, members, start)
         start = jnp.append(start, 0) if rate is None else start
         solution = solve_for(seen, rate, members, start)
@@ -221,16 +180,27 @@ def _closed_form(
         close = None
         if listed is not None and solution.covariance is not None:
             close = precisions(solution.covariance(), records, count - 1)
-        each = weights.reshape(records, -1)
-        answer = decoded(knowledge, each, close, listed, members is not None)
-        rounded = solution.left(jnp.concatenate([answer.rounded, rest]))
+        absence = members is not None
+        answer = decoded(knowledge, weights.reshape(records, -1), close, listed, absence)
         averaged = len(x) if members is None else members
         allowed = _allowed(
             messages, rates * len(x) / averaged * solution.lengths, eps, settings.noise
         )
         counted = members if settings.learning_rate is None else None
         more = 0.0 if members is None else off_whole(weights, solution.covariance, counted)
-        fit = _fit(seen, solution, rounded, rates, averaged, allowed, more)
+
+        def judged(answer: Decoded) -> tuple[Array, Fit]:
+            rounded = solution.left(jnp.concatenate([answer.rounded, rest]))
+            return rounded, _fit(seen, solution, rounded, rates, averaged, allowed, more)
+
+        rounded, fit = judged(answer)
+        told = settings.learning_rate is not None
+        if solution.within is not None and told and listed is None and count <= MANY:
+            short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
+            # When no other call of LAPACK is under way (`attacks.lapack`).
+            short &= (solution.condition > 0) | jnp.isnan(solution.condition)
+            answer = _within_bounds(solution.within, answer, short, knowledge, absence)
+            rounded, fit = judged(answer)
         if listed is not None:  # values that are on no list may explain what these do not
             enough = (fit.misfit <= 1) & (fit.explained >= fit.allowed)
             fit = dataclasses.replace(fit, misfit=jnp.where(enough, fit.misfit, jnp.nan))
@@ -239,8 +209,30 @@ def _closed_form(
     return cast(decoding, jnp.float32, jnp.int32)
 
 
+def _candidates(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    settings: ClosedForm,
+    members: int | None,
+    listing: bool,
+) -> tuple[tuple[Array, Array], Array, Shortlist | None]:
+    """What every record may be, the weights at the start, and the shortlist if one is drawn up."""
+    x, y = candidate_records(model, knowledge)
+    start = prior_weights(model, knowledge, x.shape[1])
+    if members is not None:
+        x, y = (jnp.concatenate([a[:, :1], a], 1) for a in (x, y))
+        start = with_absence(start, members / len(x), len(x))
+    if not listing:
+        return (x, y), start, None
+    rate, by_round = settings.learning_rate, settings.by_round
+    values = knowledge.columns[0].candidates[:, 0]
+    listed = shortlist(model, messages, (x, y), values, rate, by_round, settings.ridge)
+    return (listed.of(x), listed.of(y)), listed.prior(start), listed
+
+
 def _rates_first(
-    solve_for: Callable[..., "_Solution"],
+    solve_for: Callable[..., Solution],
     messages: Messages,
     settings: ClosedForm,
     members: int | None,
@@ -262,54 +254,21 @@ def _rates_first(
     return product.unknowns.sum() / members, None, messages
 
 
-class _Solution(NamedTuple):
-    """Least squares in units of the candidates' gradients, summed.
+def _within_bounds(
+    solve: Callable[[], Array], answer: Decoded, short: Array, knowledge: Knowledge, absence: bool
+) -> Decoded:
+    """The answer, or that of weights within all bounds where it falls short: of equations that
+    hardly tell records apart, the solution without bounds is rounding that the bounds rule out."""
 
-    Attributes:
-      unknowns: the ridge solution.
-      condition: condition number of the normal equations, or NaN.
-      left: squared residual as a function of the unknowns.
-      square: of the right-hand side.
-      pull: by how much the ridge may have raised the squared residual.
-      lengths: mean length of the gradients of one candidate of every record `[rounds]`.
-      covariance: of the unknowns, see there; None where no matrix is formed.
-    """
+    def again(tried: tuple[Array, Decoded]) -> tuple[Array, Decoded]:
+        weights = solve().reshape(len(knowledge.x), -1)
+        bounded = decoded(knowledge, weights, None, None, absence)
+        sound = jnp.isfinite(weights).all()
+        kept = jax.tree.map(functools.partial(jnp.where, sound), bounded, answer)
+        return jnp.zeros((), bool), kept
 
-    unknowns: Array
-    condition: Array
-    left: Callable[[Array], Array]
-    square: Array
-    pull: Array
-    lengths: Array
-    covariance: Callable[[], Array] | None = None
-
-
-def _least_squares(
-    model: Model,
-    settings: ClosedForm,
-    candidates: tuple[Array, Array],
-    messages: Messages,
-    rate: float | Array | None,
-    members: int | None,
-    start: Array,
-) -> _Solution:
-    by_round = settings.by_round and rate is None
-    if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
-        system = normal_equations(model, messages, *candidates, rate, members, by_round)
-        solved = solve(system, start, settings.ridge)
-        moved = jnp.maximum(jnp.abs(solved.unknowns - start), 1)
-        pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
-        left = functools.partial(squared_residual, system)
-        estimate = solved.unknowns, solved.condition
-        return _Solution(*estimate, left, system.square, pull, system.lengths, solved.covariance)
-    problem = linear_problem(model, messages, *candidates, rate, members, by_round)
-    unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
-    pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
-    square = vdot(problem.target, problem.target)
-    x, y = candidates
-    lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
-    condition = jnp.asarray(jnp.nan)
-    return _Solution(unknowns, condition, problem.squared_residual, square, pull, lengths)
+    # A loop of one step at most: of many clients at once, it is taken where one needs it.
+    return jax.lax.while_loop(lambda tried: tried[0], again, (short, answer))[1]
 
 
 def _allowed(messages: Messages, lengths: Array, eps: Array, noise: float | Array) -> Array:
@@ -323,7 +282,7 @@ def _allowed(messages: Messages, lengths: Array, eps: Array, noise: float | Arra
 
 def _fit(
     messages: Messages,
-    solution: _Solution,
+    solution: Solution,
     rounded: Array,
     rates: Array,
     averaged: int,
@@ -361,13 +320,13 @@ def _fit(
     return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
 
 
-def _inexact(solution: _Solution) -> Array:
+def _inexact(solution: Solution) -> Array:
     """What the arithmetic may have lost of a squared residual."""
     return ROUNDING * jnp.finfo(solution.square.dtype).eps * solution.square
 
 
 def _decoding(
-    solution: "_Solution", decoded: Decoded, rounded: Array, rate: Array, fit: Fit
+    solution: Solution, decoded: Decoded, rounded: Array, rate: Array, fit: Fit
 ) -> Decoding:
     """All that is said of an answer whose squared residual is `rounded`."""
     # A right-hand side of zero means that no model came back changed.

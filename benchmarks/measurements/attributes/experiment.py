@@ -16,7 +16,7 @@ from benchmarks.harness.experiment import Experiment, Method
 from benchmarks.harness.jobs import Job, Outcome, Value, by_method
 from benchmarks.harness.trees import join, stack, take
 from benchmarks.measurements.attributes.methods import METHODS, METRICS, Reading, View
-from benchmarks.measurements.attributes.uncommon import UNCOMMON, uncommon
+from benchmarks.measurements.attributes.uncommon import NULL_STATUS, UNCOMMON, uncommon
 from benchmarks.scenarios import victims
 from benchmarks.scenarios.imputation import imputed
 from benchmarks.scenarios.phases import rounds_of
@@ -270,7 +270,9 @@ def _outcomes(
         facts |= {name: _finite(getattr(fit, name)[i]) for name in ("explained", "misfit")}
         level = None
         if null is not None and null[3][chosen_of_null[selection]] != Status.FAILED:
-            level = _finite(null[0][chosen_of_null[selection]])
+            place = chosen_of_null[selection]
+            level = _finite(null[0][place])
+            facts["detail"] = detail | {NULL_STATUS: STATES[Status(int(null[3][place]))]}
         yield Outcome(job, "accuracy", float(scores[i]) if ok else None, null=level, **facts)
         if np.isfinite(labels[i]):
             yield Outcome(job, "label_accuracy", float(labels[i]), **facts | {"imputation": None})

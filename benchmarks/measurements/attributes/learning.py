@@ -25,12 +25,14 @@ class Public(NamedTuple):
       y: their labels `[public]`.
       values: of the attribute `[public]`.
       key: of what is random in learning.
+      positions: where the attribute stands `[width]`.
     """
 
     x: Array
     y: Array
     values: Array
     key: Array
+    positions: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +41,10 @@ class Learns:
     all cells share what is learned.
 
     Attributes:
-      rule: from where the attribute stands, how many values it has, and the records, to what is
-        learned.
+      rule: from how many values the attribute has, and the records, to what is learned.
     """
 
-    rule: Callable[[tuple[int, ...], int, Public], Any]
+    rule: Callable[[int, Public], Any]
 
     @once
     def __call__(
@@ -61,8 +62,9 @@ class Learns:
         rows = np.stack([public_rows(data, seed)[:count] for seed in seeds])
         keys = jnp.stack([stream(jax.random.key(seed), Stream.ATTACK) for seed in seeds])
         x, y, known = (jnp.asarray(a[rows]) for a in (data.x, data.y, values))
-        rule = Rule(self.rule, column.positions, len(column.values))
-        return run_members(rule, Public(x, y, known, keys))
+        positions = jnp.tile(jnp.asarray(column.positions), (len(seeds), 1))
+        rule = Rule(self.rule, len(column.values))
+        return run_members(rule, Public(x, y, known, keys, positions))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,20 +72,18 @@ class Rule:
     """Learns on public records; see `Learns`."""
 
     rule: Any
-    positions: tuple[int, ...]
     values: int
 
     def __call__(self, public: Public) -> Any:
         """What is learned on them."""
-        return self.rule(self.positions, self.values, public)
+        return self.rule(self.values, public)
 
 
-def fitted(positions: tuple[int, ...], values: int, public: Public) -> Any:
+def fitted(values: int, public: Public) -> Any:
     """A rule: a model that names the attribute."""
-    places = jnp.asarray(positions)
-    return fit_public_model(public.x, public.values, places, values, public.key)
+    return fit_public_model(public.x, public.values, public.positions, values, public.key)
 
 
-def as_they_are(positions: tuple[int, ...], values: int, public: Public) -> Any:
+def as_they_are(values: int, public: Public) -> Any:
     """A rule: the records themselves."""
     return public.x, public.y

@@ -10,6 +10,8 @@ Array = jax.Array
 UNCOMMON = ("uncommon", "uncommon_named", "common_misnamed")
 """As in a row's `detail`: how many have an uncommon value, how many of them were named rightly, and
 how many of the others wrongly."""
+NULL_STATUS = "null_status"
+"""In a row's `detail`, the status of the answer to another client's messages."""
 
 
 def uncommon(values: Any, truth: Any, candidates: int) -> Array:

@@ -1,0 +1,115 @@
+"""Settings of `closed_form`, and its least squares."""
+
+import functools
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from optax.tree import vdot
+
+from attacks.attributes.candidate_decoding.constraints import interior_point
+from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
+from attacks.attributes.candidate_decoding.linear_problem import linear_problem, solve_iteratively
+from attacks.attributes.candidate_decoding.normal_equations import (
+    normal_equations,
+    solve,
+    squared_residual,
+)
+from jaxfl import Messages, Model
+from jaxfl.domains import Count, NotNegative, Positive
+
+Array = jax.Array
+
+MOST_DIRECT = 8_000
+"""Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64,
+and several are held."""
+
+
+@struct.dataclass
+class ClosedForm:
+    """Settings of `closed_form`.
+
+    Attributes:
+      learning_rate: the client's step size, or None if unknown: then it is one more unknown of the
+        least squares.
+      by_round: the rate is unknown and another in every round, as where clients clip their updates
+        or their server plans a schedule (static).
+      ridge: added to the normal equations, relative to their diagonal ("direct") or to their size
+        along the right-hand side ("cg"); pulls towards the prior.
+      solver: "direct" (Cholesky), or "cg" (conjugate gradients on products with the gradients'
+        Jacobian, which is never formed, for many unknowns); None: "direct" up to 8,000 unknowns
+        (static).
+      iterations: at most, of "cg" (static).
+      noise: standard deviation of what the client's recipe adds to every number of an update, in
+        the update's units, known where the server prescribed it. It changes no answer, but what is
+        called a misfit.
+    """
+
+    learning_rate: Positive | None = None
+    by_round: bool = struct.field(pytree_node=False, default=False)
+    ridge: NotNegative = 1e-12
+    solver: Literal["direct", "cg"] | None = struct.field(pytree_node=False, default=None)
+    iterations: Count = struct.field(pytree_node=False, default=500)
+    noise: NotNegative = 0.0
+
+
+class Solution(NamedTuple):
+    """Least squares in units of the candidates' gradients, summed.
+
+    Attributes:
+      unknowns: the ridge solution.
+      condition: condition number of the normal equations, or NaN.
+      left: squared residual as a function of the unknowns.
+      square: of the right-hand side.
+      pull: by how much the ridge may have raised the squared residual.
+      lengths: mean length of the gradients of one candidate of every record `[rounds]`.
+      covariance: of the unknowns, see there; None where no matrix is formed.
+      within: the weights that leave least within all bounds; None where no matrix is formed, or
+        there are other unknowns.
+    """
+
+    unknowns: Array
+    condition: Array
+    left: Callable[[Array], Array]
+    square: Array
+    pull: Array
+    lengths: Array
+    covariance: Callable[[], Array] | None = None
+    within: Callable[[], Array] | None = None
+
+
+def least_squares(
+    model: Model,
+    settings: ClosedForm,
+    candidates: tuple[Array, Array],
+    messages: Messages,
+    rate: float | Array | None,
+    members: int | None,
+    start: Array,
+) -> Solution:
+    """The ridge solution around `start`, of the rate as one more unknown if it is None, or one of
+    every round."""
+    by_round = settings.by_round and rate is None
+    if settings.solver == "direct" or (settings.solver is None and len(start) <= MOST_DIRECT):
+        system = normal_equations(model, messages, *candidates, rate, members, by_round)
+        solved = solve(system, start, settings.ridge)
+        moved = jnp.maximum(jnp.abs(solved.unknowns - start), 1)
+        pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
+        left = functools.partial(squared_residual, system)
+        within = None
+        if rate is not None:
+            records = len(candidates[0])
+            within = functools.partial(interior_point, system.gram, system.right, records)
+        estimate = solved.unknowns, solved.condition
+        of_system = system.square, pull, system.lengths
+        return Solution(*estimate, left, *of_system, solved.covariance, within)
+    problem = linear_problem(model, messages, *candidates, rate, members, by_round)
+    unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
+    pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
+    square = vdot(problem.target, problem.target)
+    x, y = candidates
+    lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
+    condition = jnp.asarray(jnp.nan)
+    return Solution(unknowns, condition, problem.squared_residual, square, pull, lengths)

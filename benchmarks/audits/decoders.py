@@ -1,0 +1,101 @@
+"""Which attack reads a recorded client, by what its messages are and by what was told."""
+
+import warnings
+
+import jax
+import optax
+
+from attacks import (
+    GLS,
+    AdamDecoding,
+    ClosedForm,
+    Decoding,
+    Knowledge,
+    Reconstruction,
+    Status,
+    UnrolledGLS,
+    closed_form,
+    decode_adam,
+    gls,
+    gls_unrolled,
+)
+from attacks.fit import FitWarning
+from benchmarks.audits.optimizers import decay_of, is_adam
+from jaxfl import LocalTraining, Messages, Model
+
+ORDERS = 64
+MOST_OF_ADAM = 1_000
+"""Unknowns up to which steps of Adam are looked for where nobody told of any: more take minutes."""
+
+
+def decode(
+    model: Model, messages: Messages, known: Knowledge, training: LocalTraining
+) -> tuple[str, Reconstruction]:
+    """By a method that is exact for one full-batch step, of SGD at one rate or another in every
+    round, or of Adam, if the messages are of such steps, whatever was told; by one that knows the
+    noise of batches, and momentum and decay, or Adam, if those are told."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # the page tells it
+        answers: dict[str, Reconstruction] = {}
+        for settings in (ClosedForm(), *([ClosedForm(by_round=True)] if len(messages) > 1 else [])):
+            answer = closed_form(model, messages, known, settings=settings)
+            answers.setdefault("closed_form", answer)
+            if answer.status == Status.OK:
+                return "closed_form", _at_told_rate(answer, model, messages, known, training)
+        uncontradicted = answers["closed_form"].status == Status.UNCHECKED
+        if uncontradicted and as_told("closed_form", training, len(known.x)):
+            return "closed_form", answers["closed_form"]
+        if _told(training, len(known.x)) == "gls":
+            batches = GLS(training, orders=ORDERS)
+            answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
+            if answers["gls"].status == Status.OK:
+                return "gls", answers["gls"]
+        unknowns = len(known.x) * (len(known.columns[0].candidates) - 1)
+        if is_adam(training.optimizer) or unknowns <= MOST_OF_ADAM:
+            answers["decode_adam"] = decode_adam(model, messages, known, settings=_adam(training))
+            if answers["decode_adam"].status == Status.OK:
+                return "decode_adam", answers["decode_adam"]
+        if _told(training, len(known.x)) == "gls_unrolled":
+            unrolled, key = UnrolledGLS(training), jax.random.key(0)
+            return "gls_unrolled", gls_unrolled(model, messages, known, key, settings=unrolled)
+    name = "gls" if "gls" in answers else "closed_form"
+    return name, answers[name]
+
+
+def _at_told_rate(
+    answer: Decoding,
+    model: Model,
+    messages: Messages,
+    known: Knowledge,
+    training: LocalTraining,
+) -> Decoding:
+    """The answer, or that of the rate that was told where the one found explains too little: it is
+    one unknown less."""
+    if answer.fit.explained >= answer.fit.allowed:
+        return answer
+    settings = ClosedForm(float(training.learning_rate))
+    told = closed_form(model, messages, known, settings=settings)
+    better = told.status == Status.OK and told.fit.explained > answer.fit.explained
+    return told if better else answer
+
+
+def _adam(training: LocalTraining) -> AdamDecoding:
+    """How Adam is decoded: of AdamW its decay is told, and needs the rate."""
+    decay = decay_of(training.optimizer)
+    return AdamDecoding(weight_decay=decay, learning_rate=training.learning_rate if decay else None)
+
+
+def _told(training: LocalTraining, records: int) -> str:
+    """The method that reads clients of a recipe."""
+    one_step = training.steps(records) == 1
+    if is_adam(training.optimizer):
+        return "gls_unrolled" if len(training.batch_sizes(records)) > 1 else "decode_adam"
+    return "closed_form" if one_step and training.optimizer is optax.sgd else "gls"
+
+
+def as_told(method: str, training: LocalTraining, records: int) -> bool:
+    """Whether a client's messages are of the steps that it was told. One step from no momentum is
+    plain SGD's."""
+    if method == "closed_form":
+        return not is_adam(training.optimizer) and training.steps(records) == 1
+    return method == _told(training, records)
