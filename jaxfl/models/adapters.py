@@ -28,10 +28,10 @@ def from_flax(
 
     Args:
       module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask; if it
-        takes `train`, `training` or `is_training`, `key is not None`, and if it takes
-        `deterministic`, the opposite. Collections other than `params` (running statistics) start
-        fresh at every call and are dropped after it, so batch normalisation must use the statistics
-        of the batch.
+        takes `train`, `training`, `is_train` or `is_training`, `key is not None`, and if it takes
+        `deterministic`, `eval`, `evaluation`, `inference` or `use_running_average`, the opposite.
+        Collections other than `params` (running statistics) start fresh at every call and are
+        dropped after it, so batch normalisation must use the statistics of the batch.
       record_shape: shape of one record.
       loss: per-record loss, `loss(outputs, y) -> [batch]`.
       classes: number of classes for integer labels; None: as many as outputs, of `cross_entropy`,
@@ -122,8 +122,9 @@ def _classes_of(
 
 def _switches(train: bool) -> dict[str, bool]:
     """What modules call the switch between training and evaluation."""
-    on = dict.fromkeys(("train", "training", "is_training"), train)
-    return on | {"deterministic": not train}
+    off = ("deterministic", "eval", "evaluation", "inference", "use_running_average")
+    on = dict.fromkeys(("train", "training", "is_train", "is_training"), train)
+    return on | dict.fromkeys(off, not train)
 
 
 def _needed(accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ CLOSE = 1e-3
 
 
 def mixes_records(model: Model, params: Any, x: Any) -> bool:
-    """Whether one record's output depends on the others in its batch, as under batch normalisation:
-    then its gradient is no one's own.
+    """Whether one record's output or loss depends on the others in its batch, as under batch
+    normalisation: then its gradient is no one's own.
 
     Args:
       model: the model.
@@ -44,12 +44,24 @@ def _mixes(
     others = np.concatenate([x[:1], 1 - x[1:]])
 
     def first(params: Any, x: Array) -> Any:
-        return jax.tree.map(lambda o: o[0], model.apply(params, x))
+        outputs = model.apply(params, x)
+        return jax.tree.map(lambda o: o[0], (outputs, *_losses(model, outputs)))
 
     inputs = [each.astype(dtype) for each in (x, others)]
     tried = _compiled(first, params, inputs[0])
     pair = [jax.tree.leaves(tried(params, each)) for each in inputs]
     return not all(_alike(*outputs) for outputs in zip(*pair, strict=True))
+
+
+def _losses(model: Model, outputs: Any) -> tuple[Array, ...]:
+    """Losses `[records]` of outputs, with some labels; none where they do not take such labels."""
+    like = jax.tree.leaves(outputs)[0]
+    labels = jnp.zeros_like(like) if model.classes is None else jnp.zeros(len(like), int)
+    try:
+        losses = model.loss(outputs, labels)
+    except (TypeError, ValueError, IndexError):
+        return ()
+    return (losses,) if jnp.shape(losses) == (len(like),) else ()
 
 
 def draws_at_random(model: Model, params: Any, x: Any) -> bool:

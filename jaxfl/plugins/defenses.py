@@ -12,6 +12,7 @@ from flax import struct
 
 from jaxfl.domains import Domain, EachNotNegative, EachPositive, Params, numbers_where
 from jaxfl.models import Model, inputs_and_errors, mean_loss, zero_rows
+from jaxfl.models.probe import mixes_records
 from jaxfl.plugins import Plugin
 
 Array = jax.Array
@@ -134,7 +135,15 @@ def private_gradient(
       mask: boolean `[batch]`.
       key: draws noise, and dropout.
       privacy: see `DPSGD`.
+
+    Raises:
+      ValueError: if the model or its loss mixes records: then no record has a gradient of its own.
     """
+    if mixes_records(model, params, x):
+        raise ValueError(
+            "plugins holds DPSGD, but the model mixes the records of a batch (batch "
+            "normalisation?), or its loss does: no record has a gradient of its own to be clipped"
+        )
     x, y = zero_rows(x, mask), zero_rows(y, mask)
     noise_key, dropout_key = jax.random.split(key)
     if model.layers is not None:

@@ -1,7 +1,6 @@
 """`simulate`: checks what it is given, and runs the rounds where the clients' records are."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,10 +10,7 @@ from jaxfl.clients import ClientData, OneClient, check_clients, check_records_of
 from jaxfl.domains import Key, Params, checked
 from jaxfl.federated import Federated
 from jaxfl.models import Model, check_parameters
-from jaxfl.models.probe import mixes_records
 from jaxfl.parallel import give_every, on_first, share_out, strategy_here
-from jaxfl.plugins import PerClient, Plugin
-from jaxfl.plugins.defenses import DPSGD
 from jaxfl.servers import HonestServer, Server, kind_of
 from jaxfl.simulation.host_held import simulate_blocks
 from jaxfl.simulation.rounds import simulate_rounds
@@ -68,7 +64,6 @@ def simulate(
     _check.finite_parameters("params", params)
     federated.check(clients)
     check_clients(model, params, clients, federated.training.batch_size)
-    _check_private(model, params, clients, (*federated.training.plugins, *federated.plugins))
     if test is not None:
         check_records_of_one(model, params, test, "test")
     if (
@@ -100,15 +95,3 @@ def simulate(
     clients = share_out(clients, devices)
     run = simulate_rounds(model, kind, server, params, clients, key, federated, test)
     return on_first(run, devices)
-
-
-def _check_private(
-    model: Model, params: Any, clients: ClientData, plugins: tuple[Plugin, ...]
-) -> None:
-    """Raise `ValueError` if gradients of single records are to be clipped and there are none."""
-    every = (p.plugin if isinstance(p, PerClient) else p for p in plugins)
-    if any(isinstance(p, DPSGD) for p in every) and mixes_records(model, params, clients.x[0]):
-        raise ValueError(
-            "plugins holds DPSGD, but the model mixes the records of a batch (batch "
-            "normalisation?): no record has a gradient of its own to be clipped"
-        )

@@ -103,7 +103,7 @@ def prepared(command, folder, monkeypatch):
     for record in (beside.Attacks, beside.Rounds, beside.Messages):
         monkeypatch.setattr(record, "time", lambda record, records: {"a": beside.Duration(1, 1)})
     monkeypatch.setattr(memory, "local", lambda run, groups: ())
-    monkeypatch.setattr(recorded, "_decoded", accept)
+    monkeypatch.setattr(recorded, "decode", accept)
     monkeypatch.setattr(estimates.estimates, "write", accept)
     monkeypatch.setattr(frontier_figure, "points", lambda rows, axis: [1])
     monkeypatch.setattr(frontier_figure, "draw", lambda rows: Figure())

@@ -266,7 +266,7 @@ def test_clients_are_those_that_a_column_names(
         (["--epsilon", "0"], "--epsilon '0' must hold positive numbers"),
         (["--batch-size", "-1"], "--batch-size=-1 must be an integer of at least 0"),
         (["--learning-rate", "0"], "--learning-rate=0.0 must be positive"),
-        (["--momentum", "1"], "--momentum 1: momentum=1.0 must be between 0 and 1"),
+        (["--momentum", "1"], "--momentum 1.0 must be between 0 and 1"),
         (["--momentum", "0.9", "--optimizer", "adam"], "--optimizer adam has neither"),
         (["--rounds", "0"], "--rounds=0 must be an integer of at least 1"),
         (["--seeds", "few"], "--seeds 'few'"),

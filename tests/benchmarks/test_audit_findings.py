@@ -37,6 +37,23 @@ def test_the_weakest_protection_that_holds_is_named() -> None:
     assert "'sex'" in sentences.stopped([leaking])
 
 
+def test_a_null_that_its_messages_contradict_is_no_guess() -> None:
+    """Of 20 people another client's answer names .9 by chance."""
+    detail = {"scored_records": 20, "null_status": "misfit"}
+    rows = [row(1.0, majority=0.55, imputation=0.55, null=0.9, detail=detail)]
+    (level,) = findings.finding_of("sex", ("f", "m"), 0.6, rows).levels
+    assert level.learnt
+    assert level.guess == 0.55
+    assert level.people == 20
+    told = sentences.leaked(
+        [findings.Finding("sex", ("f", "m"), (level,), 0.6)], sentences.of_clients(8)
+    )
+    assert "of 20 of 20 people (without updates, 11 of 20 can be guessed)" in told
+    for changed in ({"detail": detail | {"null_status": "ok"}}, {"status": "misfit"}):
+        finding = findings.finding_of("sex", ("f", "m"), 0.6, [rows[0] | changed])
+        assert finding.levels[0].guess == 0.9
+
+
 def test_few_clients_do_not_show_that_a_protection_holds() -> None:
     """Accuracies so far apart that no leak is shown, and on average far above any guess."""
     rows = [row(v) for v in (0.98, 0.97, 0.99)] + [row(v, 10) for v in (0.99, 0.6)]

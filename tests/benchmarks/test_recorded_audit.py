@@ -1,11 +1,13 @@
 """What an audit says of a recorded run, and of options that do not go together."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from attacks import Fit, Reconstruction
 from benchmarks import audit
 from benchmarks.audits import recorded
 from benchmarks.audits.coding import other_coding
@@ -15,6 +17,8 @@ from jaxfl.datasets import read_inputs
 from jaxfl.recordings import read_rounds
 from tests.benchmarks.test_audit import RECORDED, RECORDINGS, without
 from tests.jaxfl.test_recorded_changes import written
+
+EMPTY = Reconstruction((), (), None, 0.0, np.zeros(0), np.zeros(0), 0, None)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +138,23 @@ def test_errors_of_a_table_name_the_options() -> None:
         "column 'day' has 9 distinct texts with --decimal '.'; --clients 'who' or --csv 'a.csv': "
         "leave the column out (--drop) or clean the file; 5 rows"
     )
+
+
+@pytest.mark.parametrize("decay", ["0.01", "0.05"])
+def test_steps_of_adamw_are_read_by_the_decay_that_is_told(
+    decay: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--optimizer", "adam", "--learning-rate", "0.01", "--weight-decay", decay]
+    asked = ["--messages", str(RECORDINGS / "adamw"), *without(RECORDED, words), *words]
+    assert audit.main([*asked, "--out", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("names rightly 'smoker' of 40 of 40 people" in told) == (decay == "0.01")
+    assert ("no answer to them counts" in told) == (decay == "0.05")
+
+
+def test_an_answer_that_falls_short_is_said_on_the_page() -> None:
+    fit = Fit(np.asarray(0.9964), np.asarray(1.0), np.asarray(0.005))
+    (note,) = recorded._short("a", dataclasses.replace(EMPTY, fit=fit))
+    assert "accounts for 99.6400% of them where a right one accounts for 100.0000% or more" in note
+    right = dataclasses.replace(EMPTY, fit=dataclasses.replace(fit, explained=np.asarray(1.0)))
+    assert recorded._short("a", right) == []

@@ -344,3 +344,18 @@ def test_private_training_in_half_precision_takes_optimizers_with_a_state(dtype)
     returned = jaxfl.local_update(model, params, data, KEY, training)
     assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(returned))
     assert largest_difference(returned, params) > 0
+
+
+def test_a_loss_that_mixes_records_is_not_private():
+    """One record would move the others' clipped gradients too."""
+    x, y = np.ones((6, 3), np.float32), np.arange(6) % 2
+    training = jaxfl.LocalTraining(0.1, plugins=(DPSGD(1.0, 0.1),))
+    plain = mlp(3, (5,), 2)
+    centred = dataclasses.replace(
+        plain, loss=lambda outputs, y: jaxfl.cross_entropy(outputs - outputs.mean(0), y)
+    )
+    for model in (centred, dataclasses.replace(centred, layers=None)):
+        params = plain.init(KEY)
+        with pytest.raises(ValueError, match=r"mixes the records .* or its loss does"):
+            jaxfl.local_update(model, params, jaxfl.one_client(x, y), KEY, training)
+    jaxfl.local_update(plain, plain.init(KEY), jaxfl.one_client(x, y), KEY, training)

@@ -126,6 +126,12 @@ def test_rounds_are_selected_by_any_sequence_of_numbers():
         Messages.from_arrays({"w": model}, {"w": model}, [2**40, 1, 2, 3])
 
 
+@pytest.mark.parametrize("number", [2**40, np.uint64(2**40), np.int64(2**31), -1])
+def test_an_id_that_does_not_fit_is_named(number):
+    with pytest.raises(ValueError, match=rf"id.*{number}"):
+        one_client(X, Y, number)
+
+
 @pytest.mark.parametrize("ids", [[2**40, 1], np.array([2**63 + 5, 7], np.uint64), ["a", "b"]])
 def test_ids_that_do_not_fit_are_named(ids):
     with pytest.raises(ValueError, match="ids"):

@@ -1,5 +1,6 @@
 """The papers' networks, and convolutions as products of matrices beside JAX's own."""
 
+import inspect
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -156,6 +157,24 @@ def test_a_module_whose_switches_have_no_defaults_is_wrapped():
     dropped = model.apply(params, x, key=jax.random.key(1))
     assert not np.array_equal(dropped, model.apply(params, x))
     assert model.layers is None
+
+
+@pytest.mark.parametrize("name", ["is_train", "eval", "evaluation", "inference", "deterministic"])
+def test_a_switch_of_any_usual_name_is_set(name):
+    def call(module, x, **switch):
+        on = switch.get(name, default)
+        off = on if name != "is_train" else not on
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=off)(x))
+
+    default = name != "is_train"
+    places = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "x")]
+    switch = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+    call.__signature__ = inspect.Signature([*places, switch])
+    module = type("Named", (nn.Module,), {"__call__": nn.compact(call)})
+    model = from_flax(module(), (3,), cross_entropy, 2)
+    params, x = model.init(jax.random.key(0)), jnp.ones((4, 3))
+    dropped = model.apply(params, x, key=jax.random.key(1))
+    assert not np.array_equal(dropped, model.apply(params, x))
 
 
 def test_labels_that_are_shares_of_classes_are_scored_by_the_largest():

@@ -17,6 +17,7 @@ from benchmarks.harness.engines import run_members
 from benchmarks.harness.experiment import Method
 from benchmarks.laws import BrokenLawError, attributes, calls, laws_of, rows
 from benchmarks.laws.bad_input import cases
+from benchmarks.laws.victim_trial import records
 from benchmarks.measurements import (
     linkability,
     local_models,
@@ -109,7 +110,7 @@ def that_reads_the_unknown_column(view, settings):
 
 
 def that_knows_the_truth(view, settings):
-    return answer(view, jnp.asarray(attributes.records(0)[0][: len(view.knowledge.x), 0], int))
+    return answer(view, jnp.asarray(records(0)[0][: len(view.knowledge.x), 0], int))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""Where equations hardly tell records apart, weights within their bounds may have one solution all
+the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks import (
+    ClosedForm,
+    Knowledge,
+    SomeWrongWarning,
+    Status,
+    binary_column,
+    closed_form,
+)
+from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+
+FEATURES, COLUMN, RATE = 6, 5, 0.1
+MODEL = mlp(FEATURES, (), 2)  # the softmax regression
+
+
+def client(records, rounds):
+    """A client of the softmax regression, what is known of it, and the truth."""
+    rng, key = np.random.default_rng(2), jax.random.key(0)
+    x = rng.normal(size=(records, FEATURES)).astype(np.float32)
+    x[:, COLUMN] = rng.random(records) < 0.5
+    y = (x[:, : COLUMN + 1].sum(1) + rng.normal(size=records) > 1).astype(int)
+    run = simulate(
+        MODEL, MODEL.init(key), stack_clients([(x, y)]), key, Federated(rounds, LocalTraining(RATE))
+    )
+    erased = jnp.asarray(x).at[:, COLUMN].set(jnp.nan)
+    return run.messages(0), Knowledge(erased, y, (binary_column(COLUMN),)), x[:, COLUMN]
+
+
+def right(answer, truth):
+    return float((np.asarray(answer.values[0]) == truth).mean())
+
+
+@pytest.mark.parametrize(("records", "rounds"), [(40, 3), (48, 8), (48, 20)])
+def test_a_softmax_regression_is_read_from_few_rounds(records, rounds):
+    """Without bounds .80, .92 and .96 of these records are named."""
+    seen, known, truth = client(records, rounds)
+    answer = closed_form(MODEL, seen, known, settings=ClosedForm(RATE))
+    assert right(answer, truth) == 1
+    assert answer.status == Status.OK
+    assert answer.fit.explained >= answer.fit.allowed
+
+
+def test_an_answer_that_falls_short_is_told():
+    """Of 96 values, which hardly differ in what they do."""
+    seen, known, truth = client(96, 20)
+    with pytest.warns(SomeWrongWarning, match=r"closed_form: .* some of its values are wrong. It"):
+        answer = closed_form(MODEL, seen, known, settings=ClosedForm(RATE))
+    assert 0.5 < right(answer, truth) < 0.95
+    assert answer.status == Status.OK
+    assert answer.fit.explained < answer.fit.allowed
+    assert "some of its values are wrong" in answer.reason
+
+
+def test_an_outer_jit_reads_within_bounds_too():
+    seen, known, truth = client(48, 8)
+    with jax.enable_x64(True):
+        answer = jax.jit(lambda m, k: closed_form(MODEL, m, k, settings=ClosedForm(RATE)))(
+            seen, known
+        )
+    assert right(answer, truth) == 1
