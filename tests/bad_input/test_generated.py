@@ -22,6 +22,9 @@ from tests.bad_input.examples import GROUPS
 PUBLIC = (attacks, jaxfl, datasets, recordings)
 PLAIN = (metrics, partitions, accounting)
 
+pytestmark = pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
+"""Examples are of few steps."""
+
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
 def test_bad_input_is_named(group):

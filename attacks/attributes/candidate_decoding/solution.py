@@ -25,6 +25,9 @@ Array = jax.Array
 MOST_DIRECT = 8_000
 """Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64,
 and several are held."""
+MOST_BOUNDED = 2_000
+"""Unknowns up to which they are solved within bounds, by as many factors as `INTERIOR`: six seconds
+on a core there."""
 
 
 @struct.dataclass
@@ -67,7 +70,7 @@ class Solution(NamedTuple):
       lengths: mean length of the gradients of one candidate of every record `[rounds]`.
       covariance: of the unknowns, see there; None where no matrix is formed.
       within: the weights that leave least within all bounds; None where no matrix is formed, or
-        there are other unknowns.
+        there are other unknowns, or more than `MOST_BOUNDED`.
     """
 
     unknowns: Array
@@ -99,7 +102,7 @@ def least_squares(
         pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
         left = functools.partial(squared_residual, system)
         within = None
-        if rate is not None:
+        if rate is not None and len(start) <= MOST_BOUNDED:
             records = len(candidates[0])
             within = functools.partial(interior_point, system.gram, system.right, records)
         estimate = solved.unknowns, solved.condition
