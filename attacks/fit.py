@@ -136,13 +136,13 @@ def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None
     attack."""
     if _check.is_unseen(status, fit):
         return
-    short = (np.asarray(status) == Status.OK) & (
-        np.asarray(fit.explained) < np.asarray(fit.allowed)
-    )
+    left, allowed = 1 - np.asarray(fit.explained), 1 - np.asarray(fit.allowed)
+    short = (np.asarray(status) == Status.OK) & (left > allowed)
     if short.any():
-        least, needed = (float(np.asarray(a)[short].min()) for a in (fit.explained, fit.allowed))
-        words = f"{attack}: {SOME_WRONG}. It explains {least:.6g} of them, a right one {needed:.6g}"
-        warnings.warn(f"{words}; see `Reconstruction.fit`", SomeWrongWarning, stacklevel=stacklevel)
+        place = np.where(short, left - allowed, -np.inf).argmax()
+        words = f"{attack}: {SOME_WRONG}. It leaves {np.ravel(left)[place]:.3g} of them unexplained"
+        words += f", a right one {np.ravel(allowed)[place]:.3g} at most; see `Reconstruction.fit`"
+        warnings.warn(words, SomeWrongWarning, stacklevel=stacklevel)
     if (np.asarray(status) == Status.UNCHECKED).any():
         words = f"{attack}: {REASONS[Status.UNCHECKED]}; see `Reconstruction.fit`"
         warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)

@@ -167,24 +167,29 @@ def matching_objective(
     """
     check_parameters(model, messages.model_shapes, "messages")
     rounds = (messages.received, messages.pseudo_gradient)
+    counts = counting(rounds[1])
+    # In place of one that does not count stands one that does: any distance of it is a number.
+    some = counts.argmax()
+    rounds = jax.tree.map(
+        lambda a: jax.vmap(lambda c, r: jnp.where(c > 0, r, a[some]))(counts, a), rounds
+    )
     round_key, order_key = jax.random.split(key)
     count = len(messages)
     if virtual.rounds_per_step is not None and virtual.rounds_per_step < count:
         chosen = jax.random.choice(round_key, count, (virtual.rounds_per_step,), replace=False)
-        rounds, count = jax.tree.map(lambda a: a[chosen], rounds), virtual.rounds_per_step
-    counts = counting(rounds[1])
+        rounds, counts = jax.tree.map(lambda a: a[chosen], (rounds, counts))
+        count = virtual.rounds_per_step
 
     def one_round(arguments: tuple[Any, Array, Array]) -> Array:
         (received, observed), counts, key = arguments
-        # Any other vector is a finite distance away; from one of zeros some have no slope.
-        observed = jax.tree.map(lambda u: jnp.where(counts > 0, u, jnp.ones_like(u)), observed)
         value = distance(virtual_update(model, received, x, y, key, virtual), observed)
         if jnp.shape(value):
             raise ValueError(f"distance gives an array of shape {jnp.shape(value)}, not a number")
         return counts * value
 
     keys = jax.random.split(order_key, count)
-    return map_clients(one_round, (rounds, counts, keys), strategy_here()).sum() / counts.sum()
+    total = map_clients(one_round, (rounds, counts, keys), strategy_here()).sum()
+    return total / jnp.maximum(counts.sum(), 1)
 
 
 def counting(updates: Any) -> Array:

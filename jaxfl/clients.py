@@ -66,8 +66,8 @@ def one_client(x: Any, y: Any, id: Index = 0) -> ClientData:
       ValueError: if the lengths differ, there is no record, an input is not finite, or the id is
         out of range.
     """
-    if not _check.is_unseen(id):
-        _check_ids(id=[id])
+    if not _check.is_unseen(id) and not 0 <= int(id) < MOST_INDEX:
+        raise ValueError(f"id={int(id)} must be an integer of at least 0 and below {MOST_INDEX}")
     x, y = jnp.asarray(_features(x)), jnp.asarray(_numbers("y", y))
     _check_records("x", "y", x, y)
     return ClientData(x, y, jnp.ones(len(x), bool), jnp.asarray(id))

@@ -1,6 +1,7 @@
 """Which attack reads a recorded client, by what its messages are and by what was told."""
 
 import warnings
+from typing import Any
 
 import jax
 import optax
@@ -36,15 +37,16 @@ def decode(
     noise of batches, and momentum and decay, or Adam, if those are told."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the page tells it
-        answers: dict[str, Reconstruction] = {}
+        answers: dict[str, Any] = {}
         for settings in (ClosedForm(), *([ClosedForm(by_round=True)] if len(messages) > 1 else [])):
             answer = closed_form(model, messages, known, settings=settings)
             answers.setdefault("closed_form", answer)
             if answer.status == Status.OK:
                 return "closed_form", _at_told_rate(answer, model, messages, known, training)
-        uncontradicted = answers["closed_form"].status == Status.UNCHECKED
-        if uncontradicted and as_told("closed_form", training, len(known.x)):
-            return "closed_form", answers["closed_form"]
+        unchecked = answers["closed_form"].status == Status.UNCHECKED
+        if unchecked and _told(training, len(known.x)) == "closed_form":
+            answer = answers["closed_form"]
+            return "closed_form", _at_told_rate(answer, model, messages, known, training)
         if _told(training, len(known.x)) == "gls":
             batches = GLS(training, orders=ORDERS)
             answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
@@ -69,9 +71,9 @@ def _at_told_rate(
     known: Knowledge,
     training: LocalTraining,
 ) -> Decoding:
-    """The answer, or that of the rate that was told where the one found explains too little: it is
-    one unknown less."""
-    if answer.fit.explained >= answer.fit.allowed:
+    """The answer, or that of the rate that was told where the one found explains too little, or
+    nothing contradicts it: it is one unknown less."""
+    if answer.status == Status.OK and answer.fit.explained >= answer.fit.allowed:
         return answer
     settings = ClosedForm(float(training.learning_rate))
     told = closed_form(model, messages, known, settings=settings)

@@ -54,8 +54,8 @@ class Level:
       uncommon: of the people that the estimate is of, how many have another value than their
         client's most common one, how many of them were named rightly, and how many of the rest
         wrongly; None if that is not known.
-      null_counts: whether the attack on another client's messages is a guess that anyone would
-        make.
+      null_guess: of the attacks on another client's messages, the mean of those that are a guess
+        anyone would make; NaN if none is.
     """
 
     epsilon: float
@@ -68,13 +68,12 @@ class Level:
     untold: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     uncommon: tuple[int, ...] | None = None
     people: int = 0
-    null_counts: bool = True
+    null_guess: float = math.nan
 
     @property
     def guess(self) -> float:
         """The best guess."""
-        rivals = [self.guesses[name] for name in GUESSES if name != "null" or self.null_counts]
-        return max(rivals, key=_or_least)
+        return max(self.blind_guess, self.null_guess, key=_or_least)
 
     @property
     def blind_guess(self) -> float:
@@ -162,8 +161,8 @@ def _level(epsilon: float, method: str, rows: Rows, judge: Callable[..., Interva
     sizes = _sizes(chosen)
     scored = equivalent_count(sizes) // len(sizes) if sizes and all(sizes) else 0
 
-    def over_people(name: str) -> float:
-        told = [row for row in chosen if row[name] is not None]
+    def over_people(name: str, rows: Rows = chosen) -> float:
+        told = [row for row in rows if row[name] is not None]
         return mean([row[name] for row in told], _sizes(told))
 
     return Level(
@@ -178,7 +177,7 @@ def _level(epsilon: float, method: str, rows: Rows, judge: Callable[..., Interva
         mean([row["test_accuracy"] for row in chosen if row["test_accuracy"] is not None]),
         uncommon=_uncommon(chosen),
         people=sum(sizes) if all(sizes) and sum(sizes) < HUNDRED else 0,
-        null_counts=any(map(_null_counts, chosen)),
+        null_guess=over_people("null", [row for row in chosen if _null_counts(row)]),
     )
 
 

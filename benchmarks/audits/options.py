@@ -273,7 +273,7 @@ def training(arguments: Arguments) -> LocalTraining:
     try:
         optimizer = sgd(arguments.momentum, arguments.weight_decay, arguments.proximal)
     except ValueError as error:
-        raise UsageError(f"--{error}".replace("momentum=", "momentum ")) from None
+        raise UsageError(re.sub(r"^momentum=", "--momentum ", str(error))) from None
     if arguments.optimizer == "adam":
         optimizer = _adam(arguments)
     if arguments.drop_last and batch is None:

@@ -212,14 +212,12 @@ def _row(
 
 def _short(client: str, answer: Reconstruction) -> list[str]:
     """That some of an answer's values are wrong, as its fit says."""
-    if not answer.fit.explained < answer.fit.allowed:
+    left, allowed = 1 - float(answer.fit.explained), 1 - float(answer.fit.allowed)
+    if not left > allowed:
         return []
-    explained, allowed = (
-        f"{float(share):.4%}" for share in (answer.fit.explained, answer.fit.allowed)
-    )
     return [
-        f"Updates of {client} contradict nothing that was told, but the answer accounts for "
-        f"{explained} of them where a right one accounts for {allowed} or more: some of its values "
+        f"Updates of {client} contradict nothing that was told, but the answer leaves {left:.2g} "
+        f"of them unexplained, where a right one leaves {allowed:.2g} at most: some of its values "
         "are wrong."
     ]
 

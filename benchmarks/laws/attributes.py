@@ -102,10 +102,15 @@ def a_round_that_holds_no_update_tells_nothing(trial: VictimTrial) -> None:
     )
     answer, same = map(trial.answer, views)
     require(agree(answer, same) > ALIKE, "a round without an update changes the answer")
-    for name in ("explained", "allowed", "misfit"):
-        numbers = [np.asarray(getattr(each.fit, name)) for each in (answer, same)]
-        close = np.allclose(numbers[0], numbers[1], rtol=0.05, atol=1e-3)
-        require(close, f"a round without an update changes {name}: {numbers[0]}, {numbers[1]}")
+    for name, a, b in (
+        ("what is left", 1 - answer.fit.explained, 1 - same.fit.explained),
+        ("what may be left", 1 - answer.fit.allowed, 1 - same.fit.allowed),
+        ("misfit", answer.fit.misfit, same.fit.misfit),
+        ("objective", answer.objective, same.objective),
+    ):
+        # A mean over a round more is a quarter off.
+        close = np.allclose(np.asarray(a), np.asarray(b), rtol=0.2, atol=1e-6, equal_nan=True)
+        require(close, f"a round without an update changes {name}: {a}, {b}")
 
 
 def same_arguments_same_answer(trial: VictimTrial) -> None:

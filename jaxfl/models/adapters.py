@@ -29,9 +29,9 @@ def from_flax(
     Args:
       module: called as `module(x)`; if its `__call__` takes `mask` it is given the row mask; if it
         takes `train`, `training`, `is_train` or `is_training`, `key is not None`, and if it takes
-        `deterministic`, `eval`, `evaluation`, `inference` or `use_running_average`, the opposite.
-        Collections other than `params` (running statistics) start fresh at every call and are
-        dropped after it, so batch normalisation must use the statistics of the batch.
+        `deterministic`, `eval`, `evaluation` or `inference`, the opposite. Collections other than
+        `params` (running statistics) start fresh at every call and are dropped after it, so batch
+        normalisation must use the statistics of the batch.
       record_shape: shape of one record.
       loss: per-record loss, `loss(outputs, y) -> [batch]`.
       classes: number of classes for integer labels; None: as many as outputs, of `cross_entropy`,
@@ -122,7 +122,7 @@ def _classes_of(
 
 def _switches(train: bool) -> dict[str, bool]:
     """What modules call the switch between training and evaluation."""
-    off = ("deterministic", "eval", "evaluation", "inference", "use_running_average")
+    off = ("deterministic", "eval", "evaluation", "inference")
     on = dict.fromkeys(("train", "training", "is_train", "is_training"), train)
     return on | dict.fromkeys(off, not train)
 

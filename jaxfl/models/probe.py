@@ -45,23 +45,31 @@ def _mixes(
 
     def first(params: Any, x: Array) -> Any:
         outputs = model.apply(params, x)
-        return jax.tree.map(lambda o: o[0], (outputs, *_losses(model, outputs)))
+        trained = model.apply(params, x, key=jax.random.key(0))
+        of_first = jax.tree.map(lambda o: o[0], (outputs, trained))
+        return of_first, [losses[0] for losses in _losses(model, outputs)]
 
     inputs = [each.astype(dtype) for each in (x, others)]
     tried = _compiled(first, params, inputs[0])
-    pair = [jax.tree.leaves(tried(params, each)) for each in inputs]
-    return not all(_alike(*outputs) for outputs in zip(*pair, strict=True))
+    outputs, losses = zip(*(tried(params, each) for each in inputs), strict=True)
+    pairs = zip(*map(jax.tree.leaves, outputs), strict=True)
+    alike = [_alike(*pair) for pair in zip(*losses, strict=True)]
+    return not all(_alike(*pair) for pair in pairs) or (bool(alike) and not any(alike))
 
 
-def _losses(model: Model, outputs: Any) -> tuple[Array, ...]:
-    """Losses `[records]` of outputs, with some labels; none where they do not take such labels."""
+def _losses(model: Model, outputs: Any) -> list[Array]:
+    """Losses `[records]` of outputs, with labels of every shape that they may have and that the
+    loss takes: of a shape that is not the loss's, records are mixed by broadcasting alone."""
     like = jax.tree.leaves(outputs)[0]
-    labels = jnp.zeros_like(like) if model.classes is None else jnp.zeros(len(like), int)
-    try:
-        losses = model.loss(outputs, labels)
-    except (TypeError, ValueError, IndexError):
-        return ()
-    return (losses,) if jnp.shape(losses) == (len(like),) else ()
+    kind = float if model.classes is None else int
+    taken = []
+    for labels in (jnp.zeros(len(like), kind), jnp.zeros_like(like)):
+        try:
+            losses = model.loss(outputs, labels)
+        except Exception:
+            continue
+        taken += [losses] if jnp.shape(losses) == (len(like),) else []
+    return taken
 
 
 def draws_at_random(model: Model, params: Any, x: Any) -> bool:

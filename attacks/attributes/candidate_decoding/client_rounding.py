@@ -44,8 +44,8 @@ def client_rounding(
 def _times_as_long(
     model: Model, messages: Messages, training: LocalTraining, records: tuple[Array, Array]
 ) -> Array:
-    """How many times as long updates are as one of the recipe's rate would be `[rounds]`; once
-    where there is none."""
+    """How many times as long updates are as one of the recipe's rate would be `[rounds]`; 1 in
+    rounds without an update."""
 
     def slope(params: Any) -> Array:
         return optax.tree.norm(jax.grad(lambda w: mean_loss(model, w, *records))(params))

@@ -118,13 +118,14 @@ def closed_form(
 
     Returns:
       A `Decoding`. Where the rounded answer of a known rate explains less than a right one would,
-      least squares are solved within the weights' bounds: equations that hardly tell records apart,
-      as of linear models and of few rounds, may have one such solution. Messages that no weights of
-      the candidates explain to within rounding and the stated noise are a misfit: a status, and
-      outside `jit` a warning (where values are listed and `jit` leaves no way to ask all, they are
-      unchecked). So are those that a rate below 0 fits best. Memory of the direct solver grows with
-      ((K-1) records)^2, and without dense layers also with (K-1) records x parameters; that of "cg"
-      with records x K x features.
+      the direct least squares in float64 are solved within the weights' bounds too, of at most 16
+      candidates a record and 2,000 unknowns (six seconds on a core): equations that hardly tell
+      records apart, as of linear models and of few rounds, may have one such solution. Messages
+      that no weights of the candidates explain to within rounding and the stated noise are a
+      misfit: a status, and outside `jit` a warning (where values are listed and `jit` leaves no way
+      to ask all, they are unchecked). So are those that a rate below 0 fits best. Memory of the
+      direct solver grows with ((K-1) records)^2, and without dense layers also with (K-1) records x
+      parameters; that of "cg" with records x K x features.
 
     Raises:
       ValueError: as `cos_matching`; if unknown columns have more than 64 values together; if
@@ -195,10 +196,11 @@ def _closed_form(
 
         rounded, fit = judged(answer)
         told = settings.learning_rate is not None
+        # Candidates of many values are so alike that wrong ones within the bounds explain as much.
         if solution.within is not None and told and listed is None and count <= MANY:
             short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
-            # When no other call of LAPACK is under way (`attacks.lapack`).
-            short &= (solution.condition > 0) | jnp.isnan(solution.condition)
+            # True of all numbers: so that the loop waits for the solution (`attacks.lapack`).
+            short &= (solution.condition > 0) | ~(solution.condition > 0)
             answer = _within_bounds(solution.within, answer, short, knowledge, absence)
             rounded, fit = judged(answer)
         if listed is not None:  # values that are on no list may explain what these do not
@@ -258,7 +260,9 @@ def _within_bounds(
     solve: Callable[[], Array], answer: Decoded, short: Array, knowledge: Knowledge, absence: bool
 ) -> Decoded:
     """The answer, or that of weights within all bounds where it falls short: of equations that
-    hardly tell records apart, the solution without bounds is rounding that the bounds rule out."""
+    hardly tell records apart, the solution without bounds is rounding that the bounds rule out.
+    It is taken even where it explains less after it was rounded: where both are partly wrong, it
+    names more."""
 
     def again(tried: tuple[Array, Decoded]) -> tuple[Array, Decoded]:
         weights = solve().reshape(len(knowledge.x), -1)
@@ -315,7 +319,7 @@ def _fit(
     # No client has a rate below 0: the nearest that one has explains nothing.
     left = jnp.where(forwards, left, solution.square)
     misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
-    fitted = rates.size if rates.ndim else 0  # rates of rounds, to the same equations
+    fitted = seen if rates.ndim else 0  # rates of rounds, to the same equations
     told = equations(updates) > len(solution.unknowns) + fitted
     return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
 

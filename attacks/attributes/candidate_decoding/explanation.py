@@ -145,8 +145,9 @@ def _judge(
 
     def look_at(look: Look) -> Look:
         corrected = on_weights(model, training, each, labels, unsure, look.weights)
-        first, others = look.number == 0, simulation_of(corrected, messages.received, dtype)
-        fit, step = seen_with(either(first, on_answer, others), look.number)
+        weighted = simulation_of(corrected, messages.received, dtype, on_answer.run_count)
+        first = look.number == 0
+        fit, step = seen_with(either(first, on_answer, weighted), look.number)
         kept = jax.tree.map(functools.partial(jnp.where, first), fit, look.fit)
         return Look(
             look.number + 1,

@@ -81,7 +81,7 @@ def gauss_newton(
 
     Returns:
       A `Reconstruction`; `objective` and `trace` are squared residuals relative to the update, mean
-      over rounds, of the rounded answer and before each pass.
+      over rounds that changed the model, of the rounded answer and before each pass.
 
     Raises:
       ValueError: as `cos_matching`; if labels are unknown.
@@ -142,7 +142,7 @@ def _gauss_newton(
         chosen = tuple(s.argmax(1) for s in scores)
         pairs = zip(chosen, scores, strict=True)
         remaining = misfit(tuple(jax.nn.one_hot(c, s.shape[1])[:, 1:] for c, s in pairs))
-        rounds = (scales > 0).sum()
+        rounds = jnp.maximum((scales > 0).sum(), 1)
         objective = vdot(remaining, remaining) / rounds
     failed = ~(jnp.isfinite(objective) & jnp.isfinite(trace).all())
     return answered(failed, chosen, scores, objective=objective, trace=trace / rounds)

@@ -44,8 +44,8 @@ class Simulation(NamedTuple):
 
     Attributes:
       training: its recipe.
-      records: how many it has (static).
-      run_count: how many runs tell its noise (static).
+      records: how many it has.
+      run_count: how many runs tell its noise.
       runs: from a received model and a key to updates `[run_count, parameters]`.
       downhill: from a model to the gradient of the mean loss.
     """
@@ -57,11 +57,13 @@ class Simulation(NamedTuple):
     downhill: Callable[[Any], Any]
 
 
-def simulation_of(guess: Guess, received: Any, dtype: Any) -> Simulation:
+def simulation_of(
+    guess: Guess, received: Any, dtype: Any, run_count: int | None = None
+) -> Simulation:
     """The client on a guess of its records, which received models `[rounds, ...]`; gradients are of
-    a type."""
+    a type, and runs as many as tell its noise, or as many as is said."""
     model, data, training = guess
-    count = runs_that_tell(model, training, received, data.x)
+    count = run_count or runs_that_tell(model, training, received, data.x)
     x, y = cast((data.x, data.y), dtype)
     return Simulation(
         training,
@@ -73,7 +75,8 @@ def simulation_of(guess: Guess, received: Any, dtype: Any) -> Simulation:
 
 
 def either(first: Array, one: Simulation, other: Simulation) -> Simulation:
-    """The one if it is the first, else the other: of one recipe and as many records."""
+    """One client where `first` is true, else the other, both of one recipe and of as many records
+    and runs. Under `vmap` both are simulated."""
     return other._replace(
         runs=lambda *at: jax.lax.cond(first, one.runs, other.runs, *at),
         downhill=lambda at: jax.lax.cond(first, one.downhill, other.downhill, at),

@@ -102,7 +102,8 @@ def least_squares(
         pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
         left = functools.partial(squared_residual, system)
         within = None
-        if rate is not None and len(start) <= MOST_BOUNDED:
+        wide = jnp.finfo(system.gram.dtype).bits == 64
+        if rate is not None and wide and len(start) <= MOST_BOUNDED:
             records = len(candidates[0])
             within = functools.partial(interior_point, system.gram, system.right, records)
         estimate = solved.unknowns, solved.condition

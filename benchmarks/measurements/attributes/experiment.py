@@ -30,8 +30,8 @@ Array = jax.Array
 
 
 MOST_PADDED = 300
-"""Records of a client whose phases are filled up to one length: a loop for each takes seconds to
-compile, and rounds that tell nothing take as long to run as others."""
+"""Records of a client, at most, whose phases are filled up to one length: a loop for each takes
+seconds to compile, and rounds that tell nothing as long to run as others, seconds of more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,9 @@ class Attack:
 
         if messages is None:
             return jax.tree.map(lambda a: jnp.asarray(a)[None], one_phase(None))
-        padded = EXPERIMENT.traits_of(self.method).skips and len(victim.x) <= MOST_PADDED
+        drawn = getattr(getattr(self.settings, "virtual", None), "rounds_per_step", None)
+        skips = EXPERIMENT.traits_of(self.method).skips and drawn is None
+        padded = skips and len(victim.x) <= MOST_PADDED
         return over_phases(one_phase, messages, self.phases, padded=padded)
 
 
