@@ -143,6 +143,7 @@ def test_the_true_values_left_in_the_records_are_not_used():
     assert largest_difference(with_truth, with_nan) == 0
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("coding", ["onehot", "scalar"])
 def test_four_values(coding):
@@ -175,6 +176,7 @@ def test_unknown_labels_of_a_model_with_one_logit():
     assert (np.asarray(answer.labels) == y).all()
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 @pytest.mark.slow
 def test_several_columns_and_unknown_labels():
     model, x, y, messages = make_victim(classes=2, rounds=8)

@@ -95,7 +95,7 @@ def test_what_does_not_exist_is_refused_by_name():
         Table("t", "", OWN, places, ("charm",))
     with pytest.raises(ValueError, match="'pull' is there twice"):
         OWN.with_methods(METHOD)
-    with pytest.raises(ValueError, match=r"'push' has traits=3; they must be None"):
+    with pytest.raises(ValueError, match=r"'push' has traits=3; they must be Reading"):
         EXPERIMENT.with_methods(Method("push", "", traits=3))
     with pytest.raises(ValueError, match="metric 'a' is there twice"):
         dataclasses.replace(OWN, metrics=(Metric("a", ""), Metric("a", "")))

@@ -97,6 +97,7 @@ def test_groups_and_calls_are_watched_and_answer_as_ever(world):
     assert len(calls) == known, "a call outside was watched"
 
 
+@pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 @pytest.mark.slow
 def test_calls_within_a_call_are_not_watched(world):
     x, y = world.records[0]

@@ -160,8 +160,7 @@ def _judge(
         if is_judged_again(training, records):
             # Most answers pass at once, and another look is as dear as the first.
             weights = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)[unsure]
-            nothing = cast(no_fit(), dtype)
-            begin = Look(jnp.zeros((), int), weights, nothing, jnp.ones((), bool))
+            begin = Look(jnp.zeros((), int), weights, cast(no_fit(), dtype), jnp.ones((), bool))
             fit = jax.lax.while_loop(looks_on, look_at, begin).fit
         else:
             fit, _ = seen_with(on_answer, 0)
