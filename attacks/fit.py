@@ -87,7 +87,7 @@ class UncheckedWarning(FitWarning):
 
 
 class SomeWrongWarning(FitWarning):
-    """An answer explains less of the messages than a right one would, and no more is wrong."""
+    """An answer explains less of the messages than a right one would; the recipe may be right."""
 
 
 @struct.dataclass

@@ -139,9 +139,7 @@ def private_gradient(
     Raises:
       ValueError: if the model or its loss mixes records: then no record has a gradient of its own.
     """
-    # Without noise nothing is promised, as where clipping is simulated on a guess.
-    promises = not isinstance(privacy.noise_multiplier, float) or privacy.noise_multiplier > 0
-    if promises and mixes_records(model, params, x):
+    if mixes_records(model, params, x):
         raise ValueError(
             "plugins holds DPSGD, but the model mixes the records of a batch (batch "
             "normalisation?), or its loss does: no record has a gradient of its own to be clipped"

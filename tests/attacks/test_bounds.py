@@ -65,8 +65,7 @@ def test_an_answer_that_falls_short_is_told():
     seen, known, truth = client(96, 20)
     with pytest.warns(SomeWrongWarning, match=r"closed_form: .* some of its values are wrong. It"):
         answer = closed_form(MODEL, seen, known, settings=ClosedForm(RATE))
-    assert right(answer, truth) > (without_bounds(seen, known) == truth).mean()
-    assert right(answer, truth) < 1
+    assert max(0.85, (without_bounds(seen, known) == truth).mean()) < right(answer, truth) < 1
     assert answer.status == Status.OK
     assert answer.fit.explained < answer.fit.allowed
     assert "some of its values are wrong" in answer.reason

@@ -119,7 +119,7 @@ def closed_form(
     Returns:
       A `Decoding`. Where the rounded answer of a known rate explains less than a right one would,
       the direct least squares in float64 are solved within the weights' bounds too, of at most 16
-      candidates a record and 2,000 unknowns (six seconds on a core): equations that hardly tell
+      candidates a record and 2,000 unknowns, in seconds on a core: equations that hardly tell
       records apart, as of linear models and of few rounds, may have one such solution. Messages
       that no weights of the candidates explain to within rounding and the stated noise are a
       misfit: a status, and outside `jit` a warning (where values are listed and `jit` leaves no way

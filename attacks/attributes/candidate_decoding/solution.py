@@ -26,8 +26,7 @@ MOST_DIRECT = 8_000
 """Unknowns up to which the normal equations are formed; their matrix takes 512 MB there in float64,
 and several are held."""
 MOST_BOUNDED = 2_000
-"""Unknowns up to which they are solved within bounds, by as many factors as `INTERIOR`: six seconds
-on a core there."""
+"""Unknowns up to which they are solved within bounds, by as many factors as `INTERIOR`."""
 
 
 @struct.dataclass
