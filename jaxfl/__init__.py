@@ -8,6 +8,7 @@ from jaxfl.models import (
     Trunk,
     binary_cross_entropy,
     cross_entropy,
+    label_smoothing,
     mean_loss,
     squared_error,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "cross_entropy",
     "evaluate",
     "from_flax",
+    "label_smoothing",
     "lenet",
     "linear",
     "local_update",

@@ -172,7 +172,6 @@ class Whole(Protocol):
         """Raise `ValueError`, with the record called `name`, if they do not."""
 
 
-INFINITY = float("inf")
 _at_least_1 = Domain("an integer of at least 1", lambda v: _is_integer(v) and int(v) >= 1)
 Count = Annotated[int, _at_least_1]
 TracedCount = Annotated[int | Array, _at_least_1]
@@ -180,14 +179,15 @@ MOST_INDEX = 2**31
 """Places and numbers of rounds lie below: JAX counts in 32 bits."""
 Index = Annotated[int, Domain("an integer of at least 0", lambda v: _is_integer(v) and int(v) >= 0)]
 Number = Annotated[float | Array, Domain("one finite number", _number_where(np.isfinite))]
-_positive = Domain("positive and finite", _number_where(lambda v: 0 < v < INFINITY))
+_positive = Domain("positive and finite", _number_where(lambda v: 0 < v < np.inf))
 Positive = Annotated[float | Array, _positive]
 PositiveFloat = Annotated[float, _positive]
-_not_negative = Domain("at least 0 and finite", _number_where(lambda v: 0 <= v < INFINITY))
+_not_negative = Domain("at least 0 and finite", _number_where(lambda v: 0 <= v < np.inf))
 NotNegative = Annotated[float | Array, _not_negative]
 NotNegativeFloat = Annotated[float, _not_negative]
 _between = Domain("between 0 and 1, neither included", _number_where(lambda v: 0 < v < 1))
 Fraction = Annotated[float, _between]
+Share = Annotated[float, Domain("at least 0 and below 1", _number_where(lambda v: 0 <= v < 1))]
 TracedFraction = Annotated[float | Array, _between]
 Probability = Annotated[
     float | Array, Domain("between 0 and 1", _number_where(lambda v: 0 <= v <= 1))
@@ -196,11 +196,11 @@ EachNumber = Annotated[float | Array, Domain("finite", numbers_where(np.isfinite
 """Numbers of a plug-in: one, or one for each client."""
 EachPositive = Annotated[
     float | Array,
-    Domain("positive and finite", numbers_where(lambda v: (v > 0) & (v < INFINITY))),
+    Domain("positive and finite", numbers_where(lambda v: (v > 0) & (v < np.inf))),
 ]
 EachNotNegative = Annotated[
     float | Array,
-    Domain("at least 0 and finite", numbers_where(lambda v: (v >= 0) & (v < INFINITY))),
+    Domain("at least 0 and finite", numbers_where(lambda v: (v >= 0) & (v < np.inf))),
 ]
 Key = Annotated[Array, Domain("one key, as jax.random.key(0)", _is_key)]
 Params = Annotated[

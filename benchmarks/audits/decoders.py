@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from attacks import (
@@ -22,7 +23,8 @@ from attacks import (
 )
 from attacks.fit import FitWarning
 from benchmarks.audits.optimizers import decay_of, is_adam
-from jaxfl import LocalTraining, Messages, Model
+from jaxfl import ClassWeights, LocalTraining, Messages, Model
+from jaxfl.models.probe import draws_at_random
 
 ORDERS = 64
 MOST_OF_ADAM = 1_000
@@ -35,29 +37,30 @@ def decode(
     """By a method that is exact for one full-batch step, of SGD at one rate or another in every
     round, or of Adam, if the messages are of such steps, whatever was told; by one that knows the
     noise of batches, and momentum and decay, or Adam, if those are told."""
+    told, step = _told(model, messages, known, training), _of_one_step(model, known, training)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the page tells it
         answers: dict[str, Any] = {}
         for settings in (ClosedForm(), *([ClosedForm(by_round=True)] if len(messages) > 1 else [])):
-            answer = closed_form(model, messages, known, settings=settings)
+            answer = closed_form(step, messages, known, settings=settings)
             answers.setdefault("closed_form", answer)
             if answer.status == Status.OK:
-                return "closed_form", _at_told_rate(answer, model, messages, known, training)
+                return "closed_form", _at_told_rate(answer, step, messages, known, training)
         unchecked = answers["closed_form"].status == Status.UNCHECKED
-        if unchecked and _told(training, len(known.x)) == "closed_form":
+        if unchecked and told == "closed_form":
             answer = answers["closed_form"]
-            return "closed_form", _at_told_rate(answer, model, messages, known, training)
-        if _told(training, len(known.x)) == "gls":
+            return "closed_form", _at_told_rate(answer, step, messages, known, training)
+        if told == "gls":
             batches = GLS(training, orders=ORDERS)
             answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
             if answers["gls"].status == Status.OK:
                 return "gls", answers["gls"]
         unknowns = len(known.x) * (len(known.columns[0].candidates) - 1)
         if is_adam(training.optimizer) or unknowns <= MOST_OF_ADAM:
-            answers["decode_adam"] = decode_adam(model, messages, known, settings=_adam(training))
+            answers["decode_adam"] = decode_adam(step, messages, known, settings=_adam(training))
             if answers["decode_adam"].status == Status.OK:
                 return "decode_adam", answers["decode_adam"]
-        if _told(training, len(known.x)) == "gls_unrolled":
+        if told == "gls_unrolled":
             unrolled, key = UnrolledGLS(training), jax.random.key(0)
             return "gls_unrolled", gls_unrolled(model, messages, known, key, settings=unrolled)
     name = "gls" if "gls" in answers else "closed_form"
@@ -87,17 +90,27 @@ def _adam(training: LocalTraining) -> AdamDecoding:
     return AdamDecoding(weight_decay=decay, learning_rate=training.learning_rate if decay else None)
 
 
-def _told(training: LocalTraining, records: int) -> str:
-    """The method that reads clients of a recipe."""
-    one_step = training.steps(records) == 1
+def _of_one_step(model: Model, known: Knowledge, training: LocalTraining) -> Model:
+    """The model whose mean loss over all records is that of the client's step."""
+    weights = [plugin for plugin in training.plugins if isinstance(plugin, ClassWeights)]
+    return weights[0].in_loss(model, jnp.asarray(known.y)) if weights else model
+
+
+def _told(model: Model, messages: Messages, known: Knowledge, training: LocalTraining) -> str:
+    """The method that reads clients of a model and a recipe."""
+    records = len(known.x)
     if is_adam(training.optimizer):
         return "gls_unrolled" if len(training.batch_sizes(records)) > 1 else "decode_adam"
-    return "closed_form" if one_step and training.optimizer is optax.sgd else "gls"
+    plain = training.steps(records) == 1 and training.optimizer is optax.sgd
+    exact = plain and not draws_at_random(model, messages.model_shapes, known.x)
+    return "closed_form" if exact else "gls"
 
 
-def as_told(method: str, training: LocalTraining, records: int) -> bool:
-    """Whether a client's messages are of the steps that it was told. One step from no momentum is
-    plain SGD's."""
+def as_told(
+    method: str, model: Model, messages: Messages, known: Knowledge, training: LocalTraining
+) -> bool:
+    """Whether a client's messages, which a method reads, are of the steps that it was told. One
+    step from no momentum is plain SGD's."""
     if method == "closed_form":
-        return not is_adam(training.optimizer) and training.steps(records) == 1
-    return method == _told(training, records)
+        return not is_adam(training.optimizer) and training.steps(len(known.x)) == 1
+    return method == _told(model, messages, known, training)

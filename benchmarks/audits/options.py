@@ -9,10 +9,9 @@ from typing import Any, Literal
 import yaml
 
 from benchmarks.audits import plan
-from benchmarks.audits.optimizers import adam
 from benchmarks.harness.command_line import UsageError, check_options, option
-from jaxfl import LocalTraining, sgd
-from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat
+from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat, Share
+from jaxfl.models.architectures import Activation
 
 AS_NUMBERS = ("clients", "hidden", "seeds", "epsilon")
 """Texts that a file may hold as numbers."""
@@ -26,6 +25,11 @@ ONLY_RECORDED = (
     "layers",
     "transposed",
     "participation",
+    "activation",
+    "dropout",
+    "one_output",
+    "label_smoothing",
+    "class_weights",
 )
 DEFAULT_CLIENTS = "10"
 AS_OPTIONS = (
@@ -79,6 +83,16 @@ class Arguments:
     """Records of each simulated client; 0: as many as there are, at most 200."""
     hidden: str = "64"
     """Widths of the hidden layers, comma-separated; "" for none."""
+    activation: Activation = "relu"
+    """After every hidden layer."""
+    dropout: Share = 0.0
+    """Share of each hidden layer's numbers that training sets to 0."""
+    one_output: bool = False
+    """The model returns one number, the logit of label 1 (BCEWithLogitsLoss)."""
+    label_smoothing: Share = 0.0
+    """Share of each loss that is towards all labels alike."""
+    class_weights: str | None = None
+    """Weights of the labels 0, 1, ... in a batch's mean loss, comma-separated."""
     rounds: Count = 20
     """Communication rounds that are simulated, and seen."""
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -244,15 +258,8 @@ def names(argument: str, text: str) -> tuple[str, ...]:
     return each
 
 
-def widths(text: str) -> tuple[int, ...]:
-    """Widths of hidden layers."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(_is_count(part) for part in parts):
-        raise UsageError(f"--hidden {text!r} must hold widths, as 64,64")
-    return tuple(map(int, parts))
-
-
-def _is_count(text: str) -> bool:
+def is_count(text: str) -> bool:
+    """Whether a text is a whole number above 0."""
     return text.isascii() and text.isdigit() and int(text) > 0
 
 
@@ -265,34 +272,6 @@ def layers(text: str | None) -> dict[str, str]:
         raise UsageError(f"--layers {text!r} must hold layers, as fc1=Dense_0,fc2=Dense_1")
     names("layers", ",".join(theirs for theirs, _ in pairs))
     return {pair[0]: pair[1] for pair in pairs}
-
-
-def training(arguments: Arguments) -> LocalTraining:
-    """What a client does in a round."""
-    batch = arguments.batch_size or None
-    try:
-        optimizer = sgd(arguments.momentum, arguments.weight_decay, arguments.proximal)
-    except ValueError as error:
-        raise UsageError(re.sub(r"^momentum=", "--momentum ", str(error))) from None
-    if arguments.optimizer == "adam":
-        optimizer = _adam(arguments)
-    if arguments.drop_last and batch is None:
-        raise UsageError("--drop-last with --batch-size 0: there is one batch of all records")
-    return LocalTraining(
-        arguments.learning_rate, arguments.epochs, batch, optimizer, drop_last=arguments.drop_last
-    )
-
-
-def _adam(arguments: Arguments) -> Any:
-    """Adam, or a recorded run's AdamW."""
-    if arguments.momentum or arguments.proximal:
-        raise UsageError("--momentum and --proximal are SGD's; --optimizer adam has neither")
-    if arguments.weight_decay and not arguments.messages:
-        raise UsageError(
-            f"--weight-decay {arguments.weight_decay:g} with --optimizer adam: AdamW is read of "
-            "recorded runs alone (--messages)"
-        )
-    return adam(arguments.weight_decay)
 
 
 def in_options(error: ValueError) -> UsageError:
@@ -319,16 +298,6 @@ def of_files(text: str) -> str:
     return told.replace("--layers {...}", "--layers").rstrip()
 
 
-def _epsilons(text: str) -> tuple[float, ...]:
-    try:
-        values = [float(part) for part in names("epsilon", text) if part != "none"]
-    except ValueError:
-        values = [-1.0]
-    if not all(0 < value < float("inf") for value in values):
-        raise UsageError(f"--epsilon {text!r} must hold positive numbers, as none,10,1")
-    return tuple(sorted(set(values), reverse=True))
-
-
 def questions(text: str) -> tuple[str, ...]:
     """Names of the tables that are measured."""
     asked = names("questions", text)
@@ -338,21 +307,6 @@ def questions(text: str) -> tuple[str, ...]:
             f"{', '.join(plan.QUESTIONS[1:])}"
         )
     return asked
-
-
-def federation(arguments: Arguments) -> plan.Federation:
-    """How simulated clients train."""
-    named = not arguments.clients.isdecimal()
-    if not arguments.clients or (not named and not _is_count(arguments.clients)):
-        raise UsageError(f"--clients {arguments.clients!r} must be a number of clients or a column")
-    return plan.Federation(
-        0 if named else int(arguments.clients),
-        arguments.records,
-        widths(arguments.hidden),
-        arguments.rounds,
-        training(arguments),
-        _epsilons(arguments.epsilon),
-    )
 
 
 def table(arguments: Arguments) -> plan.Asked:

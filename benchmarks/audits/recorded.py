@@ -12,6 +12,7 @@ import numpy as np
 
 from attacks import (
     Decoding,
+    Diagnosis,
     Knowledge,
     Reconstruction,
     Status,
@@ -35,6 +36,19 @@ OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
 NEARLY_ALL = 0.99
 """Share of the updates' energy by which steps of the other sign explain them."""
+OPTION_OF = {
+    "several steps": "--batch-size and --epochs",
+    "epochs": "--epochs",
+    "batches": "--batch-size",
+    "momentum": "--momentum",
+    "weight decay": "--weight-decay",
+    "class weights": "--class-weights",
+    "label smoothing": "--label-smoothing",
+    "another activation": "--activation",
+    "Adam": "--optimizer adam",
+    "learning rate": "--learning-rate",
+}
+"""Of causes that `attacks.diagnose` names."""
 COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")
 """Of each client's outcome, in the file beside the page."""
 
@@ -185,14 +199,15 @@ def _row(
 
     def notes() -> list[str]:
         if status == "ok":
-            told = _as_others(client.name, method, answer, training, len(x))
+            steps = as_told(method, model, client.messages, known, training)
+            told = _as_others(client.name, method, answer, training, steps)
             return [*recoded, *told, *_short(client.name, answer)]
         if status == "unchecked":
             return [f"Updates of {client.name} could not contradict any answer: {answer.reason}."]
         turned = _turned(client.name, answer)
         if turned:
             return turned
-        said = "; ".join(str(diagnose(model, client.messages, known, training)).splitlines())
+        said = _asked_why(diagnose(model, client.messages, known, training))
         hint = WHO_TOOK_PART if client.name == EVERYONE else ""
         return [f"Updates of {client.name} are not explained. They say: {said}{hint}"]
 
@@ -208,6 +223,15 @@ def _row(
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": _detail(answer, null, truth, len(values)),
     }, notes
+
+
+def _asked_why(diagnosis: Diagnosis) -> str:
+    """What updates say of their client, and the option that tells of the first cause."""
+    cause = diagnosis.findings[0].cause if diagnosis.findings else ""
+    if cause not in OPTION_OF:
+        return "; ".join(str(diagnosis).splitlines())
+    findings = "; ".join(f"{f.cause}: {f.evidence}" for f in diagnosis.findings)
+    return f"{findings}. Is that so? Tell it by {OPTION_OF[cause]}, and ask again"
 
 
 def _short(client: str, answer: Reconstruction) -> list[str]:
@@ -275,11 +299,11 @@ def _copies(attribute: str, clients: Sequence[Client], positions: np.ndarray) ->
 
 
 def _as_others(
-    client: str, method: str, answer: Reconstruction, training: LocalTraining, records: int
+    client: str, method: str, answer: Reconstruction, training: LocalTraining, steps_as_told: bool
 ) -> list[str]:
     """In what a client whose updates are explained trains otherwise than was told."""
     notes = []
-    if not as_told(method, training, records):
+    if not steps_as_told:
         optimizer = "Adam" if method == "decode_adam" else "SGD"
         notes.append(f"{client} takes one step of {optimizer} on all of its records, not as told.")
     if isinstance(answer, Decoding) and answer.learning_rate.ndim:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.audits import notes, options, page, recorded, request, sentences
+from benchmarks.audits import notes, options, page, recipe, recorded, request, sentences
 from benchmarks.audits.findings import Finding
 from benchmarks.audits.options import Arguments
 from benchmarks.audits.recorded_sums import (
@@ -24,7 +24,7 @@ from benchmarks.audits.recorded_sums import (
 )
 from benchmarks.harness.command_line import UsageError
 from benchmarks.harness.store import write_whole
-from jaxfl import LocalTraining, Model, mlp
+from jaxfl import LocalTraining, Model
 from jaxfl.datasets import Inputs, read_inputs
 from jaxfl.recordings import OtherModelError, Recording, RecordingWarning, read_rounds
 
@@ -78,8 +78,8 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
       UsageError: if an option does not fit the files, the table or another one, nothing can be
         asked of the run, or `--out` holds another audit.
     """
-    folder, table, training = Path(arguments.out), _inputs(arguments), options.training(arguments)
-    model = mlp(len(table.names), options.widths(arguments.hidden), int(table.y.max()) + 1)
+    folder, table, training = Path(arguments.out), _inputs(arguments), recipe.training(arguments)
+    model = recipe.model_of(arguments, table)
     with warnings.catch_warnings(record=True) as doubts:
         warnings.simplefilter("always", RecordingWarning)
         run = _recording(arguments, model, table)
@@ -197,7 +197,8 @@ def _recording(arguments: Arguments, model: Model, table: Inputs) -> Recording:
         raise UsageError(
             f"{told}. By --csv the model takes {inputs} and tells labels up to {table.y.max()}, by "
             f"--hidden {arguments.hidden!r} that is between them. A column too many goes to "
-            "--drop, or to --clients if it says whose a record is; labels count from 0"
+            "--drop, or to --clients if it says whose a record is; labels count from 0; "
+            "--one-output is of a model that returns one number"
         ) from None
     except ValueError as error:
         raise UsageError(options.of_files(str(error))) from None

@@ -54,7 +54,6 @@ def keep_settings(arguments: Arguments, folder: Path) -> None:
 
 def asked(arguments: Arguments, training: LocalTraining) -> dict[str, Any]:
     """What was asked of which federation, line by line."""
-    widths = arguments.hidden or "none (logistic regression)"
     batch = f"batches of {training.batch_size}" if training.batch_size else "all records at once"
     batch += ", the last one left out if it is not full" if training.drop_last else ""
     extras = [(n.replace("_", " "), getattr(arguments, n)) for n in NUMBERS]
@@ -63,11 +62,27 @@ def asked(arguments: Arguments, training: LocalTraining) -> dict[str, Any]:
         "table": arguments.csv,
         "the model predicts": arguments.target,
         "should stay secret": arguments.sensitive,
-        "model": f"perceptron, hidden units: {widths}",
+        "model": _model(arguments),
         "clients train by": f"{arguments.optimizer} at rate {arguments.learning_rate:g}{more}, "
         f"{batch}, "
         f"{arguments.epochs} pass{'es' if arguments.epochs > 1 else ''} a round",
     }
+
+
+def _model(arguments: Arguments) -> str:
+    """What the clients train, and by which loss."""
+    told = [f"perceptron, hidden units: {arguments.hidden or 'none (logistic regression)'}"]
+    if arguments.activation != Arguments.activation:
+        told.append(f"with {arguments.activation} in place of {Arguments.activation}")
+    if arguments.dropout:
+        told.append(f"dropout {arguments.dropout:g}")
+    if arguments.one_output:
+        told.append("one output for both labels")
+    if arguments.label_smoothing:
+        told.append(f"labels smoothed by {arguments.label_smoothing:g}")
+    if arguments.class_weights:
+        told.append(f"labels weigh {arguments.class_weights.replace(',', ' : ')}")
+    return ", ".join(told)
 
 
 def command(arguments: Arguments) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from benchmarks.audits import findings, notes, options, page, plan, request, sentences
+from benchmarks.audits import findings, notes, options, page, plan, recipe, request, sentences
 from benchmarks.audits.options import Arguments
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import Suite, group
@@ -32,7 +32,7 @@ def audit_simulated(console: Console, arguments: Arguments) -> page.Audited:
     """
     folder = Path(arguments.out)
     asked, questions = options.table(arguments), options.questions(arguments.questions)
-    federation, seeds = options.federation(arguments), seeds_of(arguments.seeds)
+    federation, seeds = recipe.federation(arguments), seeds_of(arguments.seeds)
     try:
         suite = plan.suite_of(asked, federation)
     except ValueError as error:

@@ -13,12 +13,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxfl.domains import Count, Shape, checked
+from jaxfl.domains import Count, Shape, Share, checked
 from jaxfl.models import Model, Trunk, binary_cross_entropy, cross_entropy, squared_error
 from jaxfl.models.adapters import from_flax
 from jaxfl.models.convolutions import convolve
 
 Array = jax.Array
+Activation = Literal["relu", "tanh", "sigmoid", "gelu", "silu", "elu", "leaky_relu"]
 
 
 def _symmetric_uniform(bound: float) -> Callable[..., Array]:
@@ -49,9 +50,22 @@ class _Convolution(nn.Module):
         return convolve(x, kernel) + self.param("bias", uniform, (self.features,))
 
 
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": nn.relu,
+    "tanh": nn.tanh,
+    "sigmoid": nn.sigmoid,
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "silu": nn.silu,
+    "elu": nn.elu,
+    "leaky_relu": nn.leaky_relu,
+}
+"""By the names of `torch.nn.functional`, with the numbers that PyTorch has by default."""
+
+
 class _MLP(nn.Module):
     widths: tuple[int, ...]
-    batch_norm: bool
+    batch_norm: bool = False
+    activation: str = "relu"
     takes_records: ClassVar[bool] = True
 
     @nn.compact
@@ -62,7 +76,23 @@ class _MLP(nn.Module):
             if self.batch_norm:
                 rows = None if mask is None else mask[:, None]
                 x = nn.BatchNorm(use_running_average=False)(x, mask=rows)
-            x = nn.relu(x)
+            x = _ACTIVATIONS[self.activation](x)
+        return _dense(self.widths[-1], x.shape[-1])(x)
+
+
+class _DropoutMLP(nn.Module):
+    """A module of its own: one that has a switch for training is not read by its layers."""
+
+    widths: tuple[int, ...]
+    activation: str
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        x = x.reshape(x.shape[0], -1)
+        for width in self.widths[:-1]:
+            x = _ACTIVATIONS[self.activation](_dense(width, x.shape[-1])(x))
+            x = nn.Dropout(self.dropout, deterministic=not train)(x)
         return _dense(self.widths[-1], x.shape[-1])(x)
 
 
@@ -138,14 +168,14 @@ class _TrunkCNN(nn.Module):
 def linear(features: Count) -> Model:
     """Linear regression: `[batch, features] -> [batch, 1]`, squared error without 1/2 (Driouich
     2022)."""
-    return from_flax(_MLP((1,), batch_norm=False), (features,), squared_error)
+    return mlp(features, (), 1, task="regression")
 
 
 @checked
 @functools.cache
 def logistic(features: Count) -> Model:
     """Binary logistic regression: `[batch, features] -> [batch, 1]` logit, labels 0 or 1."""
-    return from_flax(_MLP((1,), batch_norm=False), (features,), binary_cross_entropy, 2)
+    return mlp(features, (), 1)
 
 
 @checked
@@ -157,21 +187,37 @@ def mlp(
     *,
     task: Literal["classification", "regression"] = "classification",
     batch_norm: bool = False,
+    activation: Activation = "relu",
+    dropout: Share = 0.0,
 ) -> Model:
-    """A multi-layer perceptron with ReLU: `[batch, features] -> [batch, outputs]`.
+    """A multi-layer perceptron: `[batch, features] -> [batch, outputs]`.
 
     Args:
       features: inputs per record.
       hidden: widths of the hidden layers, a tuple; Lyu 2021 and Driouich 2023 use `(128,)` and
         `(256, 256, 256)`.
-      outputs: classes, or 1 for regression.
-      task: "classification" (softmax cross-entropy) or "regression" (squared error).
-      batch_norm: normalise before each ReLU by the statistics of the batch, which never leave the
-        client; scale and offset are parameters and are shared (Driouich 2023).
+      outputs: classes; 1 for one logit of the second of two, or for regression.
+      task: "classification" (softmax cross-entropy; sigmoid cross-entropy of one logit) or
+        "regression" (squared error).
+      batch_norm: normalise before each activation by the statistics of the batch, which never leave
+        the client; scale and offset are parameters and are shared (Driouich 2023).
+      activation: after every hidden layer, as PyTorch has it ("gelu" is exact, "leaky_relu" has
+        slope 0.01).
+      dropout: share of each hidden layer's numbers that training sets to 0.
+
+    Raises:
+      ValueError: if there is dropout beside batch normalisation.
     """
-    module = _MLP((*hidden, outputs), batch_norm)
+    widths = *hidden, outputs
+    if dropout and batch_norm:
+        raise ValueError(f"{dropout=} does not go with batch_norm=True: leave one of them out")
+    module: nn.Module = _MLP(widths, batch_norm, activation)
+    if dropout:
+        module = _DropoutMLP(widths, activation, dropout)
     if task == "regression":
         return from_flax(module, (features,), squared_error)
+    if outputs == 1:
+        return from_flax(module, (features,), binary_cross_entropy, 2)
     return from_flax(module, (features,), cross_entropy, outputs)
 
 

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Num
 
 from jaxfl import _check
-from jaxfl.domains import Key, Params, checked
+from jaxfl.domains import Key, Params, Share, checked
 
 Array = jax.Array
 
@@ -312,6 +312,31 @@ def binary_cross_entropy(outputs: Num[Array, "... 1"], y: Array) -> Num[Array, "
     return optax.sigmoid_binary_cross_entropy(
         outputs[..., 0], y[..., 1] if y.ndim == outputs.ndim else y
     )
+
+
+@checked
+@functools.cache
+def label_smoothing(model: Model, share: Share) -> Model:
+    """The model whose clients smooth labels: its loss is (1 - share) loss(outputs, y) + share
+    loss(outputs, all classes alike), as `torch.nn.CrossEntropyLoss(label_smoothing=share)` has it.
+
+    Args:
+      model: a classifier whose loss takes class probabilities too, as `cross_entropy` and
+        `binary_cross_entropy` do (static).
+      share: of each loss that is towards all classes alike.
+
+    Raises:
+      ValueError: if the model is no classifier.
+    """
+    if model.classes is None:
+        raise ValueError(f"share={share!r} smooths labels of classes; the model has none")
+    classes = model.classes
+
+    def loss(outputs: Array, y: Array) -> Array:
+        alike = jnp.full((*outputs.shape[:-1], classes), 1 / classes, outputs.dtype)
+        return (1 - share) * model.loss(outputs, y) + share * model.loss(outputs, alike)
+
+    return dataclasses.replace(model, loss=loss)
 
 
 def log_probabilities(outputs: Array) -> Array:

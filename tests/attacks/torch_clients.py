@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,8 +41,7 @@ from jaxfl import (
     ClassWeights,
     LocalTraining,
     Model,
-    cross_entropy,
-    from_flax,
+    label_smoothing,
     mlp,
     sgd,
 )
@@ -52,22 +50,6 @@ from jaxfl.recordings import messages_from
 
 RECORDS, PUBLIC, ROUNDS, WIDTH, RATE = 160, 2000, 20, 64, 0.1
 SMOOTHING, WEIGHTS, DROPOUT = 0.1, (1.0, 3.0), 0.2
-
-
-class Dropped(flax.linen.Module):
-    """The network whose hidden units are dropped in training."""
-
-    @flax.linen.compact
-    def __call__(self, x: Any, train: bool = False) -> Any:
-        hidden = flax.linen.relu(flax.linen.Dense(WIDTH)(x))
-        hidden = flax.linen.Dropout(DROPOUT, deterministic=not train)(hidden)
-        return flax.linen.Dense(2)(hidden)
-
-
-def smoothed(outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """As `CrossEntropyLoss(label_smoothing=0.1)`."""
-    soft = optax.smooth_labels(jax.nn.one_hot(y, 2), SMOOTHING)
-    return optax.softmax_cross_entropy(outputs, soft)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,11 +220,9 @@ def row(client: Client, data: Dataset, seed: int) -> tuple[float, float, str]:
     rows, public = order[: 2 * RECORDS], order[2 * RECORDS :][:PUBLIC]
     sent, returned = _federation(client, data, rows, seed)
     width = data.x.shape[1]
-    model = mlp(width, (WIDTH,), 2)
-    if client.dropout:
-        model = from_flax(Dropped(), (width,), cross_entropy, 2)
+    model = mlp(width, (WIDTH,), 2, dropout=DROPOUT if client.dropout else 0.0)
     if isinstance(client.loss, nn.CrossEntropyLoss) and client.loss.label_smoothing:
-        model = dataclasses.replace(model, loss=smoothed)
+        model = label_smoothing(model, SMOOTHING)
     messages = messages_from(model, sent, returned)
     own, column = rows[: client.known], data.column("sex")
     truth = data.values_of("sex")[own]

@@ -1,5 +1,6 @@
 """What an audit says of a recorded run, and of options that do not go together."""
 
+import csv
 import dataclasses
 import re
 from pathlib import Path
@@ -8,16 +9,19 @@ import numpy as np
 import pytest
 
 from attacks import Fit, Reconstruction
+from attacks.diagnosis.advice import advice
 from benchmarks import audit
 from benchmarks.audits import recorded
 from benchmarks.audits.coding import other_coding
-from benchmarks.audits.options import in_options, of_files
+from benchmarks.audits.options import Arguments, in_options, of_files
 from jaxfl import LocalTraining, mlp
 from jaxfl.datasets import read_inputs
+from jaxfl.domains import hints_of
 from jaxfl.recordings import read_rounds
 from tests.benchmarks.test_audit import RECORDED, RECORDINGS, without
 from tests.jaxfl.test_recorded_changes import written
 
+SLOW, LAST = pytest.mark.slow, pytest.mark.very_slow
 EMPTY = Reconstruction((), (), None, 0.0, np.zeros(0), np.zeros(0), 0, None)
 
 
@@ -27,6 +31,9 @@ EMPTY = Reconstruction((), (), None, 0.0, np.zeros(0), np.zeros(0), 0, None)
         (["--hidden", "7"], r"By --csv the model takes 8 inputs \(.*by --hidden '7'"),
         (["--drop", "smoker", "--sensitive", "owner"], "A column too many goes to --drop"),
         (["--sensitive", "default"], "'default' is the target, the client or dropped"),
+        (["--one-output"], "--one-output is of a model that returns one number"),
+        (["--class-weights", "1,2,3"], "'1,2,3' has 3 entries; --csv has labels up to 1"),
+        (["--class-weights", "1,0"], "'1,0' must hold a positive number for every label, as 1,3"),
     ],
 )
 def test_files_of_another_model_name_the_options(
@@ -138,6 +145,56 @@ def test_errors_of_a_table_name_the_options() -> None:
         "column 'day' has 9 distinct texts with --decimal '.'; --clients 'who' or --csv 'a.csv': "
         "leave the column out (--drop) or clean the file; 5 rows"
     )
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "least"),
+    [
+        pytest.param("one_output", "--activation tanh --one-output", 40, marks=LAST),
+        pytest.param("smoothing", "--activation gelu --label-smoothing 0.1", 40, marks=LAST),
+        pytest.param("weights", "--activation leaky_relu --class-weights 1,3", 40, marks=SLOW),
+        pytest.param("dropout", "--dropout 0.2", 30, marks=LAST),  # 28 at most by chance
+    ],
+)
+def test_losses_and_networks_of_pytorch_are_read_as_told(
+    folder: str, words: str, least: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--messages", str(RECORDINGS / folder), *RECORDED, "--batch-size", "0"]
+    assert audit.main([*asked, *words.split(), "--out", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    counts = re.search(r"names rightly 'smoker' of (\d+) of 40 people", told)
+    assert counts is not None
+    assert int(counts[1]) >= least
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [row["status"] for row in rows] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "option"),
+    [
+        ("one_output", ["--one-output"], "another activation"),
+        ("smoothing", ["--activation", "gelu"], "label smoothing"),
+        ("weights", ["--activation", "leaky_relu"], "class weights"),
+    ],
+)
+@pytest.mark.very_slow
+def test_what_was_not_told_is_asked_for_by_its_option(
+    folder: str, words: list[str], option: str, tmp_path: Path
+) -> None:
+    asked = ["--messages", str(RECORDINGS / folder), *RECORDED, "--batch-size", "0"]
+    assert audit.main([*asked, *words, "--out", str(tmp_path)]) == 0
+    page = " ".join((tmp_path / "report.html").read_text().split())
+    assert "It cannot be told" in page
+    assert f"Tell it by {recorded.OPTION_OF[option]}, and ask again" in page
+
+
+def test_causes_that_have_options_are_those_of_the_diagnosis() -> None:
+    other, told = advice("anything else", LocalTraining(0.1), None), set(recorded.OPTION_OF)
+    unknown = [cause for cause in told if advice(cause, LocalTraining(0.1), None) == other]
+    assert unknown == ["label smoothing"]  # of which the advice is that of any other
+    words = {name.replace("_", "-") for name in hints_of(Arguments)}
+    said = re.findall(r"--([\w-]+)", " ".join(recorded.OPTION_OF.values()))
+    assert set(said) <= words
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 from flax import struct
 from jax import Array
 
@@ -61,6 +63,79 @@ def test_transposed_convolutions_are_jaxs(size, stride, padding):
         assert convolve_transposed(x, kernel, stride, padding) == pytest.approx(
             np.asarray(expected), abs=1e-4
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("relu", lambda z: np.maximum(z, 0)),
+        ("tanh", np.tanh),
+        ("sigmoid", scipy.special.expit),
+        ("gelu", lambda z: z * scipy.stats.norm.cdf(z)),
+        ("silu", lambda z: z * scipy.special.expit(z)),
+        ("elu", lambda z: np.where(z > 0, z, np.expm1(z))),
+        ("leaky_relu", lambda z: np.where(z > 0, z, 0.01 * z)),
+    ],
+)
+def test_activations_are_those_of_pytorch(name, formula):
+    """By the formulas of its documentation, with its default numbers."""
+    model = jaxfl.mlp(4, (6,), 3, activation=name)
+    assert model.layers is not None
+    params, x = model.init(jax.random.key(0)), 2 * jax.random.normal(jax.random.key(1), (9, 4))
+    first, last = params["Dense_0"], params["Dense_1"]
+    hidden = formula(np.asarray(x @ first["kernel"] + first["bias"], np.float64))
+    expected = hidden @ last["kernel"] + last["bias"]
+    assert model.apply(params, x) == pytest.approx(np.asarray(expected), abs=1e-5)
+
+
+def test_hidden_units_are_dropped_in_training_alone():
+    share, model = 0.25, jaxfl.mlp(4, (2000,), 1, dropout=0.25)
+    params, x = model.init(jax.random.key(0)), jnp.ones((1, 4))
+    plain = jaxfl.mlp(4, (2000,), 1)
+    assert (model.apply(params, x) == plain.apply(params, x)).all()
+    assert model.layers is None  # their gradients are those of other outer products in training
+
+    def gradient(model, key):
+        return jax.grad(lambda p: model.apply(p, x, key=key).sum())(params)["Dense_1"]["kernel"]
+
+    of_all = gradient(plain, None)
+    seen = jnp.stack([gradient(model, jax.random.key(i)) for i in range(20)])
+    active = of_all > 0
+    assert (seen[:, active] == 0).mean() == pytest.approx(share, abs=0.02)
+    assert jnp.unique(jnp.round(seen[:, active] / of_all[active], 4)).tolist() == pytest.approx(
+        [0, 1 / (1 - share)], abs=1e-3
+    )
+    with pytest.raises(ValueError, match=r"dropout=0.25 does not go with batch_norm=True"):
+        jaxfl.mlp(4, (3,), 2, dropout=0.25, batch_norm=True)
+
+
+def test_one_output_is_a_logit_of_the_second_of_two_classes():
+    one, two = jaxfl.mlp(4, (6,), 1), jaxfl.mlp(4, (6,), 2)
+    assert one.classes == two.classes == 2
+    params, x, y = one.init(jax.random.key(0)), jnp.ones((2, 4)), jnp.asarray([0, 1])
+    logits = one.apply(params, x)
+    assert jaxfl.logistic(4) is jaxfl.mlp(4, (), 1)
+    expected = two.loss(jnp.concatenate([jnp.zeros_like(logits), logits], 1), y)
+    assert one.loss(logits, y) == pytest.approx(np.asarray(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_smoothed_labels_are_those_of_pytorch(outputs):
+    """By the formula of `torch.nn.CrossEntropyLoss`: onehot (1 - share) + share / classes."""
+    model = jaxfl.mlp(3, (5,), outputs)
+    classes, share = model.classes, 0.3
+    smoothed, y = jaxfl.label_smoothing(model, share), jnp.arange(6) % classes
+    assert jaxfl.label_smoothing(model, share) is smoothed
+    logits = jax.random.normal(jax.random.key(0), (6, outputs))
+    soft = (1 - share) * np.eye(classes)[np.asarray(y)] + share / classes
+    whole = logits if outputs > 1 else jnp.concatenate([jnp.zeros_like(logits), logits], 1)
+    expected = -(soft * np.asarray(jax.nn.log_softmax(whole))).sum(1)
+    assert smoothed.loss(logits, y) == pytest.approx(expected, rel=1e-5)
+    assert smoothed.loss(logits, jnp.asarray(np.eye(classes)[np.asarray(y)])) == pytest.approx(
+        expected, rel=1e-5
+    )
+    with pytest.raises(ValueError, match=r"share=0.3 smooths labels of classes; the model has"):
+        jaxfl.label_smoothing(jaxfl.linear(3), share)
 
 
 @pytest.mark.slow

@@ -42,9 +42,9 @@ def table() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     return parts
 
 
-def network() -> nn.Module:
+def network(*after: nn.Module, outputs: int = 2) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 2))
+    return nn.Sequential(nn.Linear(8, 12), *(after or (nn.ReLU(),)), nn.Linear(12, outputs))
 
 
 def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
@@ -98,6 +98,31 @@ def write_adam(parts: dict[str, Any]) -> None:
             optimiser = getattr(torch.optim, name)(model.parameters(), lr=1e-2)
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
+            optimiser.step()
+            arrays = {key: array.numpy() for key, array in model.state_dict().items()}
+            np.savez(folder / f"round-{t}-client-ana.npz", **arrays)
+
+
+def write_losses(parts: dict[str, Any]) -> None:
+    """A client alone that takes full-batch steps of SGD, of other networks and losses."""
+    x, y = parts["ana"]
+
+    def of_one_logit(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], labels.float())
+
+    clients = {
+        "one_output": (network(nn.Tanh(), outputs=1), of_one_logit),
+        "smoothing": (network(nn.GELU()), nn.CrossEntropyLoss(label_smoothing=0.1)),
+        "weights": (network(nn.LeakyReLU()), nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]))),
+        "dropout": (network(nn.ReLU(), nn.Dropout(0.2)), nn.CrossEntropyLoss()),
+    }
+    for name, (model, loss) in clients.items():
+        folder, optimiser = HERE / name, torch.optim.SGD(model.parameters(), RATE)
+        folder.mkdir(exist_ok=True)
+        for t in range(ROUNDS if name != "dropout" else 4 * ROUNDS):
+            safetensors.torch.save_file(model.state_dict(), folder / f"round-{t}-sent.safetensors")
+            optimiser.zero_grad()
+            loss(model(x), y).backward()
             optimiser.step()
             arrays = {key: array.numpy() for key, array in model.state_dict().items()}
             np.savez(folder / f"round-{t}-client-ana.npz", **arrays)
@@ -174,5 +199,6 @@ if __name__ == "__main__":
     everyone = table()
     write_torch(everyone)
     write_adam(everyone)
+    write_losses(everyone)
     write_cnn()
     write_flower(everyone)
