@@ -270,6 +270,7 @@ def _whitened(rows: Array) -> tuple[Array, Array, Callable[[Array], Array]]:
     leads back, and what gives the coordinates of any other point."""
     mean, root = rows.mean(0), jnp.sqrt(jnp.asarray(len(rows), rows.dtype))
     left, singular, right = jnp.linalg.svd(rows - mean, full_matrices=False)
+    # Directions above what rounding in float32 leaves of some hundred products.
     kept = singular > 1e-5 * singular[0]
 
     def coordinates(point: Array) -> Array:

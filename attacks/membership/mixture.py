@@ -124,6 +124,7 @@ def split_variances(
     if not np.isfinite(variance).all():
         return nobody
     _check.at_least(0, variance=variance)
+    # A variance of 0 has a logarithm too, far below those of float32's rounding.
     logarithm = np.log10(np.asarray(variance, np.float64) + 1e-12)
     score = -logarithm.mean(1)
     candidates, _ = _lower_component(logarithm.reshape(-1), seed)

@@ -99,7 +99,7 @@ def decoded_weights(  # noqa: PLR0913 - what was seen, what is known, and how cl
     return ~jnp.isfinite(weights).all(), weights, levels
 
 
-def _missed(  # noqa: PLR0913
+def _missed(  # noqa: PLR0913 - what is seen, whose weights are tried, and how clients train
     model: Model,
     training: LocalTraining,
     seen: Seen,

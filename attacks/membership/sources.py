@@ -221,9 +221,9 @@ class Sources:
       fit: how well the records explain each client's messages, fields `[clients]`.
     """
 
-    sources: Array
-    weights: Array
-    status: Array
+    sources: Int[Array, "records"]
+    weights: Num[Array, "records clients"]
+    status: Int[Array, "clients"]
     fit: Fit
 
 

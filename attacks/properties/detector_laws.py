@@ -75,6 +75,7 @@ def repeat_correlation(features: Array) -> Array:
       features: centred and of one scale `[rounds, clients]`.
     """
     squares = jnp.cumsum((features**2).sum(1))
+    # Below 1, where what is new in a round would be nothing.
     products = (jnp.cumsum(features, 0) ** 2).sum(1) - squares
     return (
         jnp.clip(products / (jnp.maximum(jnp.arange(len(features)), 1) * squares), 0, 0.95)

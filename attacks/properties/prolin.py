@@ -184,7 +184,8 @@ class _Rounds(NamedTuple):
 
 
 def _likelihood_loss(x: Array, p: Array, rounds: _Rounds, objective: Objective) -> Array:
-    """L1: minus the log likelihood of all features x under p, of the paper or of its code."""
+    """L1: minus the log likelihood of all features x under p, of the paper (5.2, and Appendix A on
+    mixtures of a client's features) or of its code."""
     without, with_ = rounds.log_density(x, 0), rounds.log_density(x, 1)
     if objective == "code":
         each = p[rounds.who]
@@ -204,12 +205,13 @@ def _inner(p: Array) -> Array:
 
 
 def _sum_loss(x: Array, rounds: _Rounds) -> Array:
-    """L2: the first constraint, features of a round add up to what its sum says."""
+    """L2: the first constraint of 5.2, features of a round add up to what its sum says."""
     return (rounds.weights * (rounds.sums - (rounds.there * x).sum(1)) ** 2).sum()
 
 
 def _mean_loss(x: Array, rounds: _Rounds) -> Array:
-    """L3: the second constraint, a client's features have the mean of its ridge estimate."""
+    """L3: the second constraint of 5.2, a client's features have the mean of its ridge estimate
+    (Eq. 10)."""
     return (rounds.of_clients(rounds.there * (x - rounds.targets[rounds.who])) ** 2).sum()
 
 

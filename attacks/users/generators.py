@@ -14,6 +14,7 @@ from jaxfl.models.convolutions import convolve_transposed
 
 Array = jax.Array
 NOISE = 100
+"""Numbers that a generator makes an image of (Song 2020, Table I)."""
 
 
 class _Deconvolution(nn.Module):

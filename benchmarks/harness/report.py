@@ -96,7 +96,7 @@ def _line(
     majority = _mean([r["majority"] for r in rows])
     learnt = ""
     if proportion and first["null"] is not None:
-        learnt = verdict(estimate, [_guess(rows, name, scored) for name in GUESSES])
+        learnt = verdict(estimate, [_guess(rows, name, scored) for name in GUESSES], len(values))
     published = first["published"]
     other_size = (
         first["size"] != "paper" and published is not None and "records" in first["settings"]
@@ -127,6 +127,8 @@ def _line(
     )
 
 
+ONE_SEED = "one seed"
+"""In place of whether something is learnt: what one client's records tell is not of others'."""
 _MEANS = ("chance", "imputation", "null", "train_accuracy", "test_accuracy")
 """Columns of which a line holds the mean."""
 
@@ -142,16 +144,19 @@ def _guess(rows: list[dict[str, Any]], name: str, scored: int) -> Interval:
     return accuracy_interval([r[name] for r in rows if r[name] is not None], scored)
 
 
-def verdict(estimate: Interval, guesses: Sequence[Interval]) -> str:
+def verdict(estimate: Interval, guesses: Sequence[Interval], seeds: int) -> str:
     """Whether an attack has learnt something: its interval lies above those of all guesses.
 
     Args:
       estimate: its accuracy.
       guesses: accuracies of guesses; not finite where one was not measured.
+      seeds: over how many the accuracy is a mean.
     """
     best = max((g.high for g in guesses if math.isfinite(g.mean)), default=math.nan)
     if not math.isfinite(best) or not math.isfinite(estimate.mean):
         return ""
+    if seeds == 1:
+        return ONE_SEED
     return "learnt" if estimate.low > best else "not learnt"
 
 

@@ -33,6 +33,7 @@ COLUMNS = (
 """Columns of `results.csv`, fixed."""
 
 _VERSION = 4
+"""Of the columns below: a folder that has others is refused."""
 PATIENCE = 60.0
 """Seconds for which a writer waits for another one."""
 _CREATE = f"""

@@ -74,22 +74,26 @@ def _matched(view: View, settings: RecordMatching) -> Guess:
 
 
 def _marginals(view: View, settings: None) -> Guess:
-    """Every column of another public record: what is common, and no record."""
+    """Every column, and the label, of another public record: what is common, and no record."""
     x, y = view.public
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, len(x), (len(view.schema.columns), view.records))
-    drawn = np.zeros((view.records, x.shape[1]))
     attributes = [list(a.positions) for a in view.schema.listed]
     attributes += [[a.position] for a in view.schema.measured]
-    for positions, chosen in zip(attributes, rows, strict=False):
+    *rows, labelled = _generator(view).integers(0, len(x), (len(attributes) + 1, view.records))
+    drawn = np.zeros((view.records, x.shape[1]))
+    for positions, chosen in zip(attributes, rows, strict=True):
         drawn[:, positions] = x[chosen][:, positions]
-    return _guess(view, drawn, y[rows[0]])
+    return _guess(view, drawn, y[labelled])
 
 
 def _public(view: View, settings: None) -> Guess:
     x, y = view.public
-    rows = np.random.default_rng(0).choice(len(x), view.records, replace=len(x) < view.records)
+    rows = _generator(view).choice(len(x), view.records, replace=len(x) < view.records)
     return _guess(view, x[rows].astype(float), y[rows])
+
+
+def _generator(view: View) -> np.random.Generator:
+    """Another one for every seed, so that guesses vary over seeds as attacks do."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(view.key)))
 
 
 METHODS = (
@@ -112,6 +116,7 @@ METHODS = (
 METRICS = (
     Metric("complete", "every record of the batch, all columns and the label", True, 0.0),
     Metric("records_exact", "records with all columns and the label", True, 0.0),
+    Metric("precision", "records returned that are right, of all that are", True),
     Metric("records_but_open", "records right in all columns but those called open", True),
     Metric("column_accuracy", "columns, numbers within .319 deviations (TabLeak's accuracy)", True),
     Metric("certified", "records that are called certain", True),
@@ -137,7 +142,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "dtype": "float64" if job.how.x64 else "float32",
             "note": victim.note,
             "test_accuracy": victim.accuracy,
-            "detail": {"scored_records": len(victim.y), "cancelling": victim.cancelling},
+            "detail": {
+                "scored_records": len(victim.y),
+                "returned_records": len(guess.x),
+                "cancelling": victim.cancelling,
+            },
         }
         yield [Outcome(job, metric, value, **shared) for metric, value in scores.items()]
 
@@ -159,6 +168,7 @@ def scored(victim: Victim, guess: Guess) -> dict[str, float]:
     return {
         "complete": float(exact.sum() == count == len(guess.x)),
         "records_exact": exact.sum() / count,
+        "precision": exact.sum() / max(len(guess.x), 1),
         "records_but_open": but_open.sum() / count,
         "column_accuracy": close[nearest, truth].sum() / (count * len(names)),
         "certified": min(guess.certified.sum() / count, 1.0),

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from attacks import FitWarning, Knowledge, binary_column, impute
+from benchmarks.harness.experiment import Metric
 from benchmarks.harness.intervals import Interval
-from benchmarks.harness.report import verdict
+from benchmarks.harness.report import sections, verdict
+from benchmarks.harness.store import Store
 from benchmarks.sweep import main
 
 
@@ -62,12 +65,25 @@ def test_the_report_says_whether_something_was_learnt(swept):
         assert word in page
 
 
+def test_one_seed_is_no_evidence_of_others(swept):
+    with closing(Store(swept)) as store:
+        rows = store.rows()
+    for seeds, said in (({0}, {"one seed"}), ({0, 1}, {"learnt", "not learnt"})):
+        (section,) = sections(
+            [row for row in rows if row["seed"] in seeds],
+            {"accuracy": Metric("accuracy", "", True)},
+        )
+        told = {line.learnt for line in section.lines if line.method != "majority"}
+        assert told
+        assert told <= said
+
+
 def test_learnt_is_above_all_guesses_by_the_intervals():
     guesses = [Interval(0.6, 0.55, 0.65), Interval(0.9, 0.85, 0.95), Interval(np.nan, 0, 1)]
-    assert verdict(Interval(0.97, 0.96, 0.98), guesses) == "learnt"
-    assert verdict(Interval(0.97, 0.94, 0.99), guesses) == "not learnt"
-    assert verdict(Interval(np.nan, 0, 1), guesses) == ""
-    assert verdict(Interval(0.9, 0.8, 1.0), guesses[2:]) == ""
+    assert verdict(Interval(0.97, 0.96, 0.98), guesses, 3) == "learnt"
+    assert verdict(Interval(0.97, 0.94, 0.99), guesses, 3) == "not learnt"
+    assert verdict(Interval(np.nan, 0, 1), guesses, 3) == ""
+    assert verdict(Interval(0.9, 0.8, 1.0), guesses[2:], 3) == ""
 
 
 @pytest.mark.slow

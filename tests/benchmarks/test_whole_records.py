@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.jobs import Job
 from benchmarks.measurements import whole_records
-from benchmarks.measurements.whole_records import Guess, scored
+from benchmarks.measurements.whole_records import METHODS, Guess, scored
 from benchmarks.scenarios.whole_records import WholeRecordsSettings, draw
 from jaxfl import DPSGD, LocalTraining, Upload
 from tests.benchmarks.cells import cell_of, outcomes_of
@@ -95,6 +95,33 @@ def test_half_of_the_truth_is_half(victim):
     scores = scored(victim, guess(victim, victim.x[:3].astype(float), victim.y[:3]))
     assert scores["complete"] == 0
     assert scores["records_exact"] == scores["column_accuracy"] == 0.5
+
+
+def test_records_beside_the_truth_cost_precision(victim):
+    x, y = (np.concatenate([a, 1 - a[:3]]) for a in (victim.x.astype(float), victim.y))
+    scores = scored(victim, guess(victim, x, y))
+    assert scores["records_exact"] == 1
+    assert scores["precision"] == pytest.approx(6 / 9)
+    assert scores["complete"] == 0
+
+
+@pytest.mark.parametrize("name", ["public", "marginals"])
+def test_guesses_are_drawn_anew_for_every_seed(victim, name):
+    method = next(m for m in METHODS if m.name == name)
+    first, again, other = (
+        method.run(victim.view._replace(key=jax.random.key(seed)), None) for seed in (0, 0, 1)
+    )
+    assert_same(first.x, again.x, "one seed draws one guess")
+    assert not np.array_equal(first.x, other.x)
+
+
+def test_a_label_is_of_no_column_of_its_guess(victim):
+    """Where a column is the label, other records' columns say nothing of the label drawn."""
+    x, y = victim.view.public
+    named = victim.view._replace(public=(np.repeat(y[:, None], x.shape[1], 1), y), records=400)
+    marginals = next(m for m in METHODS if m.name == "marginals").run(named, None)
+    agree = (marginals.x == marginals.y[:, None]).mean(0)
+    assert agree == pytest.approx((y.mean() ** 2 + (1 - y.mean()) ** 2), abs=0.1)
 
 
 def test_a_wrong_column_costs_its_record_unless_it_is_called_open(victim):

@@ -344,6 +344,7 @@ def verdict(left: Left, rounded: Array, rounds: Array, free_scale: bool) -> Fit:
     slack = rounded + inexact * before[0] + left.pull
     length = after[0] / (largest_of_more(after[runs], FALSE_ALARMS / 2) + slack)
     across, squares = left.after[:, directions], after[directions]
+    # Half of the false alarms are of the length, the others of two directions, on either side.
     t = scipy.stats.t.ppf(1 - FALSE_ALARMS / 8, len(left.before) - 4)
     spread = t**2 * (across[runs] ** 2).mean(0) + slack * squares
     there = squares > inexact * before[directions]

@@ -93,6 +93,10 @@ class GLS:
     layers: Count | None = struct.field(pytree_node=False, default=None)
 
 
+FLOOR, EXACT_FLOOR = 3e-3, 1e-5
+"""See `GLS.floor`: of noise that runs sample, and of noise that `drift` works out."""
+
+
 class Round(NamedTuple):
     """One round's model and update, and inner products of the candidates' gradients `[records, K,
     records, K]`, if they are at hand."""
@@ -161,7 +165,8 @@ def round_quadratic(client: Client, seen: Round, scores: Array, key: Array) -> t
     noise = _noise(client, seen, vectors, gram, along, scores)
     # Rounding of inner products, as if independent, moves eigenvalues by about so much.
     rounding = ROUNDING * jnp.finfo(noise.inner.dtype).eps * noise.squares / len(noise.inner) ** 0.5
-    relative = (1e-5 if settings.drift else 3e-3) if settings.floor is None else settings.floor
+    by_default = EXACT_FLOOR if settings.drift else FLOOR
+    relative = by_default if settings.floor is None else settings.floor
     least = jnp.maximum(relative * jnp.trace(noise.inner) / records, rounding) + noise_variance(
         training, records
     )

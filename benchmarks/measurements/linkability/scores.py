@@ -14,6 +14,7 @@ from benchmarks.scenarios.streams import ServerStream, stream
 
 Array = jax.Array
 VOTES = 3
+"""Descriptors of a client that are kept, and vote on which update is its next."""
 
 
 def linked(
