@@ -71,6 +71,15 @@ def test_rounds_have_batch_orders_of_their_own(world):
     assert largest_difference(first, second) > 1e-6, "rounds share a key"
 
 
+def test_clients_have_batch_orders_of_their_own(world):
+    """Clients of the same records come back as two models."""
+    twins = stack_clients([world.records[0], world.records[0]])
+    federated = Federated(rounds=1, training=LocalTraining(0.2, batch_size=8))
+    transcript = run(world, twins, federated)
+    first, second = (transcript.messages(client).returned for client in (0, 1))
+    assert largest_difference(first, second) > 1e-6, "clients share a key"
+
+
 @pytest.mark.parametrize("participants", [None, 2])
 def test_order_of_clients_changes_nothing_with_partial_participation(world, participants):
     federated = Federated(rounds=5, training=MINIBATCH, clients_per_round=participants)
