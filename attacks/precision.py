@@ -1,8 +1,8 @@
 """The floating-point type of one call, whether or not 64-bit types are switched on around it.
 
 What rounding does elsewhere: `jaxfl.products` has accelerators multiply in full, `jaxfl.rounding`
-tells models that are the same but for it, and `attacks.fit.rounding` says how much rounding may leave of a right
-answer.
+tells models that are the same but for it, and `attacks.fit.rounding` says how much rounding may
+leave of a right answer.
 """
 
 import functools

@@ -18,6 +18,7 @@ BAD_TEXTS = {
     "an integer": (*NO_NUMBERS, "1.5", "1e3"),
     "positive and finite": (*NO_NUMBERS, "0", "-1", "inf"),
     "at least 0 and finite": (*NO_NUMBERS, "-1", "inf"),
+    "at least 0 and below 1": (*NO_NUMBERS, "-0.1", "1", "inf"),
 }
 JUNK = ("", ",", "=", "nonsense", "-1", "[]", "{", "é" * 3000, "a\nb", "\udcff", "*", "{round", "'")
 """One is longer than any file's name may be, one a byte that is no text."""

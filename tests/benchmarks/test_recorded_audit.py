@@ -165,7 +165,8 @@ def test_losses_and_networks_of_pytorch_are_read_as_told(
     counts = re.search(r"names rightly 'smoker' of (\d+) of 40 people", told)
     assert counts is not None
     assert int(counts[1]) >= least
-    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows] == ["ok"]
 
 
