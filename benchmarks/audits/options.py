@@ -92,7 +92,8 @@ class Arguments:
     label_smoothing: Share = 0.0
     """Share of each loss that is towards all labels alike."""
     class_weights: str | None = None
-    """Weights of the labels 0, 1, ... in a batch's mean loss, comma-separated."""
+    """Weights of the labels 0, 1, ... in the loss, comma-separated. Losses of a batch are divided
+    by its weights' sum (CrossEntropyLoss), or by its records with --one-output (pos_weight)."""
     rounds: Count = 20
     """Communication rounds that are simulated, and seen."""
     optimizer: Literal["sgd", "adam"] = "sgd"

@@ -1,5 +1,6 @@
 """The model, the recipe and the federation that an audit is told."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -21,6 +22,11 @@ def model_of(arguments: Arguments, table: Inputs) -> Model:
     if arguments.one_output and labels > 2:
         raise UsageError(f"--one-output tells 0 from 1; --csv has labels up to {labels - 1}")
     weights = class_weights(arguments.class_weights)
+    if weights and arguments.label_smoothing:
+        raise UsageError(
+            "--label-smoothing and --class-weights do not go together: PyTorch weighs every part of "
+            "a smoothed label by its own class, which no option says"
+        )
     if weights and len(weights) != labels:
         raise UsageError(
             f"--class-weights {arguments.class_weights!r} has {len(weights)} entries; --csv has "
@@ -33,7 +39,16 @@ def model_of(arguments: Arguments, table: Inputs) -> Model:
         activation=arguments.activation,
         dropout=arguments.dropout,
     )
-    return label_smoothing(model, arguments.label_smoothing) if arguments.label_smoothing else model
+    if arguments.label_smoothing:
+        model = label_smoothing(model, arguments.label_smoothing)
+    return _weighed(model, weights) if weights and arguments.one_output else model
+
+
+def _weighed(model: Model, weights: tuple[float, ...]) -> Model:
+    """The model whose losses are weighted and then averaged over records, as PyTorch's of one
+    logit are (`pos_weight`)."""
+    each = ClassWeights(weights)
+    return dataclasses.replace(model, loss=lambda outputs, y: each.of(y) * model.loss(outputs, y))
 
 
 def widths(text: str) -> tuple[int, ...]:
@@ -61,7 +76,7 @@ def training(arguments: Arguments) -> LocalTraining:
         arguments.epochs,
         batch,
         optimizer,
-        plugins=(ClassWeights(weights),) if weights else (),
+        plugins=(ClassWeights(weights),) if weights and not arguments.one_output else (),
         drop_last=arguments.drop_last,
     )
 

@@ -11,10 +11,10 @@ import pytest
 from attacks import Fit, Reconstruction
 from attacks.diagnosis.advice import advice
 from benchmarks import audit
-from benchmarks.audits import recorded
+from benchmarks.audits import recipe, recorded
 from benchmarks.audits.coding import other_coding
 from benchmarks.audits.options import Arguments, in_options, of_files
-from jaxfl import LocalTraining, mlp
+from jaxfl import ClassWeights, LocalTraining, mlp
 from jaxfl.datasets import read_inputs
 from jaxfl.domains import hints_of
 from jaxfl.recordings import read_rounds
@@ -33,6 +33,7 @@ EMPTY = Reconstruction((), (), None, 0.0, np.zeros(0), np.zeros(0), 0, None)
         (["--sensitive", "default"], "'default' is the target, the client or dropped"),
         (["--one-output"], "--one-output is of a model that returns one number"),
         (["--class-weights", "1,2,3"], "'1,2,3' has 3 entries; --csv has labels up to 1"),
+        (["--class-weights", "1,3", "--label-smoothing", "0.1"], "do not go together"),
         (["--class-weights", "1,0"], "'1,0' must hold a positive number for every label, as 1,3"),
     ],
 )
@@ -187,6 +188,18 @@ def test_what_was_not_told_is_asked_for_by_its_option(
     page = " ".join((tmp_path / "report.html").read_text().split())
     assert "It cannot be told" in page
     assert f"Tell it by {recorded.OPTION_OF[option]}, and ask again" in page
+
+
+def test_weights_of_one_logit_are_no_shares_of_a_batch() -> None:
+    """Of two outputs PyTorch divides by the sum of weights, of one by the number of records."""
+    table = read_inputs(RECORDINGS / "records.csv", "default", "client")
+    y, logits = np.asarray([0, 1, 1]), np.asarray([[0.5], [-1.0], [2.0]], np.float32)
+    softplus = np.log1p(np.exp(np.where(y == 1, -1, 1) * logits[:, 0]))
+    one = Arguments(one_output=True, class_weights="1,3")
+    assert recipe.model_of(one, table).loss(logits, y) == pytest.approx([1, 3, 3] * softplus)
+    assert recipe.training(one).plugins == ()
+    two = dataclasses.replace(one, one_output=False)
+    assert recipe.training(two).plugins == (ClassWeights((1.0, 3.0)),)
 
 
 def test_causes_that_have_options_are_those_of_the_diagnosis() -> None:
