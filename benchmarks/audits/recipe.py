@@ -24,7 +24,7 @@ def model_of(arguments: Arguments, table: Inputs) -> Model:
     weights = class_weights(arguments.class_weights)
     if weights and arguments.label_smoothing:
         raise UsageError(
-            "--label-smoothing and --class-weights do not go together: PyTorch weighs every part of "
+            "--label-smoothing and --class-weights do not go together: PyTorch weighs each part of "
             "a smoothed label by its own class, which no option says"
         )
     if weights and len(weights) != labels:
