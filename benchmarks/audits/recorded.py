@@ -27,6 +27,7 @@ from benchmarks.audits.findings import Finding, level_of_clients
 from benchmarks.measurements.attributes.uncommon import NULL_STATUS, UNCOMMON, uncommon
 from jaxfl import LocalTraining, Messages, Model
 from jaxfl.datasets import Inputs
+from jaxfl.models import log_probabilities
 from jaxfl.recordings import Recording
 
 EVERYONE = "all who took part, together"
@@ -351,5 +352,5 @@ def _accuracy(model: Model, params: Any, others: Inputs) -> float:
     if not len(others.y):
         return math.nan
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
-    outputs = np.asarray(model.apply(params, others.x))
-    return float((outputs.argmax(1) == others.y).mean())
+    named = np.asarray(log_probabilities(model.apply(params, others.x))).argmax(1)
+    return float((named == others.y).mean())

@@ -202,6 +202,16 @@ def test_weights_of_one_logit_are_no_shares_of_a_batch() -> None:
     assert recipe.training(two).plugins == (ClassWeights((1.0, 3.0)),)
 
 
+def test_a_model_of_one_output_is_right_of_both_labels() -> None:
+    table, model = read_inputs(RECORDINGS / "records.csv", "default", "client"), mlp(8, (), 1)
+    kernel = np.zeros((8, 1))
+    kernel[0] = 1
+    params = {"Dense_0": {"kernel": kernel, "bias": np.zeros(1)}}
+    right = ((table.x[:, 0] > 0) == table.y).mean()
+    assert recorded._accuracy(model, params, table) == pytest.approx(right)
+    assert not np.isclose(right, (table.y == 0).mean())
+
+
 def test_causes_that_have_options_are_those_of_the_diagnosis() -> None:
     other, told = advice("anything else", LocalTraining(0.1), None), set(recorded.OPTION_OF)
     unknown = [cause for cause in told if advice(cause, LocalTraining(0.1), None) == other]
