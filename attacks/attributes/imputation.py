@@ -16,7 +16,7 @@ from jaxfl import _check
 from jaxfl.domains import checked
 from jaxfl.watching import on_host
 
-PENALTY = 0.3
+INVERSE_PENALTY = 0.3
 """`C` of the logistic rule, for tables of all kinds: the rule is taken where it beats the other two
 in validation."""
 FOLDS = 3
@@ -148,7 +148,7 @@ def _imputed(public: np.ndarray, truth: np.ndarray, known: np.ndarray) -> np.nda
 
     rules = (
         DummyClassifier(strategy="most_frequent"),
-        make_pipeline(StandardScaler(), LogisticRegression(C=PENALTY, max_iter=300)),
+        make_pipeline(StandardScaler(), LogisticRegression(C=INVERSE_PENALTY, max_iter=300)),
         RandomForestClassifier(100, min_samples_leaf=2, random_state=0),
     )
     counts = np.bincount(truth)

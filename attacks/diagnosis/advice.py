@@ -29,6 +29,7 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> 
         "batches": "`gls` with this recipe",
         "momentum": "`gls` with this recipe",
         "weight decay": "`gls` with `jaxfl.sgd(weight_decay=...)` in the recipe",
+        "label smoothing": "the same attack on `jaxfl.label_smoothing(model, ...)`",
         "class weights": "a `Model` whose loss has them, or `gls` with `jaxfl.ClassWeights`",
         "Adam": "`decode_adam` for one full-batch step a round, else `gls_unrolled`",
         "learning rate": unknown_rate if one_step else "`gls` with this rate",

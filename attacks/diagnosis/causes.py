@@ -236,7 +236,7 @@ def _explaining(candidates: Iterable[_Candidate]) -> list[Finding]:
         least = min((noise for _, noise in fitting.values()), default=np.inf)
         if misfit <= 1 and noise <= ALIKE_NOISE * least:
             fitting.setdefault(finding.cause, (finding, noise))
-        elif misfit < COMPLETE and overriding("step_gradient", trial.training.plugins):
+        elif misfit < COMPLETE and any(isinstance(p, Otherwise) for p in trial.training.plugins):
             nearly.append((misfit, finding))  # values that were read wrongly blur it
     order = sorted(fitting, key=lambda cause: (cause != "epochs", cause == "learning rate"))
     best = [finding for _, finding in sorted(nearly, key=lambda pair: pair[0])[:1]]

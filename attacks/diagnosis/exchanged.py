@@ -56,7 +56,9 @@ def _one_round(trial: RecipeTrial) -> Finding | None:
 
     def left_without(number: int) -> float:
         others = [n for n in numbers if n != number]
-        return float(decoded(trial.model, at_centre.select(others), trial.knowledge).residual)
+        return float(
+            decoded(trial.of_gradients, at_centre.select(others), trial.knowledge).residual
+        )
 
     left = {number: left_without(number) for number in numbers}
     odd = min(left, key=lambda number: np.nan_to_num(left[number], nan=np.inf))

@@ -11,23 +11,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxfl import Messages, Model
+from jaxfl.models.architectures import ACTIVATIONS
 
 Array = jax.Array
 MOST_LAYOUTS = 32
 """Orders of arrays that are tried."""
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "ReLU": jax.nn.relu,
-    "tanh": jnp.tanh,
-    "GELU": jax.nn.gelu,
-    "sigmoid": jax.nn.sigmoid,
-    "SiLU": jax.nn.silu,
-    "ELU": jax.nn.elu,
-    "leaky ReLU": jax.nn.leaky_relu,
-}
-"""What stands between dense layers."""
+TRIED = ACTIVATIONS | {"gelu, by tanh,": jax.nn.gelu}
+"""What may stand between dense layers."""
 
 
 class Structure(NamedTuple):
@@ -59,7 +51,7 @@ def layouts(model: Model, messages: Messages) -> Iterator[Structure]:
 def activations(model: Model, messages: Messages) -> Iterator[Structure]:
     """Every other activation between dense layers."""
     if model.layers is not None and len(model.layers.names) > 1:
-        for name in ACTIVATIONS:
+        for name in TRIED:
             meant = f"{name} between the layers"
             yield Structure("another activation", meant, _with_activation(model, name), messages)
 
@@ -94,7 +86,7 @@ def _exchanged(a: int, b: int, tree: Any) -> Any:
 @functools.lru_cache(maxsize=64)
 def _with_activation(model: Model, name: str) -> Model:
     """The model's dense layers with another activation between them; equal ones compile once."""
-    layers, activation = model.layers, ACTIVATIONS[name]
+    layers, activation = model.layers, TRIED[name]
     assert layers is not None
 
     def apply(params: Any, x: Array, *, key: Any = None, mask: Any = None) -> Array:

@@ -7,8 +7,11 @@ import dataclasses
 import functools
 import warnings
 
+import jax.numpy as jnp
+
 from attacks.attributes.candidate_decoding.closed_form import Decoding, closed_form
 from attacks.attributes.candidate_decoding.explanation import judge
+from attacks.attributes.candidate_decoding.simulated_client import model_of_gradients
 from attacks.attributes.knowledge import Knowledge
 from attacks.fit import Fit, FitWarning
 from attacks.fixed_draws import fixed_key
@@ -36,10 +39,17 @@ class RecipeTrial:
         return float(self.path.total)
 
     @functools.cached_property
+    def of_gradients(self) -> Model:
+        """The model whose records' gradients enter the client's updates alike."""
+        if self.knowledge.y is None:
+            return self.model
+        return model_of_gradients(self.model, self.training, jnp.asarray(self.knowledge.y))
+
+    @functools.cached_property
     def decoded(self) -> Decoding:
         """Decoding as if of as many steps as are tried, whatever their rate."""
         seen = at_place(self.messages, self.path.centre)
-        return decoded(self.model, seen, self.knowledge)
+        return decoded(self.of_gradients, seen, self.knowledge)
 
     def fit(self) -> Fit:
         """Fit of the recipe that is tried."""

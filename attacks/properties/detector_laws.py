@@ -75,8 +75,8 @@ def repeat_correlation(features: Array) -> Array:
       features: centred and of one scale `[rounds, clients]`.
     """
     squares = jnp.cumsum((features**2).sum(1))
-    # Below 1, where what is new in a round would be nothing.
     products = (jnp.cumsum(features, 0) ** 2).sum(1) - squares
+    # Of a correlation of 1 nothing would be new in a round.
     return (
         jnp.clip(products / (jnp.maximum(jnp.arange(len(features)), 1) * squares), 0, 0.95)
         .at[0]

@@ -16,7 +16,7 @@ from attacks.fit import FitWarning
 from attacks.matching import Virtual
 from jaxfl import Model, _check
 from jaxfl.domains import Count, Params, checked
-from jaxfl.models import check_labelled, check_parameters
+from jaxfl.models import check_labelled, check_parameters, log_probabilities
 from jaxfl.parallel import map_clients
 
 Array = jax.Array
@@ -46,7 +46,7 @@ def class_probabilities(model: Model, params: Any, x: Array, y: Array) -> Array:
     classes]`; uniform for classes of which there is no record."""
     classes = model.classes or 0
     members = jax.nn.one_hot(y, classes)
-    sums = members.T @ jax.nn.softmax(model.apply(params, x))
+    sums = members.T @ jnp.exp(log_probabilities(model.apply(params, x)))
     counts = members.sum(0)[:, None]
     return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), 1 / classes)
 

@@ -21,9 +21,10 @@ from attacks import (
     gls,
     gls_unrolled,
 )
+from attacks.attributes.candidate_decoding.simulated_client import model_of_gradients
 from attacks.fit import FitWarning
 from benchmarks.audits.optimizers import decay_of, is_adam
-from jaxfl import ClassWeights, LocalTraining, Messages, Model
+from jaxfl import LocalTraining, Messages, Model
 from jaxfl.models.probe import draws_at_random
 
 ORDERS = 64
@@ -37,19 +38,20 @@ def decode(
     """By a method that is exact for one full-batch step, of SGD at one rate or another in every
     round, or of Adam, if the messages are of such steps, whatever was told; by one that knows the
     noise of batches, and momentum and decay, or Adam, if those are told."""
-    told, step = _told(model, messages, known, training), _of_one_step(model, known, training)
+    told = _told(model, messages, known, training)
+    weighted = model_of_gradients(model, training, jnp.asarray(known.y))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the page tells it
         answers: dict[str, Any] = {}
         for settings in (ClosedForm(), *([ClosedForm(by_round=True)] if len(messages) > 1 else [])):
-            answer = closed_form(step, messages, known, settings=settings)
+            answer = closed_form(weighted, messages, known, settings=settings)
             answers.setdefault("closed_form", answer)
             if answer.status == Status.OK:
-                return "closed_form", _at_told_rate(answer, step, messages, known, training)
+                return "closed_form", _at_told_rate(answer, weighted, messages, known, training)
         unchecked = answers["closed_form"].status == Status.UNCHECKED
         if unchecked and told == "closed_form":
             answer = answers["closed_form"]
-            return "closed_form", _at_told_rate(answer, step, messages, known, training)
+            return "closed_form", _at_told_rate(answer, weighted, messages, known, training)
         if told == "gls":
             batches = GLS(training, orders=ORDERS)
             answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
@@ -57,7 +59,8 @@ def decode(
                 return "gls", answers["gls"]
         unknowns = len(known.x) * (len(known.columns[0].candidates) - 1)
         if is_adam(training.optimizer) or unknowns <= MOST_OF_ADAM:
-            answers["decode_adam"] = decode_adam(step, messages, known, settings=_adam(training))
+            adam = _adam(training)
+            answers["decode_adam"] = decode_adam(weighted, messages, known, settings=adam)
             if answers["decode_adam"].status == Status.OK:
                 return "decode_adam", answers["decode_adam"]
         if told == "gls_unrolled":
@@ -90,20 +93,14 @@ def _adam(training: LocalTraining) -> AdamDecoding:
     return AdamDecoding(weight_decay=decay, learning_rate=training.learning_rate if decay else None)
 
 
-def _of_one_step(model: Model, known: Knowledge, training: LocalTraining) -> Model:
-    """The model whose mean loss over all records is that of the client's step."""
-    weights = [plugin for plugin in training.plugins if isinstance(plugin, ClassWeights)]
-    return weights[0].in_loss(model, jnp.asarray(known.y)) if weights else model
-
-
 def _told(model: Model, messages: Messages, known: Knowledge, training: LocalTraining) -> str:
     """The method that reads clients of a model and a recipe."""
-    records = len(known.x)
+    records, random = len(known.x), draws_at_random(model, messages.model_shapes, known.x)
     if is_adam(training.optimizer):
-        return "gls_unrolled" if len(training.batch_sizes(records)) > 1 else "decode_adam"
+        batches = len(training.batch_sizes(records)) > 1
+        return "gls_unrolled" if batches or random else "decode_adam"
     plain = training.steps(records) == 1 and training.optimizer is optax.sgd
-    exact = plain and not draws_at_random(model, messages.model_shapes, known.x)
-    return "closed_form" if exact else "gls"
+    return "closed_form" if plain and not random else "gls"
 
 
 def as_told(
@@ -112,5 +109,9 @@ def as_told(
     """Whether a client's messages, which a method reads, are of the steps that it was told. One
     step from no momentum is plain SGD's."""
     if method == "closed_form":
-        return not is_adam(training.optimizer) and training.steps(len(known.x)) == 1
+        steps, random = (
+            training.steps(len(known.x)),
+            draws_at_random(model, messages.model_shapes, known.x),
+        )
+        return not (is_adam(training.optimizer) or random) and steps == 1
     return method == _told(model, messages, known, training)

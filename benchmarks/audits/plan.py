@@ -51,7 +51,7 @@ MOST_RECORDS, FEWEST_RECORDS = 200, 10
 READ_TOGETHER = 16
 """Records of the one update of which whole records are read."""
 COS_STEPS = 200
-"""Iterations, and runs below, of attacks that an audit ends within minutes."""
+"""Iterations, and below runs, few enough for an audit to end within minutes."""
 DETECTORS = DetectorTraining(every=2)
 DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
 UNROLLED = UnrolledGLS(LocalTraining(), runs=256, tangents=4, passes=2)

@@ -18,9 +18,10 @@ def model_of(arguments: Arguments, table: Inputs) -> Model:
     Raises:
       UsageError: if options say of labels what the table's are not.
     """
-    labels = int(table.y.max()) + 1
-    if arguments.one_output and labels > 2:
-        raise UsageError(f"--one-output tells 0 from 1; --csv has labels up to {labels - 1}")
+    most = int(table.y.max())
+    if arguments.one_output and most > 1:
+        raise UsageError(f"--one-output tells 0 from 1; --csv has labels up to {most}")
+    labels = 2 if arguments.one_output else most + 1
     weights = class_weights(arguments.class_weights)
     if weights and arguments.label_smoothing:
         raise UsageError(
@@ -30,11 +31,18 @@ def model_of(arguments: Arguments, table: Inputs) -> Model:
     if weights and len(weights) != labels:
         raise UsageError(
             f"--class-weights {arguments.class_weights!r} has {len(weights)} entries; --csv has "
-            f"labels up to {labels - 1}"
+            f"labels up to {most}"
         )
+    hidden = widths(arguments.hidden)
+    for name in ("activation", "dropout"):
+        if not hidden and getattr(arguments, name) != getattr(Arguments, name):
+            raise UsageError(
+                f"--{name} {getattr(arguments, name)} is of hidden layers; by --hidden "
+                f"{arguments.hidden!r} there are none"
+            )
     model = mlp(
         len(table.names),
-        widths(arguments.hidden),
+        hidden,
         1 if arguments.one_output else labels,
         activation=arguments.activation,
         dropout=arguments.dropout,

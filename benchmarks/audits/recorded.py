@@ -48,6 +48,7 @@ OPTION_OF = {
     "another activation": "--activation",
     "Adam": "--optimizer adam",
     "learning rate": "--learning-rate",
+    "rate and weight decay": "--learning-rate and --weight-decay",
 }
 """Of causes that `attacks.diagnose` names."""
 COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")

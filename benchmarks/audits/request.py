@@ -42,12 +42,13 @@ def keep_settings(arguments: Arguments, folder: Path) -> None:
     chosen = {k: v for k, v in dataclasses.asdict(arguments).items() if k != "config"}
     earlier = settings_in(folder)
     ordered = {name: chosen[name] for name in ASIDE} | chosen | {"out": earlier.get("out")}
-    other = [name for name, value in ordered.items() if earlier.get(name) != value]
+    before = dataclasses.asdict(Arguments()) | earlier  # which may know fewer options
+    other = [name for name, value in ordered.items() if before[name] != value]
     of_recording = arguments.messages or earlier.get("messages")
     if other and of_recording and (folder / "results.csv").is_file():
         raise UsageError(
             f"--out {arguments.out!r} holds another audit, with {other[0]}="
-            f"{earlier.get(other[0])!r}; choose another folder, so that its results are kept"
+            f"{before[other[0]]!r}; choose another folder, so that its results are kept"
         )
     write_whole(folder / "audit.yaml", yaml.safe_dump(chosen, sort_keys=False))
 

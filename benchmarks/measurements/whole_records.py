@@ -98,7 +98,12 @@ def _generator(view: View) -> np.random.Generator:
 
 METHODS = (
     Method("public", "as many public records, drawn at random", _public, observes=False),
-    Method("marginals", "every column of another public record", _marginals, observes=False),
+    Method(
+        "marginals",
+        "each column, and the label, of another record",
+        _marginals,
+        observes=False,
+    ),
     Method(
         "match_records",
         "cosine gradient matching of all columns and labels, their number known",
@@ -116,7 +121,7 @@ METHODS = (
 METRICS = (
     Metric("complete", "every record of the batch, all columns and the label", True, 0.0),
     Metric("records_exact", "records with all columns and the label", True, 0.0),
-    Metric("precision", "records returned that are right, of all that are", True),
+    Metric("precision", "right ones of the records returned; 0 where none are", True),
     Metric("records_but_open", "records right in all columns but those called open", True),
     Metric("column_accuracy", "columns, numbers within .319 deviations (TabLeak's accuracy)", True),
     Metric("certified", "records that are called certain", True),
@@ -148,7 +153,11 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
                 "cancelling": victim.cancelling,
             },
         }
-        yield [Outcome(job, metric, value, **shared) for metric, value in scores.items()]
+        returned = shared | {"detail": shared["detail"] | {"scored_records": len(guess.x)}}
+        yield [
+            Outcome(job, metric, value, **(returned if metric == "precision" else shared))
+            for metric, value in scores.items()
+        ]
 
 
 def scored(victim: Victim, guess: Guess) -> dict[str, float]:

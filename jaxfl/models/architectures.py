@@ -50,7 +50,7 @@ class _Convolution(nn.Module):
         return convolve(x, kernel) + self.param("bias", uniform, (self.features,))
 
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
     "tanh": nn.tanh,
     "sigmoid": nn.sigmoid,
@@ -76,7 +76,7 @@ class _MLP(nn.Module):
             if self.batch_norm:
                 rows = None if mask is None else mask[:, None]
                 x = nn.BatchNorm(use_running_average=False)(x, mask=rows)
-            x = _ACTIVATIONS[self.activation](x)
+            x = ACTIVATIONS[self.activation](x)
         return _dense(self.widths[-1], x.shape[-1])(x)
 
 
@@ -91,7 +91,7 @@ class _DropoutMLP(nn.Module):
     def __call__(self, x: Array, train: bool = False) -> Array:
         x = x.reshape(x.shape[0], -1)
         for width in self.widths[:-1]:
-            x = _ACTIVATIONS[self.activation](_dense(width, x.shape[-1])(x))
+            x = ACTIVATIONS[self.activation](_dense(width, x.shape[-1])(x))
             x = nn.Dropout(self.dropout, deterministic=not train)(x)
         return _dense(self.widths[-1], x.shape[-1])(x)
 
@@ -212,7 +212,7 @@ def mlp(
     if dropout and batch_norm:
         raise ValueError(f"{dropout=} does not go with batch_norm=True: leave one of them out")
     module: nn.Module = _MLP(widths, batch_norm, activation)
-    if dropout:
+    if dropout and hidden:
         module = _DropoutMLP(widths, activation, dropout)
     if task == "regression":
         return from_flax(module, (features,), squared_error)

@@ -57,9 +57,9 @@ def exact(noise):
     return dp_accounting.get_epsilon_gaussian(noise / np.sqrt(ROUNDS), DELTA)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 @pytest.mark.filterwarnings("ignore::attacks.MisfitWarning")  # one of a hundred right runs
-@pytest.mark.parametrize("noise", [pytest.param(1.0, marks=pytest.mark.very_slow), 4.0])
+@pytest.mark.parametrize("noise", [1.0, 4.0])
 def test_epsilon_of_a_gaussian_mechanism(noise):
     """The mean score is the mechanism's mu; scores vary as noise does; and the bound is above
     epsilon no more often than its confidence allows."""

@@ -126,6 +126,7 @@ def test_other_optimisers_are_named(optimizer, rate, cause, evidence):
     assert evidence in first.evidence
 
 
+@pytest.mark.slow
 def test_steps_are_not_told_where_the_rate_is_not():
     model, messages, known, _ = client("batches", LocalTraining(RATE), 0)
     answer = diagnose(model, messages, known)

@@ -146,7 +146,7 @@ def in_64_bits(tree):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_it_is_least_squares_with_the_public_records_covariance():
     run, known, _, public = client(rounds=2)
     settings = PartialDecoding(OTHERS, RECIPE)

@@ -34,6 +34,7 @@ EMPTY = Reconstruction((), (), None, 0.0, np.zeros(0), np.zeros(0), 0, None)
         (["--one-output"], "--one-output is of a model that returns one number"),
         (["--class-weights", "1,2,3"], "'1,2,3' has 3 entries; --csv has labels up to 1"),
         (["--class-weights", "1,3", "--label-smoothing", "0.1"], "do not go together"),
+        (["--hidden", "", "--dropout", "0.5"], "--dropout 0.5 is of hidden layers"),
         (["--class-weights", "1,0"], "'1,0' must hold a positive number for every label, as 1,3"),
     ],
 )
@@ -215,7 +216,7 @@ def test_a_model_of_one_output_is_right_of_both_labels() -> None:
 def test_causes_that_have_options_are_those_of_the_diagnosis() -> None:
     other, told = advice("anything else", LocalTraining(0.1), None), set(recorded.OPTION_OF)
     unknown = [cause for cause in told if advice(cause, LocalTraining(0.1), None) == other]
-    assert unknown == ["label smoothing"]  # of which the advice is that of any other
+    assert unknown == ["rate and weight decay"]  # two causes at once
     words = {name.replace("_", "-") for name in hints_of(Arguments)}
     said = re.findall(r"--([\w-]+)", " ".join(recorded.OPTION_OF.values()))
     assert set(said) <= words

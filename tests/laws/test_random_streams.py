@@ -149,7 +149,7 @@ def test_training_and_upload_have_streams_of_their_own(told, monkeypatch):
     assert len(streams) == distinct(streams) == 2 * 3 * ROUNDS, "training and upload share a stream"
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_each_pass_of_a_search_for_records_draws_from_streams_of_its_own(monkeypatch):
     """Which directions are used, which rounds are looked at, and where the search starts."""
     drawn, drawing, looked = [], reading._drawing, reading.search
