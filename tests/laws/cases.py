@@ -5,7 +5,7 @@ import pytest
 from benchmarks.laws import calls, laws_of, rows
 from benchmarks.measurements import attributes, generators
 
-SEEN_IN_ROWS = {"majority", "cos", "gls"}
+SEEN_IN_ROWS = {"majority", "cos"}
 """Attacks on attributes whose rows are tried where not all is: all of them have laws of their own,
 of leaks and of failures too."""
 SIMULATED = {"cos_unrolled": pytest.mark.slow, "gls_unrolled": pytest.mark.very_slow}
