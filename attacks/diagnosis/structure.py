@@ -18,8 +18,6 @@ from jaxfl.models.architectures import ACTIVATIONS
 Array = jax.Array
 MOST_LAYOUTS = 32
 """Orders of arrays that are tried."""
-TRIED = ACTIVATIONS | {"gelu, by tanh,": jax.nn.gelu}
-"""What may stand between dense layers."""
 
 
 class Structure(NamedTuple):
@@ -51,7 +49,7 @@ def layouts(model: Model, messages: Messages) -> Iterator[Structure]:
 def activations(model: Model, messages: Messages) -> Iterator[Structure]:
     """Every other activation between dense layers."""
     if model.layers is not None and len(model.layers.names) > 1:
-        for name in TRIED:
+        for name in ACTIVATIONS:
             meant = f"{name} between the layers"
             yield Structure("another activation", meant, _with_activation(model, name), messages)
 
@@ -86,7 +84,7 @@ def _exchanged(a: int, b: int, tree: Any) -> Any:
 @functools.lru_cache(maxsize=64)
 def _with_activation(model: Model, name: str) -> Model:
     """The model's dense layers with another activation between them; equal ones compile once."""
-    layers, activation = model.layers, TRIED[name]
+    layers, activation = model.layers, ACTIVATIONS[name]
     assert layers is not None
 
     def apply(params: Any, x: Array, *, key: Any = None, mask: Any = None) -> Array:

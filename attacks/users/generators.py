@@ -14,7 +14,7 @@ from jaxfl.models.convolutions import convolve_transposed
 
 Array = jax.Array
 NOISE = 100
-"""Numbers that a generator makes an image of (Song 2020, Table I)."""
+"""Numbers that a generator makes an image of, as in Song 2020."""
 
 
 class _Deconvolution(nn.Module):

@@ -1,6 +1,5 @@
 """The model, the recipe and the federation that an audit is told."""
 
-import dataclasses
 import re
 from typing import Any
 
@@ -49,14 +48,8 @@ def model_of(arguments: Arguments, table: Inputs) -> Model:
     )
     if arguments.label_smoothing:
         model = label_smoothing(model, arguments.label_smoothing)
-    return _weighed(model, weights) if weights and arguments.one_output else model
-
-
-def _weighed(model: Model, weights: tuple[float, ...]) -> Model:
-    """The model whose losses are weighted and then averaged over records, as PyTorch's of one
-    logit are (`pos_weight`)."""
-    each = ClassWeights(weights)
-    return dataclasses.replace(model, loss=lambda outputs, y: each.of(y) * model.loss(outputs, y))
+    # PyTorch averages the weighted losses of one logit over records (`pos_weight`).
+    return ClassWeights(weights).weighted(model) if weights and arguments.one_output else model
 
 
 def widths(text: str) -> tuple[int, ...]:

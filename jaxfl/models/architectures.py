@@ -19,7 +19,7 @@ from jaxfl.models.adapters import from_flax
 from jaxfl.models.convolutions import convolve
 
 Array = jax.Array
-Activation = Literal["relu", "tanh", "sigmoid", "gelu", "silu", "elu", "leaky_relu"]
+Activation = Literal["relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "elu", "leaky_relu"]
 
 
 def _symmetric_uniform(bound: float) -> Callable[..., Array]:
@@ -55,11 +55,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": nn.tanh,
     "sigmoid": nn.sigmoid,
     "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_tanh": nn.gelu,
     "silu": nn.silu,
     "elu": nn.elu,
     "leaky_relu": nn.leaky_relu,
 }
-"""By the names of `torch.nn.functional`, with the numbers that PyTorch has by default."""
+"""By the names of `torch.nn.functional`, with the numbers that PyTorch has by default;
+"gelu_tanh" is its `gelu(approximate="tanh")`."""
 
 
 class _MLP(nn.Module):
@@ -201,8 +203,8 @@ def mlp(
         "regression" (squared error).
       batch_norm: normalise before each activation by the statistics of the batch, which never leave
         the client; scale and offset are parameters and are shared (Driouich 2023).
-      activation: after every hidden layer, as PyTorch has it ("gelu" is exact, "leaky_relu" has
-        slope 0.01).
+      activation: after every hidden layer, as PyTorch has it ("gelu" is exact and "gelu_tanh" its
+        approximation, "leaky_relu" has slope 0.01).
       dropout: share of each hidden layer's numbers that training sets to 0.
 
     Raises:

@@ -66,7 +66,7 @@ def _losses(model: Model, outputs: Any) -> list[Array]:
     for labels in (jnp.zeros(len(like), kind), jnp.full_like(like, 0.5)):
         try:
             losses = model.loss(outputs, labels)
-        except Exception:
+        except Exception:  # anyone's loss, which refuses labels of another shape by any error
             continue
         taken += [losses] if jnp.shape(losses) == (len(like),) else []
     return taken

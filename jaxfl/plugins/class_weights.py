@@ -55,7 +55,22 @@ class ClassWeights(Plugin):
     def in_loss(self, model: Model, y: Array) -> Model:
         """The model whose mean loss over all records of labels `y [records]` is their weighted
         mean."""
-        mean = self.of(y).mean()
+        mean, weighted = self.of(y).mean(), self.weighted(model)
         return dataclasses.replace(
-            model, loss=lambda outputs, labels: self.of(labels) / mean * model.loss(outputs, labels)
+            weighted, loss=lambda outputs, labels: weighted.loss(outputs, labels) / mean
         )
+
+    def weighted(self, model: Model) -> Model:
+        """The model whose losses are weighted. Of class probabilities each part weighs by its own
+        class, as in PyTorch."""
+
+        def loss(outputs: Array, y: Array) -> Array:
+            if y.ndim < outputs.ndim:
+                return self.of(y) * model.loss(outputs, y)
+            each = [
+                jnp.asarray(weight) * y[..., k] * model.loss(outputs, jnp.full(y.shape[:-1], k))
+                for k, weight in enumerate(self.weights)
+            ]
+            return jnp.stack(each).sum(0)
+
+        return dataclasses.replace(model, loss=loss)

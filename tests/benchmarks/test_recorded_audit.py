@@ -199,6 +199,10 @@ def test_weights_of_one_logit_are_no_shares_of_a_batch() -> None:
     one = Arguments(one_output=True, class_weights="1,3")
     assert recipe.model_of(one, table).loss(logits, y) == pytest.approx([1, 3, 3] * softplus)
     assert recipe.training(one).plugins == ()
+    parts = np.asarray([[1.0, 0.0], [0.5, 0.5], [0.2, 0.8]])
+    of_each = [recipe.model_of(one, table).loss(logits, np.full(3, k)) for k in (0, 1)]
+    soft = recipe.model_of(one, table).loss(logits, parts)
+    assert soft == pytest.approx((parts.T * np.asarray(of_each)).sum(0), rel=1e-5)
     two = dataclasses.replace(one, one_output=False)
     assert recipe.training(two).plugins == (ClassWeights((1.0, 3.0)),)
 

@@ -72,6 +72,7 @@ def test_transposed_convolutions_are_jaxs(size, stride, padding):
         ("tanh", np.tanh),
         ("sigmoid", scipy.special.expit),
         ("gelu", lambda z: z * scipy.stats.norm.cdf(z)),
+        ("gelu_tanh", lambda z: z / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (z + 0.044715 * z**3)))),
         ("silu", lambda z: z * scipy.special.expit(z)),
         ("elu", lambda z: np.where(z > 0, z, np.expm1(z))),
         ("leaky_relu", lambda z: np.where(z > 0, z, 0.01 * z)),
