@@ -103,7 +103,7 @@ def _answered(arguments: Arguments, suites: Mapping[str, Suite], words: Sequence
         _print_suites(console, suites)
         return 0
     groups = select(arguments, suites)
-    prepare_devices()
+    prepare_devices(soon=arguments.size == "small")
     if arguments.dry_run:
         _print_plan(console, groups)
         return 0

@@ -24,7 +24,7 @@ from attacks import (
 from attacks.attributes.candidate_decoding.simulated_client import model_of_gradients
 from attacks.fit import FitWarning
 from benchmarks.audits.optimizers import decay_of, is_adam
-from jaxfl import LocalTraining, Messages, Model
+from jaxfl import LocalTraining, Messages, Model, Upload
 from jaxfl.models.probe import draws_at_random
 
 ORDERS = 64
@@ -99,7 +99,8 @@ def _told(model: Model, messages: Messages, known: Knowledge, training: LocalTra
     if is_adam(training.optimizer):
         batches = len(training.batch_sizes(records)) > 1
         return "gls_unrolled" if batches or random else "decode_adam"
-    plain = training.steps(records) == 1 and training.optimizer is optax.sgd
+    noised = any(isinstance(plugin, Upload) for plugin in training.plugins)
+    plain = training.steps(records) == 1 and training.optimizer is optax.sgd and not noised
     return "closed_form" if plain and not random else "gls"
 
 

@@ -30,6 +30,7 @@ ONLY_RECORDED = (
     "one_output",
     "label_smoothing",
     "class_weights",
+    "upload_noise",
 )
 DEFAULT_CLIENTS = "10"
 AS_OPTIONS = (
@@ -94,6 +95,9 @@ class Arguments:
     class_weights: str | None = None
     """Weights of the labels 0, 1, ... in the loss, comma-separated. Losses of a batch are divided
     by its weights' sum (CrossEntropyLoss), or by its records with --one-output (pos_weight)."""
+    upload_noise: NotNegativeFloat = 0.0
+    """Standard deviation of the noise that clients add to every number that they send, as Flower's
+    LocalDpMod logs it; beside SGD."""
     rounds: Count = 20
     """Communication rounds that are simulated, and seen."""
     optimizer: Literal["sgd", "adam"] = "sgd"

@@ -7,8 +7,11 @@ from benchmarks.audits import plan
 from benchmarks.audits.optimizers import adam
 from benchmarks.audits.options import Arguments, is_count, names
 from benchmarks.harness.command_line import UsageError
-from jaxfl import ClassWeights, LocalTraining, Model, label_smoothing, mlp, sgd
+from jaxfl import ClassWeights, LocalTraining, Model, Plugin, Upload, label_smoothing, mlp, sgd
 from jaxfl.datasets import Inputs
+
+UNCLIPPED = 1e6
+"""A norm that no update has, in units of which the noise on what is sent is told."""
 
 
 def model_of(arguments: Arguments, table: Inputs) -> Model:
@@ -71,15 +74,27 @@ def training(arguments: Arguments) -> LocalTraining:
         optimizer = _adam(arguments)
     if arguments.drop_last and batch is None:
         raise UsageError("--drop-last with --batch-size 0: there is one batch of all records")
-    weights = class_weights(arguments.class_weights)
     return LocalTraining(
         arguments.learning_rate,
         arguments.epochs,
         batch,
         optimizer,
-        plugins=(ClassWeights(weights),) if weights and not arguments.one_output else (),
+        plugins=_plugins(arguments),
         drop_last=arguments.drop_last,
     )
+
+
+def _plugins(arguments: Arguments) -> tuple[Plugin, ...]:
+    """What clients do beside their steps."""
+    weights = class_weights(arguments.class_weights)
+    plugins: list[Plugin] = [ClassWeights(weights)] if weights and not arguments.one_output else []
+    if arguments.upload_noise:
+        if arguments.optimizer != "sgd":
+            raise UsageError(
+                f"--upload-noise {arguments.upload_noise:g} is of clients with --optimizer sgd"
+            )
+        plugins.append(Upload(UNCLIPPED, arguments.upload_noise / UNCLIPPED))
+    return tuple(plugins)
 
 
 def class_weights(text: str | None) -> tuple[float, ...]:

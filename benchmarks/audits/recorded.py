@@ -33,6 +33,10 @@ from jaxfl.recordings import Recording
 EVERYONE = "all who took part, together"
 SUMS = "sums over clients"
 WHO_TOOK_PART = ". Were the same clients there in every round? --participation says who took part"
+BARELY = (
+    "are barely outside what their recipe leaves, and asked again it explains them. So are those "
+    "of one right client in a hundred, and of more that draw the same batches in every round."
+)
 OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
 NEARLY_ALL = 0.99
@@ -49,6 +53,7 @@ OPTION_OF = {
     "Adam": "--optimizer adam",
     "learning rate": "--learning-rate",
     "rate and weight decay": "--learning-rate and --weight-decay",
+    "noise": "--upload-noise",
 }
 """Of causes that `attacks.diagnose` names."""
 COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")
@@ -65,6 +70,7 @@ class Client:
       records: its own.
       others: all others of the table, clients' and nobody's, from which guesses are learned.
       table: everyone's: what values a column may have is known of all, not of the client.
+      together: how many clients stand behind it, whose mean is all that is seen.
     """
 
     name: str
@@ -72,6 +78,15 @@ class Client:
     records: Inputs
     others: Inputs
     table: Inputs
+    together: int = 1
+
+    def recipe(self, training: LocalTraining) -> LocalTraining:
+        """What each client does in a round, as what is seen of it: steps that several take side by
+        side are nearly those of a client in batches as large as theirs together."""
+        if training.batch_size is None or self.together == 1:
+            return training
+        size = min(self.together * training.batch_size, len(self.records.y))
+        return dataclasses.replace(training, batch_size=size)
 
 
 def clients_of(
@@ -111,7 +126,8 @@ def _together(
         messages = messages.select([i for i, t in enumerate(numbers) if t in participation])
     (together,) = present
     records = _of_clients(table, together) if named else table
-    return [Client(EVERYONE, messages, records, _without(table, together), table)]
+    count = len(together) or 1
+    return [Client(EVERYONE, messages, records, _without(table, together), table, count)]
 
 
 def _without(table: Inputs, clients: Collection[str]) -> Inputs:
@@ -160,8 +176,10 @@ def read(
     it is asked, for minutes, why its updates are not explained."""
     rows, notes, attribute = [], [], " + ".join(columns)
     for place, client in enumerate(clients):
-        row, told = _row(model, client, clients[place - 1], columns, training)
+        recipe = client.recipe(training)
+        row, told = _row(model, client, clients[place - 1], columns, recipe)
         rows.append(row)
+        notes += _side_by_side(client, training, recipe)
         kept = {name: row[name] for name in COLUMNS}
         done({"client": client.name, "attribute": attribute} | kept)
         if row["status"] not in ("ok", "unchecked"):
@@ -209,9 +227,7 @@ def _row(
         turned = _turned(client.name, answer)
         if turned:
             return turned
-        said = _asked_why(diagnose(model, client.messages, known, training))
-        hint = WHO_TOOK_PART if client.name == EVERYONE else ""
-        return [f"Updates of {client.name} are not explained. They say: {said}{hint}"]
+        return [_why(client.name, diagnose(model, client.messages, known, training))]
 
     last = jax.tree.map(lambda a: a[-1], client.messages.returned)
     return {
@@ -225,6 +241,25 @@ def _row(
         "test_accuracy": _accuracy(model, last, client.others),
         "detail": _detail(answer, null, truth, len(values)),
     }, notes
+
+
+def _side_by_side(client: Client, told: LocalTraining, taken: LocalTraining) -> list[str]:
+    """That batches of several clients are taken for one's."""
+    if told.batch_size == taken.batch_size:
+        return []
+    return [
+        f"Steps of {client.together} clients side by side, in batches of {told.batch_size}, are "
+        f"taken for those of one client in batches of {taken.batch_size}. That is not exact: the "
+        "records of larger clients count more."
+    ]
+
+
+def _why(client: str, diagnosis: Diagnosis) -> str:
+    """What a client's updates say that are not explained."""
+    if [finding.cause for finding in diagnosis.findings] == ["as told"]:
+        return f"Updates of {client} {BARELY}"
+    hint = WHO_TOOK_PART if client == EVERYONE else ""
+    return f"Updates of {client} are not explained. They say: {_asked_why(diagnosis)}{hint}"
 
 
 def _asked_why(diagnosis: Diagnosis) -> str:

@@ -13,8 +13,8 @@ from benchmarks.harness.store import write_whole
 from jaxfl import LocalTraining
 
 PROG = "python -m benchmarks.audit"
-NUMBERS = ("momentum", "weight_decay", "proximal")
-"""Options that say more of an optimiser."""
+NUMBERS = ("momentum", "weight_decay", "proximal", "upload_noise")
+"""Options that say more of how clients train, and send."""
 ASIDE = ("messages", "csv")
 """What tells one audit from another, and is named first."""
 

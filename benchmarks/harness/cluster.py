@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.engines import Run, with_room
 from benchmarks.harness.jobs import Group, Job, Outcome
 
@@ -44,6 +45,8 @@ def on_ray(
 
     @ray.remote(num_gpus=accelerators, num_returns="streaming", max_retries=RETRIES)
     def remote(group: Group) -> Iterator[Sequence[Outcome]]:
+        small = group.jobs[0].cell.size == "small"
+        prepare_devices(cores=False, soon=small)  # one core; its programs are kept for the others
         yield from with_room(run, group)
 
     pending = {remote.remote(group): _Pending(group) for group in groups}

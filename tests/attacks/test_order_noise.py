@@ -3,6 +3,7 @@ noise."""
 
 import dataclasses
 import operator
+import warnings
 from itertools import pairwise
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from attacks import GLS, Knowledge, binary_column, gls
+from attacks import GLS, FitWarning, Knowledge, Status, binary_column, gls
 from attacks.attributes.candidate_decoding.factored_gradients import (
     factored_gradients,
     gradient_changes,
@@ -21,6 +22,7 @@ from attacks.attributes.candidate_decoding.order_noise import (
     batch_weights,
     noise_variance,
     place_covariance,
+    upload_variance,
 )
 from attacks.attributes.candidate_decoding.simulated_client import guess_of, simulated
 from attacks.attributes.candidate_decoding.whitening import _positive
@@ -29,6 +31,7 @@ from jaxfl import (
     Federated,
     LocalTraining,
     Mixup,
+    Upload,
     local_update,
     mlp,
     one_client,
@@ -36,6 +39,7 @@ from jaxfl import (
     stack_clients,
 )
 from tests.attacks.victims import KEY, D, explicit, make_victim
+from tests.attacks.wrong_recipes import client
 
 one_round = jax.jit(round_quadratic)
 
@@ -60,6 +64,37 @@ def test_the_noise_of_private_training_is_as_long_as_it_is_drawn():
     assert float((drawn**2).mean()) == pytest.approx(
         float(noise_variance(training, records)), rel=0.05
     )
+
+
+@pytest.mark.parametrize("clip", [100.0, float("inf")])
+def test_the_noise_of_an_upload_is_as_long_as_it_is_drawn(clip):
+    """In units of a norm that no update has, and in those of the update's own."""
+    training = LocalTraining(0.5, plugins=(Upload(clip, 0.03 if clip < jnp.inf else 2.0),))
+    update = {"kernel": jax.random.normal(KEY, (40, 30)), "bias": jnp.ones(30)}
+    sent = jax.vmap(lambda key: training.plugins[0].send(update, key))(jax.random.split(KEY, 20))
+    drawn = jax.vmap(lambda tree: ravel_pytree(tree)[0])(sent) - ravel_pytree(update)[0]
+    told = jax.vmap(lambda tree: upload_variance(training, tree))(sent)
+    measured = float((drawn**2).mean()) / training.learning_rate**2
+    assert float(told.mean()) == pytest.approx(measured, rel=0.05)
+    assert float(upload_variance(LocalTraining(0.5), update)) == 0
+
+
+@pytest.mark.slow
+def test_noise_that_is_told_is_no_misfit_and_helps():
+    sent = (Upload(1e6, 1e-3 / 1e6),)
+    model, messages, known, truth = client("right", LocalTraining(0.1), 0, plugins=sent)
+    answers = {}
+    for told in (sent, ()):
+        settings = GLS(LocalTraining(0.1, plugins=told), orders=8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)
+            answers[told] = gls(model, messages, known, KEY, settings=settings)
+    right = {told: float((each.values[0] == truth).mean()) for told, each in answers.items()}
+    assert [answers[told].status for told in (sent, ())] == [Status.OK, Status.MISFIT]
+    assert right[sent] >= right[()] > 0.6
+    rounded = GLS(LocalTraining(0.1, plugins=(Upload(bits=8),)))
+    with pytest.raises(ValueError, match="Upload without bits alone"):
+        gls(model, messages, known, KEY, settings=rounded)
 
 
 def test_records_weights_in_random_batches():

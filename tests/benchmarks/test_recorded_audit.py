@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attacks import Fit, Reconstruction
+from attacks import Diagnosis, Finding, Fit, Reconstruction
 from attacks.diagnosis.advice import advice
 from benchmarks import audit
 from benchmarks.audits import recipe, recorded
@@ -189,6 +189,73 @@ def test_what_was_not_told_is_asked_for_by_its_option(
     page = " ".join((tmp_path / "report.html").read_text().split())
     assert "It cannot be told" in page
     assert f"Tell it by {recorded.OPTION_OF[option]}, and ask again" in page
+
+
+def test_messages_that_a_second_look_explains_are_said_to_be_barely_outside() -> None:
+    explained = Diagnosis((Finding("as told", "the recipe explains the messages", 1.0),), None, "")
+    assert "asked again it explains them" in recorded._why("ana", explained)
+    noised = Diagnosis((Finding("noise", "what is left has no direction", 0.9),), None, "")
+    assert "Tell it by --upload-noise" in recorded._why("ana", noised)
+    assert recorded.WHO_TOOK_PART in recorded._why(recorded.EVERYONE, noised)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """The table with Flower's names of the clients."""
+    names = {"ana": 2**63 + 11, "ben": 2**63 + 12, "eve": 2**63 + 13}
+    text = (RECORDINGS / "records.csv").read_text()
+    for name, node in names.items():
+        text = text.replace(f"\n{name},", f"\n{node},")
+    path = tmp_path / "nodes.csv"
+    path.write_text(text)
+    return path
+
+
+CHECKPOINTS = ["--after", "round-{round}-weights", "--returned", ""]
+BATCHES = ["--batch-size", "16", "--epochs", "2"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "least"),
+    [
+        # Clipped by Flower: each update is a step at a rate of its own.
+        pytest.param("flower_clipped", ["--batch-size", "0"], 150, marks=LAST),
+        # Two of three clients a round, FedAdam's models of 64 bits.
+        pytest.param("flower_batches", BATCHES, 147, marks=LAST),
+        # Noise of a quarter to four tenths of an update's length; by chance 99 one time in 1,000.
+        pytest.param(
+            "flower_noised", ["--batch-size", "0", "--upload-noise", "0.00097"], 105, marks=SLOW
+        ),
+        pytest.param("flower_checkpoints", [*CHECKPOINTS, *BATCHES], 105, marks=LAST),
+    ],
+)
+def test_runs_of_flower_are_read_as_told(
+    folder: str, words: list[str], least: int, nodes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--messages", str(RECORDINGS / folder), *without(RECORDED, ["--csv", *words])]
+    out = nodes.parent / "out"
+    assert audit.main([*asked, "--csv", str(nodes), *words, "--out", str(out)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    counts = re.search(r"names rightly 'smoker' of (\d+) of 150 people", told)
+    assert counts is not None, told
+    assert int(counts[1]) >= least
+    with (out / "results.csv").open() as file:
+        assert {row["status"] for row in csv.DictReader(file)} == {"ok"}
+
+
+def test_batches_of_clients_side_by_side_are_batches_of_all() -> None:
+    """Where global models alone are seen, a step is of every client's batch."""
+    table, model = read_inputs(RECORDINGS / "records.csv", "default", "client"), mlp(8, (12,), 2)
+    kept = "round-{round}-weights"
+    run = read_rounds(RECORDINGS / "flower_checkpoints", model, returned=None, after=kept)
+    (everyone,) = recorded.clients_of(run, table)
+    told = LocalTraining(0.1, 2, 16)
+    assert everyone.recipe(told) == dataclasses.replace(told, batch_size=48)
+    assert everyone.recipe(dataclasses.replace(told, batch_size=60)).batch_size == 150
+    assert everyone.recipe(LocalTraining(0.1)) == LocalTraining(0.1)
+    (note,) = recorded._side_by_side(everyone, told, everyone.recipe(told))
+    assert "Steps of 3 clients side by side, in batches of 16" in note
+    assert not recorded._side_by_side(everyone, LocalTraining(0.1), LocalTraining(0.1))
 
 
 def test_weights_of_one_logit_are_no_shares_of_a_batch() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
@@ -43,8 +44,10 @@ def table() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def network(*after: nn.Module, outputs: int = 2) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 12), *(after or (nn.ReLU(),)), nn.Linear(12, outputs))
+    """The same one whenever it is asked for, whatever is drawn beside it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 12), *(after or (nn.ReLU(),)), nn.Linear(12, outputs))
 
 
 def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
@@ -53,6 +56,19 @@ def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
     optimiser = torch.optim.SGD(model.parameters(), RATE)
     nn.functional.cross_entropy(model(x), y).backward()
     optimiser.step()
+    return model
+
+
+def trained_in_batches(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
+    """Two epochs of SGD in batches of 16."""
+    model = copy.deepcopy(model)
+    optimiser = torch.optim.SGD(model.parameters(), RATE)
+    records = torch.utils.data.TensorDataset(x, y)
+    for _ in range(2):
+        for inputs, labels in torch.utils.data.DataLoader(records, 16, shuffle=True):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimiser.step()
     return model
 
 
@@ -145,24 +161,32 @@ def write_cnn() -> None:
 
 
 class InProcess(Grid):
-    """Runs clients where the server runs."""
+    """Runs clients where the server runs: what they do in a round, and Flower's modifiers of it."""
 
-    def __init__(self, parts: dict[str, Any]) -> None:
-        self.parts = parts
+    def __init__(self, parts: dict[str, Any], train: Any = trained, mod: Any = None) -> None:
+        self.parts, self.train, self.mod = parts, train, mod
+
+    def client(self, message: Message, context: Context) -> Message:
+        x, y = self.parts[NODES[message.metadata.dst_node_id]]
+        model = network()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        arrays = ArrayRecord(self.train(model, x, y).state_dict())
+        metrics = MetricRecord({"num-examples": len(y)})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     def get_node_ids(self) -> Iterable[int]:
         return list(NODES)
 
     def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
         for message in messages:
-            if message.metadata.message_type != "train":
-                continue
-            x, y = self.parts[NODES[message.metadata.dst_node_id]]
-            model = network()
-            model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-            arrays = ArrayRecord(trained(model, x, y).state_dict())
-            metrics = MetricRecord({"num-examples": len(y)})
-            yield Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+            if message.metadata.message_type == "train":
+                node = message.metadata.dst_node_id
+                context = Context(1, node, {}, RecordDict(), {})
+                yield (
+                    self.mod(message, context, self.client)
+                    if self.mod
+                    else self.client(message, context)
+                )
 
     def set_run(self, run: Any) -> None: ...
     def run(self) -> Any: ...
@@ -172,27 +196,42 @@ class InProcess(Grid):
     def pull_messages(self, message_ids: Any) -> Any: ...
 
 
-def write_flower(parts: dict[str, Any]) -> None:
-    """A run of Flower's FedAvg by the strategy that the documentation shows, and the global model
-    after every round as Flower's documentation saves it."""
+def run_flower(folder: Path, strategy: str, rounds: int, grid: Grid, **settings: Any) -> None:
+    """A run of one of Flower's strategies in place of the one that the documentation shows, and the
+    global model after every round as Flower's documentation saves it."""
     page = (HERE.parent.parent / "docs" / "recordings.md").read_text()
     (code,) = re.findall(r"```python flower\n(.*?)```", page, re.S)
     shown: dict[str, Any] = {}
-    exec(code, shown)
-    folder = HERE / "flower"
+    exec(code.replace("FedAvg", strategy), shown)
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     TaskIdentity.run_id = TaskIdentity.task_id = 1  # which Flower's engine would set
     TaskIdentity.node_id = 1
-    recorder = shown["Recorder"](
-        fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3
-    )
+    recorder = shown["Recorder"](fraction_evaluate=0.0, min_available_nodes=3, **settings)
 
     def keep(server_round: int, arrays: ArrayRecord) -> None:
         if server_round:
             np.savez(f"round-{server_round}-weights.npz", *arrays.to_numpy_ndarrays())
 
-    recorder.start(InProcess(parts), ArrayRecord(network().state_dict()), ROUNDS, evaluate_fn=keep)
+    recorder.start(grid, ArrayRecord(network().state_dict()), rounds, evaluate_fn=keep)
+
+
+def write_flower(parts: dict[str, Any]) -> None:
+    """Full batches and FedAvg; batches and FedAdam, of two clients a round; clients whose updates
+    Flower clips, without noise and with; and of batches and FedAvg the global models alone."""
+    torch.manual_seed(1)
+    everyone, some = {"min_train_nodes": 3}, {"fraction_train": 0.67, "min_train_nodes": 2}
+    run_flower(HERE / "flower", "FedAvg", ROUNDS, InProcess(parts), **everyone)
+    batches = InProcess(parts, trained_in_batches)
+    run_flower(HERE / "flower_batches", "FedAdam", 24, batches, eta=0.03, **some)
+    run_flower(HERE / "flower_checkpoints", "FedAvg", 24, batches, **everyone)
+    clipped = InProcess(parts, mod=LocalDpMod(0.05, 0.0, 1.0, 1e-5))
+    run_flower(HERE / "flower_clipped", "FedAvg", ROUNDS, clipped, **everyone)
+    noised = InProcess(parts, mod=LocalDpMod(1.0, 1e-3, 5.0, 1e-5))
+    run_flower(HERE / "flower_noised", "FedAvg", 4 * ROUNDS, noised, **everyone)
+    for path in HERE.glob("flower_*/round-*.npz"):
+        if path.stem.endswith("-weights") != (path.parent.name == "flower_checkpoints"):
+            path.unlink()
 
 
 if __name__ == "__main__":

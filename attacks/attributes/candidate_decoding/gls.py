@@ -45,6 +45,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.dtypes import canonicalize_dtype
 
@@ -72,7 +73,7 @@ from attacks.attributes.knowledge import (
 )
 from attacks.path import check_linear
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import DPSGD, ClassWeights, Messages, Mixup, Model
+from jaxfl import DPSGD, ClassWeights, Messages, Mixup, Model, Upload, _check
 from jaxfl.domains import Key, Positive, check, checked
 
 Array = jax.Array
@@ -160,9 +161,13 @@ def _check_settings(settings: GLS, model: Model, knowledge: Knowledge) -> None:
     if knowledge.y is None and (training.mixup or weighted):
         raise ValueError("y=None does not go with Mixup or ClassWeights; give labels")
     for plugin in training.plugins:
-        if type(plugin) not in (DPSGD, Mixup, ClassWeights):
+        rounded = isinstance(plugin, Upload) and not (
+            _check.is_unseen(plugin.bits) or np.all(np.asarray(plugin.bits) == 0)
+        )
+        if rounded or type(plugin) not in (DPSGD, Mixup, ClassWeights, Upload):
             raise ValueError(
-                f"training.plugins holds {plugin!r}; gls knows DPSGD, Mixup and ClassWeights alone"
+                f"training.plugins holds {plugin!r}; gls knows DPSGD, Mixup, ClassWeights and "
+                "Upload without bits alone"
             )
     if settings.layers is not None:
         named = () if model.layers is None else model.layers.names

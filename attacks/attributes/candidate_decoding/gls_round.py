@@ -22,6 +22,7 @@ from attacks.attributes.candidate_decoding.order_noise import (
     drift,
     noise_variance,
     piece_ends,
+    upload_variance,
     with_drift,
     with_weights,
 )
@@ -50,8 +51,9 @@ class GLS:
     Attributes:
       training: the client's recipe, known to the server that prescribed it. Its optimiser must be
         SGD, with momentum and weight decay or without, or another that is linear in gradients,
-        alike for all parameters (`attacks.path.is_linear`); its plug-ins `DPSGD`, `Mixup` or
-        `ClassWeights`.
+        alike for all parameters (`attacks.path.is_linear`); its plug-ins `DPSGD`, `Mixup`,
+        `ClassWeights`, or `Upload` without bits: its noise (an update that it shortened is of
+        another recipe).
       orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise
         (static). Many small batches make noise in about N directions; what M runs miss of them is
         taken for signal. Clients with few steps need few.
@@ -167,9 +169,8 @@ def round_quadratic(client: Client, seen: Round, scores: Array, key: Array) -> t
     rounding = ROUNDING * jnp.finfo(noise.inner.dtype).eps * noise.squares / len(noise.inner) ** 0.5
     by_default = EXACT_FLOOR if settings.drift else FLOOR
     relative = by_default if settings.floor is None else settings.floor
-    least = jnp.maximum(relative * jnp.trace(noise.inner) / records, rounding) + noise_variance(
-        training, records
-    )
+    least = jnp.maximum(relative * jnp.trace(noise.inner) / records, rounding)
+    least += noise_variance(training, records) + upload_variance(training, seen.update)
     quadratic, slope = whitened(noise, gram, along[..., 0], least)
     averages = 2 if training.mixup else 1  # that one record is in
     entries = averages * batch_weights(training, records)[0]

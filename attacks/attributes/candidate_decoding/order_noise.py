@@ -1,5 +1,5 @@
 """Noise of an update: what the unknown order of a client's records does, with what weight a record
-enters and where on the way, and what private training adds.
+enters and where on the way, and what private training and the upload add.
 
 In units of the learning rate.
 """
@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.factored_gradients import (
     FactoredGradients,
     gradient_changes,
 )
 from attacks.path import LocalPath, local_path, on_path
-from jaxfl import LocalTraining, Model
+from jaxfl import LocalTraining, Model, Upload
 
 Array = jax.Array
 
@@ -45,6 +46,21 @@ def noise_variance(training: LocalTraining, records: int) -> Array:
     sizes = training.batch_sizes(records)
     deviation = training.privacy.clip * training.privacy.noise_multiplier / sizes[0]
     return (local_path(training, records).weights ** 2).sum() * deviation**2
+
+
+def upload_variance(training: LocalTraining, update: Any) -> Array:
+    """Variance per number of the noise on an update as it was sent, in units of the learning
+    rate."""
+    numbers = ravel_pytree(update)[0]
+    total = jnp.zeros(())
+    for plugin in training.plugins:
+        if isinstance(plugin, Upload):
+            relative = jnp.square(jnp.asarray(plugin.noise_multiplier))
+            # Without clipping the noise is in units of a norm that is seen with the noise.
+            norm = (numbers**2).sum() / (1 + relative * len(numbers))
+            square = jnp.where(jnp.isfinite(plugin.clip), plugin.clip, norm**0.5) ** 2
+            total += relative * square
+    return total / training.learning_rate**2
 
 
 def place_covariance(training: LocalTraining, records: int, pieces: int = 1) -> Array:
