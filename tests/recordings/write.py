@@ -225,7 +225,7 @@ def write_flower(parts: dict[str, Any]) -> None:
     batches = InProcess(parts, trained_in_batches)
     run_flower(HERE / "flower_batches", "FedAdam", 24, batches, eta=0.03, **some)
     run_flower(HERE / "flower_checkpoints", "FedAvg", 24, batches, **everyone)
-    clipped = InProcess(parts, mod=LocalDpMod(0.05, 0.0, 1.0, 1e-5))
+    clipped = InProcess(parts, mod=LocalDpMod(0.015, 0.0, 1.0, 1e-5))
     run_flower(HERE / "flower_clipped", "FedAvg", ROUNDS, clipped, **everyone)
     noised = InProcess(parts, mod=LocalDpMod(1.0, 1e-3, 5.0, 1e-5))
     run_flower(HERE / "flower_noised", "FedAvg", 4 * ROUNDS, noised, **everyone)
