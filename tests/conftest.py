@@ -13,9 +13,10 @@ from pathlib import Path
 # of their time, and loops compiled the older way as much again. XLA ends the process on a flag that
 # it does not know, as a later one may the second.
 if version("jaxlib").startswith(("0.10.", "0.11.")):
-    os.environ.setdefault(
-        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    )
+    # The last two are `benchmarks.harness.devices.SOON`, so that processes of tests compile alike.
+    flags = "backend_optimization_level=0 cpu_use_fusion_emitters=false"
+    flags += " llvm_disable_expensive_passes=true"
+    os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in flags.split()))
 # What one process or module has compiled the others load; set before the processes start, which
 # inherit it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -49,7 +49,7 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> 
         ONE_ROUND: "the same attack without that round",
         LABELS: "the same attack with the right labels, or with unknown ones (`y=None`)",
         NO_STEP: "`diagnose` with `training=LocalTraining(rate)`, the client's learning rate",
-        "noise": "the same attack: its values are the likeliest, and no longer certain",
+        "noise": "`gls` with `jaxfl.Upload` of this noise in the recipe: the likeliest values",
         UNKNOWN: "none before records, labels, model, loss and optimiser are compared with the "
         "client's: give each as it is, and `diagnose` again",
         "cannot be judged": "more rounds, or fewer unknown columns",

@@ -37,7 +37,7 @@ def decode(
 ) -> tuple[str, Reconstruction]:
     """By a method that is exact for one full-batch step, of SGD at one rate or another in every
     round, or of Adam, if the messages are of such steps, whatever was told; by one that knows the
-    noise of batches, and momentum and decay, or Adam, if those are told."""
+    noise of batches and uploads, and momentum and decay, or Adam, if those are told."""
     told = _told(model, messages, known, training)
     weighted = model_of_gradients(model, training, jnp.asarray(known.y))
     with warnings.catch_warnings():

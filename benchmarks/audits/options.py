@@ -96,8 +96,8 @@ class Arguments:
     """Weights of the labels 0, 1, ... in the loss, comma-separated. Losses of a batch are divided
     by its weights' sum (CrossEntropyLoss), or by its records with --one-output (pos_weight)."""
     upload_noise: NotNegativeFloat = 0.0
-    """Standard deviation of the noise that clients add to every number that they send, as Flower's
-    LocalDpMod logs it; beside SGD."""
+    """Standard deviation of the noise that clients add to every number that they send; beside SGD.
+    For Flower's LocalDpMod: sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon."""
     rounds: Count = 20
     """Communication rounds that are simulated, and seen."""
     optimizer: Literal["sgd", "adam"] = "sgd"

@@ -1,9 +1,8 @@
 """What a recorded run gives away: files of models and a table of the records behind them."""
 
-import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,19 +23,20 @@ from attacks.fit import STATES, FitWarning
 from benchmarks.audits.coding import Coding, other_coding
 from benchmarks.audits.decoders import as_told, decode
 from benchmarks.audits.findings import Finding, level_of_clients
+from benchmarks.audits.recorded_clients import EVERYONE, Client
 from benchmarks.measurements.attributes.uncommon import NULL_STATUS, UNCOMMON, uncommon
-from jaxfl import LocalTraining, Messages, Model
+from jaxfl import LocalTraining, Model
 from jaxfl.datasets import Inputs
 from jaxfl.models import log_probabilities
-from jaxfl.recordings import Recording
 
-EVERYONE = "all who took part, together"
 SUMS = "sums over clients"
 WHO_TOOK_PART = ". Were the same clients there in every round? --participation says who took part"
-BARELY = (
-    "are barely outside what their recipe leaves, and asked again it explains them. So are those "
-    "of one right client in a hundred, and of more that draw the same batches in every round."
+OUTSIDE = (
+    "are not what the recipe leaves of this answer, and asked again the recipe explains them. So "
+    "it is with one right client in a hundred, and with more that draw the same batches in every "
+    "round."
 )
+OF_ALL = ". Batches are those of all clients together: tell the size of one client's"
 OTHER_RATE = 0.02
 """Share by which a rate that was read differs from the one told, from which on the page says it."""
 NEARLY_ALL = 0.99
@@ -58,89 +58,6 @@ OPTION_OF = {
 """Of causes that `attacks.diagnose` names."""
 COLUMNS = ("method", "value", "status", "majority", "imputation", "null", "test_accuracy")
 """Of each client's outcome, in the file beside the page."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Client:
-    """One client, as its server has it.
-
-    Attributes:
-      name: its id.
-      messages: what it was sent and returned.
-      records: its own.
-      others: all others of the table, clients' and nobody's, from which guesses are learned.
-      table: everyone's: what values a column may have is known of all, not of the client.
-      together: how many clients stand behind it, whose mean is all that is seen.
-    """
-
-    name: str
-    messages: Messages
-    records: Inputs
-    others: Inputs
-    table: Inputs
-    together: int = 1
-
-    def recipe(self, training: LocalTraining) -> LocalTraining:
-        """What each client does in a round, as what is seen of it: steps that several take side by
-        side are nearly those of a client in batches as large as theirs together."""
-        if training.batch_size is None or self.together == 1:
-            return training
-        size = min(self.together * training.batch_size, len(self.records.y))
-        return dataclasses.replace(training, batch_size=size)
-
-
-def clients_of(
-    run: Recording,
-    table: Inputs,
-    only: Sequence[str] = (),
-    participation: Mapping[int, Sequence[str]] | None = None,
-) -> list[Client]:
-    """The clients of a run whose records the table holds.
-
-    Of global models alone those who took part are taken for one, by `participation` if it is given,
-    else all clients; none are if other ones took part in another round, since no set of records is
-    then behind all messages.
-
-    Raises:
-      ValueError: if a client has no records in the table, or is named more than once.
-    """
-    twice = [name for name in only if only.count(name) > 1]
-    if twice:
-        raise ValueError(f"client={twice[0]!r} is named more than once")
-    if not run.clients:
-        return _together(run, table, participation)
-    chosen = tuple(only) or run.clients
-    return [Client(n, run.messages(n), table.of(n), _without(table, {n}), table) for n in chosen]
-
-
-def _together(
-    run: Recording, table: Inputs, participation: Mapping[int, Sequence[str]] | None
-) -> list[Client]:
-    """Those who took part as one client, if the same did in every round."""
-    messages, named = run.checkpoints(), frozenset(table.clients) - {""}
-    present = {frozenset(names) for names in (participation or {0: tuple(named)}).values()}
-    if len(present) > 1:
-        return []
-    if participation:  # a round in which nobody took part says nothing
-        numbers = messages.rounds.tolist()
-        messages = messages.select([i for i, t in enumerate(numbers) if t in participation])
-    (together,) = present
-    records = _of_clients(table, together) if named else table
-    count = len(together) or 1
-    return [Client(EVERYONE, messages, records, _without(table, together), table, count)]
-
-
-def _without(table: Inputs, clients: Collection[str]) -> Inputs:
-    """Records of others, and of nobody; none where the table does not say whose a record is, and
-    all are the clients' own."""
-    named = set(table.clients)
-    return _of_clients(table, named.difference(clients) if named != {""} else ())
-
-
-def _of_clients(table: Inputs, names: Collection[str]) -> Inputs:
-    rows = [i for i, name in enumerate(table.clients) if name in names]
-    held = tuple(table.clients[i] for i in rows)
-    return dataclasses.replace(table, x=table.x[rows], y=table.y[rows], clients=held)
 
 
 def row_of_sums(attribute: str, value: float | None, majority: float) -> dict[str, Any]:
@@ -179,7 +96,7 @@ def read(
         recipe = client.recipe(training)
         row, told = _row(model, client, clients[place - 1], columns, recipe)
         rows.append(row)
-        notes += _side_by_side(client, training, recipe)
+        notes += _side_by_side(client, training, recipe) if "gls" in row["method"] else []
         kept = {name: row[name] for name in COLUMNS}
         done({"client": client.name, "attribute": attribute} | kept)
         if row["status"] not in ("ok", "unchecked"):
@@ -245,27 +162,28 @@ def _row(
 
 def _side_by_side(client: Client, told: LocalTraining, taken: LocalTraining) -> list[str]:
     """That batches of several clients are taken for one's."""
-    if told.batch_size == taken.batch_size:
+    if taken.batch_size in (None, told.batch_size):
         return []
     return [
         f"Steps of {client.together} clients side by side, in batches of {told.batch_size}, are "
-        f"taken for those of one client in batches of {taken.batch_size}. That is not exact: the "
-        "records of larger clients count more."
+        f"taken for those of one client in batches of {taken.batch_size}. That is not exact: "
+        "larger clients take more steps, and their records count more."
     ]
 
 
 def _why(client: str, diagnosis: Diagnosis) -> str:
     """What a client's updates say that are not explained."""
-    if [finding.cause for finding in diagnosis.findings] == ["as told"]:
-        return f"Updates of {client} {BARELY}"
-    hint = WHO_TOOK_PART if client == EVERYONE else ""
+    if diagnosis.findings and diagnosis.findings[0].cause == "as told":
+        more = "".join(f" {f.cause}: {f.evidence}." for f in diagnosis.findings[1:])
+        return f"Updates of {client} {OUTSIDE}{more}"
+    hint = f"{OF_ALL}{WHO_TOOK_PART}" if client == EVERYONE else ""
     return f"Updates of {client} are not explained. They say: {_asked_why(diagnosis)}{hint}"
 
 
 def _asked_why(diagnosis: Diagnosis) -> str:
     """What updates say of their client, and the option that tells of the first cause."""
     cause = diagnosis.findings[0].cause if diagnosis.findings else ""
-    if cause not in OPTION_OF:
+    if cause not in OPTION_OF or "TensorFloat" in diagnosis.findings[0].evidence:
         return "; ".join(str(diagnosis).splitlines())
     findings = "; ".join(f"{f.cause}: {f.evidence}" for f in diagnosis.findings)
     return f"{findings}. Is that so? Tell it by {OPTION_OF[cause]}, and ask again"

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.audits import notes, options, page, recipe, recorded, request, sentences
+from benchmarks.audits import (
+    notes,
+    options,
+    page,
+    recipe,
+    recorded,
+    recorded_clients,
+    request,
+    sentences,
+)
 from benchmarks.audits.findings import Finding
 from benchmarks.audits.options import Arguments
 from benchmarks.audits.recorded_sums import (
@@ -23,6 +32,7 @@ from benchmarks.audits.recorded_sums import (
     told_by_sums,
 )
 from benchmarks.harness.command_line import UsageError
+from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.store import write_whole
 from jaxfl import LocalTraining, Model
 from jaxfl.datasets import Inputs, read_inputs
@@ -46,7 +56,7 @@ class Asked(NamedTuple):
 
     model: Model
     training: LocalTraining
-    clients: Sequence[recorded.Client]
+    clients: Sequence[recorded_clients.Client]
     attributes: Sequence[Sequence[str]]
     games: Sequence[Game | str]
 
@@ -78,6 +88,7 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
       UsageError: if an option does not fit the files, the table or another one, nothing can be
         asked of the run, or `--out` holds another audit.
     """
+    prepare_devices(cores=False, soon=True)
     folder, table, training = Path(arguments.out), _inputs(arguments), recipe.training(arguments)
     model = recipe.model_of(arguments, table)
     with warnings.catch_warnings(record=True) as doubts:
@@ -123,7 +134,7 @@ def _asked(
         check_participants(participation, table)
     chosen = options.names("client", arguments.client or "")
     try:
-        clients = recorded.clients_of(run, table, chosen, participation)
+        clients = recorded_clients.clients_of(run, table, chosen, participation)
     except ValueError as error:  # nobody may have been named by --client
         who = "--client " if chosen else "the recorded client "
         raise UsageError(re.sub("^client=", who, str(error))) from None
@@ -145,9 +156,9 @@ def _asked(
     return Asked(model, training, clients, attributes, games)
 
 
-def _whose_records(clients: Sequence[recorded.Client]) -> list[str]:
+def _whose_records(clients: Sequence[recorded_clients.Client]) -> list[str]:
     """Which records are asked for, of global models alone."""
-    aside = [len(client.others.y) for client in clients if client.name == recorded.EVERYONE]
+    aside = [len(client.others.y) for client in clients if client.name == recorded_clients.EVERYONE]
     return [
         f"{count} of the table's {len(clients[0].table.y)} records are of nobody who took part: "
         "guesses are learned from them, and they are not asked for."

@@ -41,7 +41,7 @@ def audit_simulated(console: Console, arguments: Arguments) -> page.Audited:
     jobs = [j for t in tables for j in suite.jobs(t, "small", t.methods, seeds, None)]
     request.keep_settings(arguments, folder)
     keys = {job.key for job in jobs}
-    prepare_devices()
+    prepare_devices(soon=True)
     store = Store(folder)
     try:
         pending, others = unfinished(group(jobs), store.finished())

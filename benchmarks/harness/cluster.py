@@ -46,7 +46,8 @@ def on_ray(
     @ray.remote(num_gpus=accelerators, num_returns="streaming", max_retries=RETRIES)
     def remote(group: Group) -> Iterator[Sequence[Outcome]]:
         small = group.jobs[0].cell.size == "small"
-        prepare_devices(cores=False, soon=small)  # one core; its programs are kept for the others
+        # One device a worker, whose programs are kept for the other workers.
+        prepare_devices(cores=False, soon=small)
         yield from with_room(run, group)
 
     pending = {remote.remote(group): _Pending(group) for group in groups}

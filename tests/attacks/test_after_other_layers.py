@@ -176,6 +176,7 @@ class Embedded(nn.Module):
         return nn.Dense(3)(x)
 
 
+@pytest.mark.slow
 def test_categories_look_like_their_rows_of_an_embedding():
     rng = np.random.default_rng(0)
     codes = np.stack([rng.integers(0, k, 16) for k in CATEGORIES], 1)

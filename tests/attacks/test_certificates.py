@@ -117,6 +117,7 @@ def test_numbers_that_no_message_bounds_have_no_bound():
 
 
 @pytest.mark.parametrize("one_hidden", [False, pytest.param(True, marks=pytest.mark.very_slow)])
+@pytest.mark.slow
 def test_of_averaged_clients_whose_span_leaves_numbers_free_no_number_is_certified(one_hidden):
     """Twelve records in thirteen dimensions: any can be moved along some direction of numbers."""
     rng = np.random.default_rng(0)
@@ -139,6 +140,7 @@ def test_of_averaged_clients_whose_span_leaves_numbers_free_no_number_is_certifi
         ({"age": {"deviation": 15.0}}, "'age' is whole by the schema and"),
     ],
 )
+@pytest.mark.slow
 def test_numbers_that_are_not_whole_are_not_rounded_and_certified(told, says):
     rng = np.random.default_rng(1)
     schema, model = narrow_schema(), mlp(16, (40, 40), 2)

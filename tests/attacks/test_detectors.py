@@ -1,5 +1,4 @@
-"""Detectors of properties: affine features add up, three ways to train one agree, and misbehaving
-clients do what is said."""
+"""Detectors of properties: affine features add up, and three ways to train one agree."""
 
 import dataclasses
 
@@ -245,6 +244,7 @@ def test_means_are_those_of_clients_with_records_of_their_own(federation, auxili
         assert abs(away) < jnp.sqrt(found.variance[t, 0])
 
 
+@pytest.mark.slow
 def test_free_riders_have_laws_although_their_updates_do_not_vary(federation, auxiliary):
     prop = Property(Behavior(update=0.0), rate=2 / CLIENTS)
     run = trained(federation, prop.behavior.among(POSITIVES))

@@ -42,7 +42,7 @@ FIRST = {
 KEY = jax.random.key(0)
 
 
-LONG = ("batches", "epochs", "half", "drop_last")
+LONG = ("batches", "epochs", "half", "drop_last", "momentum")
 KINDS = [pytest.param(kind, marks=pytest.mark.very_slow if kind in LONG else ()) for kind in FIRST]
 
 
@@ -126,7 +126,7 @@ def test_other_optimisers_are_named(optimizer, rate, cause, evidence):
     assert evidence in first.evidence
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_steps_are_not_told_where_the_rate_is_not():
     model, messages, known, _ = client("batches", LocalTraining(RATE), 0)
     answer = diagnose(model, messages, known)
@@ -247,6 +247,7 @@ _reduced.defvjp(
 )
 
 
+@pytest.mark.slow
 def test_clients_whose_products_keep_ten_bits_are_read_and_named():
     """As accelerators train where nothing is said."""
     x, y = records(0)

@@ -16,6 +16,7 @@ TRAINING = LocalTraining(0.05, epochs=5)
 
 
 @pytest.mark.parametrize("free_scale", [False, True])
+@pytest.mark.slow
 def test_wrong_values_are_told_from_a_wrong_recipe(free_scale):
     """Of two wrong values more than 10,000 times what rounding allows is left at first."""
     model, x, y, messages = make_victim(0, TRAINING, rounds=5)

@@ -58,6 +58,7 @@ def test_every_value_is_read(settings):
     np.testing.assert_allclose(answer.learning_rate, RATE, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_over_many_clients_at_once_it_ends_and_answers_the_same():
     """Batches of LAPACK's calls once waited for each other for ever."""
     victims = [client(seed) for seed in range(3)]

@@ -117,6 +117,7 @@ PRIVATE = LocalTraining(0.05, batch_size=32, plugins=(DPSGD(1.0, 0.5),))
 
 @pytest.mark.parametrize("same_records", [False, True])
 @pytest.mark.parametrize("training", [BATCHES, PRIVATE], ids=["batches", "private"])
+@pytest.mark.slow
 def test_clients_are_linked_by_their_records_and_by_nothing_else(training, same_records):
     """Clients drawn alike, batches of 32 and of 4, or gradients that are clipped and noised."""
     rng = np.random.default_rng(6)

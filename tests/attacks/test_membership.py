@@ -263,6 +263,7 @@ def test_variances_that_are_alike_are_no_two_groups(spread):
     assert np.isnan(answer.scores).all()
 
 
+@pytest.mark.slow
 def test_victims_of_different_attributes_share_a_run():
     """Each has its own attribute hidden, and no other."""
     cell = specimen_of(membership.EXPERIMENT, "closed_form")

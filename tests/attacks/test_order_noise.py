@@ -77,10 +77,11 @@ def test_the_noise_of_an_upload_is_as_long_as_it_is_drawn(clip):
     measured = float((drawn**2).mean()) / training.learning_rate**2
     assert float(told.mean()) == pytest.approx(measured, rel=0.05)
     assert float(upload_variance(LocalTraining(0.5), update)) == 0
+    assert float(upload_variance(LocalTraining(0.5, plugins=(Upload(1e30, 0.0),)), update)) == 0
 
 
 @pytest.mark.slow
-def test_noise_that_is_told_is_no_misfit_and_helps():
+def test_noise_that_is_told_is_no_misfit():
     sent = (Upload(1e6, 1e-3 / 1e6),)
     model, messages, known, truth = client("right", LocalTraining(0.1), 0, plugins=sent)
     answers = {}
@@ -91,7 +92,7 @@ def test_noise_that_is_told_is_no_misfit_and_helps():
             answers[told] = gls(model, messages, known, KEY, settings=settings)
     right = {told: float((each.values[0] == truth).mean()) for told, each in answers.items()}
     assert [answers[told].status for told in (sent, ())] == [Status.OK, Status.MISFIT]
-    assert right[sent] >= right[()] > 0.6
+    assert min(right.values()) > 0.6
     rounded = GLS(LocalTraining(0.1, plugins=(Upload(bits=8),)))
     with pytest.raises(ValueError, match="Upload without bits alone"):
         gls(model, messages, known, KEY, settings=rounded)

@@ -88,6 +88,7 @@ def test_who_holds_many_is_found_through_sums_and_not_where_all_hold_as_many(
     assert max(told(np.full(CLIENTS, WITHOUT), seed).max() for seed in range(3)) < 0.9
 
 
+@pytest.mark.slow
 def test_an_attribute_that_no_feature_shows_separates_nothing(model, auxiliary):
     sums = sums_of(model, np.where(POSITIVES, WITH, WITHOUT))
     shuffled = np.random.default_rng(2).permutation(auxiliary[0][:, 0])

@@ -114,6 +114,7 @@ def test_a_table_comes_in_its_own_units():
     assert (answer.precision < 0.5).all()
 
 
+@pytest.mark.slow
 def test_a_record_that_is_there_twice_counts_twice():
     x, y = client(8)
     x, y = np.concatenate([x, x[:2], x[:1]]), np.concatenate([y, y[:2], y[:1]])

@@ -165,6 +165,7 @@ def test_a_client_that_is_given_twice_is_refused(federation):
         decode_sources(model, exchanged, SIZES, x, y, KEY, training=TRAINING)
 
 
+@pytest.mark.slow
 def test_clients_of_several_long_steps_are_simulated(federation):
     """To first order one in ten or twenty records is another client's, and all clients misfit."""
     model, _, x, y, truth, _ = federation

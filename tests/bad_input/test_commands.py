@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import audit, compare, report, sweep, throughput
-from benchmarks.audits import recorded, simulated
+from benchmarks.audits import recorded, recorded_run, simulated
 from benchmarks.harness import store as stores
 from benchmarks.harness.command_line import exit_code
 from benchmarks.speed import beside, estimates, memory
@@ -77,7 +77,10 @@ def harmless(name, field, text):
     return None
 
 
-@pytest.mark.parametrize("name", VALID)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("audit")) for n in VALID],
+)
 def test_bad_input_is_named(name, tmp_path, monkeypatch):
     command = prepared(VALID[name], tmp_path, monkeypatch)
     field = next(iter(command.valid))
@@ -95,10 +98,10 @@ def test_bad_input_is_named(name, tmp_path, monkeypatch):
 def prepared(command, folder, monkeypatch):
     """A command whose work is replaced, in folders of its own."""
     monkeypatch.chdir(folder)
+    for module in (sweep, simulated, recorded_run, throughput):
+        monkeypatch.setattr(module, "prepare_devices", lambda **_: None)
     for module in (sweep, simulated):
         monkeypatch.setattr(module, "run_groups", accept)
-        monkeypatch.setattr(module, "prepare_devices", lambda: None)
-    monkeypatch.setattr(throughput, "prepare_devices", lambda cores: None)
     monkeypatch.setattr(throughput, "measure_limits", accept)
     for record in (beside.Attacks, beside.Rounds, beside.Messages):
         monkeypatch.setattr(record, "time", lambda record, records: {"a": beside.Duration(1, 1)})

@@ -22,11 +22,18 @@ from tests.bad_input.examples import GROUPS
 PUBLIC = (attacks, jaxfl, datasets, recordings)
 PLAIN = (metrics, partitions, accounting)
 
+LONG = ("users", "attributes")
 pytestmark = pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
 """Examples are of few steps."""
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(group, id=group.__name__, marks=[pytest.mark.slow] * (group.__name__ in LONG))
+        for group in GROUPS
+    ],
+)
 def test_bad_input_is_named(group):
     bad = []
     for function, arguments in group().items():

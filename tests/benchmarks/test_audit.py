@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks import audit
-from benchmarks.audits import recorded, request
+from benchmarks.audits import recorded, recorded_clients, request
 from benchmarks.audits.options import Arguments
 from benchmarks.harness.command_line import UsageError
 from jaxfl import Federated, LocalTraining, Upload, mlp, sgd, simulate, stack_clients
@@ -346,7 +346,7 @@ def test_a_recorded_client_that_is_named_twice_is_refused(
     table = read_inputs(RECORDINGS / "records.csv", "default", "client")
     run = read_rounds(str(RECORDINGS / "pytorch"), mlp(8, (12,), 2))
     with pytest.raises(ValueError, match="client='ana' is named more than once"):
-        recorded.clients_of(run, table, ("ana", "ana"))
+        recorded_clients.clients_of(run, table, ("ana", "ana"))
 
 
 @pytest.mark.slow
@@ -378,7 +378,7 @@ def test_the_values_of_a_column_are_those_of_the_table_not_of_the_client(tmp_pat
         csv.writer(file).writerows([header, *changed])
     table = read_inputs(tmp_path / "inputs.csv", "default", "client")
     run = read_rounds(RECORDINGS / "pytorch", mlp(8, (12,), 2))
-    clients = recorded.clients_of(run, table, ["ana"])
+    clients = recorded_clients.clients_of(run, table, ["ana"])
     found = recorded.read(mlp(8, (12,), 2), clients, ["smoker"], LocalTraining(0.1)).finding
     assert found.values == ("0", "1", "2")
     assert found.levels[0].estimate.mean > 0.95

@@ -227,17 +227,21 @@ def test_an_entry_point_has_a_device_a_core_and_its_compilers_flags():
     """Which hold where nothing that they import has started JAX."""
     code = (
         "import os, benchmarks.sweep, benchmarks.audit, benchmarks.throughput, jax\n"
-        "from benchmarks.harness.devices import UNTRIED, prepare_devices\n"
+        "from benchmarks.harness.devices import SOON, UNTRIED, prepare_devices\n"
         "prepare_devices()\n"
-        "print(len(jax.devices()), os.cpu_count(), UNTRIED in os.environ['XLA_FLAGS'])"
+        "late = SOON in os.environ['XLA_FLAGS']\n"
+        "prepare_devices(soon=True)\n"
+        "flags = os.environ['XLA_FLAGS']\n"
+        "print(len(jax.devices()), os.cpu_count(), UNTRIED in flags, late, SOON in flags)"
     )
     environment = {name: v for name, v in os.environ.items() if "JAX" not in name}
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
-    devices, cores, flagged = done.stdout.split()
-    assert (devices, flagged) == (cores, "True"), done.stderr
+    devices, cores, *flags = done.stdout.split()
+    assert devices == cores, done.stderr
+    assert flags == ["True", "False", "True"]
 
 
 def test_results_of_64_bits_come_back_in_32():

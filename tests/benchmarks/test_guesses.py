@@ -59,6 +59,7 @@ def test_another_clients_messages_tell_no_more_than_a_guess(swept):
     assert guessed < rate + 3 * 0.5 / np.sqrt(records)
 
 
+@pytest.mark.slow
 def test_the_report_says_whether_something_was_learnt(swept):
     page = (swept / "report.html").read_text()
     for word in ("imputation", "null", "learnt", "not learnt", "fit"):

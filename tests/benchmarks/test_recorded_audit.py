@@ -11,7 +11,7 @@ import pytest
 from attacks import Diagnosis, Finding, Fit, Reconstruction
 from attacks.diagnosis.advice import advice
 from benchmarks import audit
-from benchmarks.audits import recipe, recorded
+from benchmarks.audits import recipe, recorded, recorded_clients
 from benchmarks.audits.coding import other_coding
 from benchmarks.audits.options import Arguments, in_options, of_files
 from jaxfl import ClassWeights, LocalTraining, mlp
@@ -35,6 +35,7 @@ EMPTY = Reconstruction((), (), None, 0.0, np.zeros(0), np.zeros(0), 0, None)
         (["--class-weights", "1,2,3"], "'1,2,3' has 3 entries; --csv has labels up to 1"),
         (["--class-weights", "1,3", "--label-smoothing", "0.1"], "do not go together"),
         (["--hidden", "", "--dropout", "0.5"], "--dropout 0.5 is of hidden layers"),
+        (["--upload-noise", "0.1", "--optimizer", "adam"], "is of clients with --optimizer sgd"),
         (["--class-weights", "1,0"], "'1,0' must hold a positive number for every label, as 1,3"),
     ],
 )
@@ -53,7 +54,7 @@ def test_no_record_of_a_client_teaches_the_guesses_of_it(column: str | None) -> 
     table = read_inputs(RECORDINGS / "records.csv", "default", column, drop=dropped)
     for returned in ("round-{round}-client-{client}", None):
         run = read_rounds(RECORDINGS / "pytorch", mlp(8, (12,), 2), returned=returned)
-        for client in recorded.clients_of(run, table, ["ana"] if returned else ()):
+        for client in recorded_clients.clients_of(run, table, ["ana"] if returned else ()):
             held = {row.tobytes() for row in client.records.x}
             assert len(client.records.y) == (40 if column and returned else 150)
             assert not [row for row in client.others.x if row.tobytes() in held]
@@ -104,6 +105,7 @@ def test_a_table_with_values_the_other_way_round_is_no_clean_bill(
     assert "0 was trained as 1, 1 was trained as 0" in page
 
 
+@pytest.mark.slow
 def test_updates_of_the_other_sign_are_told(tmp_path: Path) -> None:
     words = ["--messages", str(written(tmp_path, "changes")), *RECORDED, "--client", "ana"]
     words += ["--batch-size", "0", "--returned-as", "gradients", "--out", str(tmp_path / "audit")]
@@ -193,10 +195,10 @@ def test_what_was_not_told_is_asked_for_by_its_option(
 
 def test_messages_that_a_second_look_explains_are_said_to_be_barely_outside() -> None:
     explained = Diagnosis((Finding("as told", "the recipe explains the messages", 1.0),), None, "")
-    assert "asked again it explains them" in recorded._why("ana", explained)
+    assert "asked again the recipe explains them" in recorded._why("ana", explained)
     noised = Diagnosis((Finding("noise", "what is left has no direction", 0.9),), None, "")
     assert "Tell it by --upload-noise" in recorded._why("ana", noised)
-    assert recorded.WHO_TOOK_PART in recorded._why(recorded.EVERYONE, noised)
+    assert recorded.WHO_TOOK_PART in recorded._why(recorded_clients.EVERYONE, noised)
 
 
 @pytest.fixture
@@ -248,11 +250,19 @@ def test_batches_of_clients_side_by_side_are_batches_of_all() -> None:
     table, model = read_inputs(RECORDINGS / "records.csv", "default", "client"), mlp(8, (12,), 2)
     kept = "round-{round}-weights"
     run = read_rounds(RECORDINGS / "flower_checkpoints", model, returned=None, after=kept)
-    (everyone,) = recorded.clients_of(run, table)
+    (everyone,) = recorded_clients.clients_of(run, table)
     told = LocalTraining(0.1, 2, 16)
     assert everyone.recipe(told) == dataclasses.replace(told, batch_size=48)
-    assert everyone.recipe(dataclasses.replace(told, batch_size=60)).batch_size == 150
+    assert everyone.recipe(dataclasses.replace(told, batch_size=59)).batch_size == 150
+    assert everyone.recipe(dataclasses.replace(told, batch_size=60)).batch_size is None
     assert everyone.recipe(LocalTraining(0.1)) == LocalTraining(0.1)
+    noised = recipe.training(Arguments(upload_noise=0.01))
+    deviations = [
+        float(each.plugins[0].clip * each.plugins[0].noise_multiplier)
+        for each in (noised, everyone.recipe(noised))
+    ]
+    # The mean weighs clients of 40, 60 and 50 records.
+    assert deviations == pytest.approx([0.01, 0.01 * np.hypot(40, np.hypot(60, 50)) / 150])
     (note,) = recorded._side_by_side(everyone, told, everyone.recipe(told))
     assert "Steps of 3 clients side by side, in batches of 16" in note
     assert not recorded._side_by_side(everyone, LocalTraining(0.1), LocalTraining(0.1))

@@ -210,6 +210,7 @@ def test_bad_arguments_are_named(words, message, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_fails_is_a_line_and_the_others_go_on(monkeypatch):
     first, second = list(specimens.jobs_of("tiny"))[:2]
 
@@ -251,6 +252,7 @@ def test_growth_is_written_as_it_is_measured(monkeypatch, tmp_path, capsys):
     assert throughput.main(["growth", "rounds", "--out", str(tmp_path / "no" / "g.csv")]) == 2
 
 
+@pytest.mark.slow
 def test_what_programs_of_a_sweep_hold_is_written_as_it_goes_on(tmp_path, capsys):
     out = tmp_path / "programs.csv"
     words = ["programs", "--cells", "3", "--every", "2", "--out", str(out), "--method"]

@@ -94,6 +94,7 @@ def test_a_method_breaks_the_law_of_rows(run, law):
     assert broken_by(membership.EXPERIMENT, method) == {law}
 
 
+@pytest.mark.slow
 def test_a_method_that_looks_at_messages_is_no_guess():
     method = dataclasses.replace(TRUE, name="guess", observes=False)
     broken = broken_by(membership.EXPERIMENT, method)

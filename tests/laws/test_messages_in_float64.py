@@ -34,6 +34,7 @@ def wide(value):
         for g in GROUPS
     ],
 )
+@pytest.mark.slow
 def test_every_attack_reads_them(group):
     """Without a warning of types, nor a crash."""
     for function, arguments in group().items():
@@ -53,6 +54,7 @@ def test_models_in_float32_held_in_float64_are_no_misfits():
         assert answer.status == attacks.Status.OK
 
 
+@pytest.mark.slow
 def test_gradients_in_float32_are_no_misfits():
     """They are held in float64, in which rounding would be far less."""
     model, rng = jaxfl.mlp(6, (8,), 2), np.random.default_rng(0)

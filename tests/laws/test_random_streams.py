@@ -205,6 +205,7 @@ def test_gls_simulates_every_order_of_every_round_from_a_stream_of_its_own(told)
 
 
 @pytest.mark.parametrize("orders", [1, 3])
+@pytest.mark.slow
 def test_cos_draws_new_batches_in_every_step_round_and_order(told, orders):
     model, messages, known = attacked(LocalTraining(0.1, batch_size=4))
     virtual = Virtual("unrolled", recipe(), orders=orders)
@@ -224,6 +225,7 @@ def test_gumbel_noise_is_drawn_anew_in_every_step(told):
     assert len({round(total, 4) for *_, total in told["batch"]}) >= 6
 
 
+@pytest.mark.slow
 def test_gumbel_noise_differs_between_columns(told):
     """Of the same prior and unmoved logits, columns are guessed alike but for their noise; an
     answer that is judged has whole values."""

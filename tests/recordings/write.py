@@ -218,7 +218,8 @@ def run_flower(folder: Path, strategy: str, rounds: int, grid: Grid, **settings:
 
 def write_flower(parts: dict[str, Any]) -> None:
     """Full batches and FedAvg; batches and FedAdam, of two clients a round; clients whose updates
-    Flower clips, without noise and with; and of batches and FedAvg the global models alone."""
+    Flower clips, and others to which it adds noise; of batches and FedAvg the global models
+    alone."""
     torch.manual_seed(1)
     everyone, some = {"min_train_nodes": 3}, {"fraction_train": 0.67, "min_train_nodes": 2}
     run_flower(HERE / "flower", "FedAvg", ROUNDS, InProcess(parts), **everyone)

@@ -52,8 +52,8 @@ class GLS:
       training: the client's recipe, known to the server that prescribed it. Its optimiser must be
         SGD, with momentum and weight decay or without, or another that is linear in gradients,
         alike for all parameters (`attacks.path.is_linear`); its plug-ins `DPSGD`, `Mixup`,
-        `ClassWeights`, or `Upload` without bits: its noise (an update that it shortened is of
-        another recipe).
+        `ClassWeights`, or `Upload` without bits, of whose noise alone `gls` knows: its clip must be
+        longer than every update.
       orders: simulated runs M per round, at least 2, each on all candidates, for mean and noise
         (static). Many small batches make noise in about N directions; what M runs miss of them is
         taken for signal. Clients with few steps need few.

@@ -55,11 +55,10 @@ def upload_variance(training: LocalTraining, update: Any) -> Array:
     total = jnp.zeros(())
     for plugin in training.plugins:
         if isinstance(plugin, Upload):
-            relative = jnp.square(jnp.asarray(plugin.noise_multiplier))
+            relative = jnp.asarray(plugin.noise_multiplier)
             # Without clipping the noise is in units of a norm that is seen with the noise.
-            norm = (numbers**2).sum() / (1 + relative * len(numbers))
-            square = jnp.where(jnp.isfinite(plugin.clip), plugin.clip, norm**0.5) ** 2
-            total += relative * square
+            norm = ((numbers**2).sum() / (1 + relative**2 * len(numbers))) ** 0.5
+            total += (relative * jnp.where(jnp.isfinite(plugin.clip), plugin.clip, norm)) ** 2
     return total / training.learning_rate**2
 
 
