@@ -11,7 +11,7 @@ of leaks and of failures too."""
 SIMULATED = {"cos_unrolled": pytest.mark.slow, "gls_unrolled": pytest.mark.very_slow}
 """Attacks whose programs hold the client's training: they compile for long."""
 LONG = {
-    "gibbs": ("messages_of_nobody_tell_no_more_than_a_guess", "another_seed_compiles_nothing"),
+    "gibbs": ("messages_of_nobody_tell_no_more_than_a_guess",),
     "global": ("messages_of_nobody_tell_no_more_than_a_guess",),
     "siamese_rep": ("its_messages_give_a_score",),
 }
