@@ -226,7 +226,7 @@ BATCHES = ["--batch-size", "16", "--epochs", "2"]
         pytest.param("flower_batches", BATCHES, 147, marks=LAST),
         # Noise of a quarter to four tenths of an update's length; by chance 99 one time in 1,000.
         pytest.param(
-            "flower_noised", ["--batch-size", "0", "--upload-noise", "0.00097"], 105, marks=SLOW
+            "flower_noised", ["--batch-size", "0", "--upload-noise", "0.00097"], 105, marks=LAST
         ),
         pytest.param("flower_checkpoints", [*CHECKPOINTS, *BATCHES], 105, marks=LAST),
     ],

@@ -10,12 +10,6 @@ SEEN_IN_ROWS = {"majority", "cos"}
 of leaks and of failures too."""
 SIMULATED = {"cos_unrolled": pytest.mark.slow, "gls_unrolled": pytest.mark.very_slow}
 """Attacks whose programs hold the client's training: they compile for long."""
-LONG = {
-    "gibbs": ("messages_of_nobody_tell_no_more_than_a_guess",),
-    "global": ("messages_of_nobody_tell_no_more_than_a_guess",),
-    "siamese_rep": ("its_messages_give_a_score",),
-}
-"""Laws of rows that take a quarter of a minute and more for a method, beside others of its kind."""
 REPEATED = {
     "constants_of_an_outer_jit_are_no_tracers",  # an outer jit is tried by another law
 }
@@ -37,11 +31,7 @@ def _marks(experiment, method, law):
     if experiment.name != attributes.EXPERIMENT.name:
         # Games of generators are played through for all their laws, and tested on their own
         # (`tests/attacks/test_generative.py`).
-        if (
-            law in of_calls
-            or experiment.name == generators.EXPERIMENT.name
-            or law in LONG.get(method, ())
-        ):
+        if law in of_calls or experiment.name == generators.EXPERIMENT.name:
             return [pytest.mark.very_slow]
         return [pytest.mark.slow] if "of_nobody" in law else []
     if law in of_rows:
