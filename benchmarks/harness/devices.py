@@ -15,8 +15,8 @@ UNTRIED = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 """By default XLA compiles and times many kernels for each product: on an H200 `l2_lbfgs` took more
 than 150 s to compile, and 9 s so (docs/results/speed.md)."""
 SOON = "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true"
-"""What halves the time to compile on CPUs, for programs a seventh slower: `cos` on 1,000 records
-took 5.6 s to compile in place of 10.0, and 27.0 ms an iteration in place of 23.6
+"""What nearly halves the time to compile on CPUs, for programs a seventh slower: `cos` on 1,000
+records took 5.6 s to compile in place of 10.0, and 27.0 ms an iteration in place of 23.6
 (`python -m benchmarks.throughput attacks`, with these as XLA_FLAGS and without)."""
 KNOWN = ("0.10.", "0.11.")
 """Versions of jaxlib that know these flags; it ends the process on one that it does not know."""

@@ -53,6 +53,7 @@ class Kind:
       columns: how many are unknown.
       known: share of the records that the server knows.
       bits: in which models travel.
+      rounds: that are seen.
     """
 
     training: LocalTraining = STEP

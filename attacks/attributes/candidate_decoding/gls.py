@@ -119,7 +119,8 @@ def gls(
 
     Raises:
       ValueError: as `cos_matching`; and if unknown columns have more than 64 values together, a
-        setting is out of range, the client's optimiser is not linear, alike for all parameters
+        setting is out of range, the recipe has another plug-in than `GLS.training` names or an
+        `Upload` with bits, the client's optimiser is not linear, alike for all parameters
         (or not plain SGD, with `points`), labels are unknown under mixup or class weights, `drift`
         is asked for with `points`, mixup or differential privacy, or `layers` with `points` or of a
         model that names no dense layers.
