@@ -4,8 +4,8 @@
 to several unknown columns at once, and `gls` is to first order right for any other client whose
 optimiser is linear in gradients: SGD, with or without momentum, weight decay or a proximal term.
 `decode_adam` reads clients that take one full-batch step of Adam, `decode_partial` those of whose
-records only some are known, and `gls_unrolled` any client whose training can be simulated: of Adam
-in batches, for example.
+records only some are known, `decode_numbers` a column of numbers between two bounds, and
+`gls_unrolled` any client whose training can be simulated: of Adam in batches, for example.
 """
 
 from attacks.attributes.candidate_decoding.adam import AdamDecoding, decode_adam
@@ -15,6 +15,11 @@ from attacks.attributes.candidate_decoding.gauss_newton import GaussNewton, gaus
 from attacks.attributes.candidate_decoding.gls import gls
 from attacks.attributes.candidate_decoding.gls_round import GLS
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations
+from attacks.attributes.candidate_decoding.numbers import (
+    DecodedNumbers,
+    NumberDecoding,
+    decode_numbers,
+)
 from attacks.attributes.candidate_decoding.partial import PartialDecoding, decode_partial
 from attacks.attributes.candidate_decoding.unrolled import UnrolledGLS, gls_unrolled
 
@@ -22,13 +27,16 @@ __all__ = [
     "GLS",
     "AdamDecoding",
     "ClosedForm",
+    "DecodedNumbers",
     "Decoding",
     "GaussNewton",
+    "NumberDecoding",
     "PartialDecoding",
     "UnrolledGLS",
     "candidate_records",
     "closed_form",
     "decode_adam",
+    "decode_numbers",
     "decode_partial",
     "gauss_newton",
     "gls",

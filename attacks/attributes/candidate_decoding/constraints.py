@@ -57,10 +57,10 @@ def minimize_quadratic(
     return jax.lax.scan(step, (start, start, jnp.ones_like(largest)), length=iterations)[0][0]
 
 
-def interior_point(gram: Array, right: Array, records: int) -> Array:
+def interior_point(gram: Array, right: Array, records: int, steps: int = INTERIOR) -> Array:
     """Weights `[unknowns]`, non-negative and with a sum of at most 1 per record, under which `w'
     gram w / 2 - right' w` is least, however ill-conditioned it is: a primal-dual method, of as many
-    Cholesky factors as `INTERIOR`.
+    Cholesky factors as steps (static).
 
     Source: Nocedal, Wright (2006), Numerical Optimization, section 16.6.
     """
@@ -95,7 +95,7 @@ def interior_point(gram: Array, right: Array, records: int) -> Array:
     z = jnp.maximum(jnp.abs(gram @ w - right), 1)
     start: State = w, 1 - summed(w), z, jnp.maximum(summed(z), 1)
     least = jnp.finfo(w.dtype).eps * z.mean()  # far below what tells two corners apart
-    w = jax.lax.scan(step, start, length=INTERIOR)[0][0]
+    w = jax.lax.scan(step, start, length=steps)[0][0]
     return jnp.where(jnp.isfinite(gram).all() & jnp.isfinite(right).all(), w, jnp.nan)
 
 

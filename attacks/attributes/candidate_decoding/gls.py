@@ -128,7 +128,7 @@ def gls(
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("gls", model, messages, knowledge)
     check_linear(settings.training.optimizer, messages.model_shapes)
-    _check_settings(settings, model, knowledge)
+    check_gls(settings, model, knowledge)
     joint = joined("gls", knowledge)
     if dtype is None:
         narrow = jnp.promote_types(
@@ -144,7 +144,8 @@ def gls(
     return explained("gls", messages, answer, fit)
 
 
-def _check_settings(settings: GLS, model: Model, knowledge: Knowledge) -> None:
+def check_gls(settings: GLS, model: Model, knowledge: Knowledge) -> None:
+    """Raise `ValueError` on settings that do not go together, or with what is known."""
     training = settings.training
     check("settings.training.learning_rate", training.learning_rate, Positive)
     if settings.orders < 2:
