@@ -1,18 +1,24 @@
 """A numeric column of which bounds are known: `decode_numbers`."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attacks import (
+    FitWarning,
     Knowledge,
+    MisfitWarning,
     NumberDecoding,
     Status,
     UnknownColumn,
+    binary_column,
     decode_numbers,
 )
-from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from jaxfl import Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
 
 FULL = LocalTraining(0.1)
 BATCHES = LocalTraining(0.1, batch_size=8, epochs=2)
@@ -49,8 +55,11 @@ def decoded(model, messages, knowledge, training, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "activation", "most"),
-    [(FULL, "relu", 0.02), (FULL, "tanh", 0.05), (BATCHES, "relu", 0.2)],
-    ids=["full batch", "tanh", "batches"],
+    [
+        pytest.param(FULL, "relu", 0.02, id="full batch"),
+        pytest.param(FULL, "tanh", 0.02, id="tanh", marks=pytest.mark.very_slow),
+        pytest.param(BATCHES, "relu", 0.2, id="batches", marks=pytest.mark.very_slow),
+    ],
 )
 def test_numbers_are_told_and_so_is_by_how_much_they_are_off(training, activation, most):
     model = mlp(FEATURES, (64,), 2, activation=activation)
@@ -61,3 +70,90 @@ def test_numbers_are_told_and_so_is_by_how_much_they_are_off(training, activatio
     assert np.asarray(answer.values).max() <= UPPER
     assert rmse(answer, numbers) < most * numbers.std()
     assert rmse(answer, numbers) < 3 * answer.error < 1
+
+
+@pytest.mark.very_slow
+def test_another_clients_messages_are_no_answer():
+    model = mlp(FEATURES, (64,), 2)
+    _, knowledge, numbers = client(model, BATCHES)
+    messages, _, _ = client(model, BATCHES, seed=5)
+    with pytest.warns(MisfitWarning):
+        answer = decoded(model, messages, knowledge, BATCHES, passes=8)
+    assert answer.status == Status.MISFIT
+    assert rmse(answer, numbers) > 0.8 * numbers.std()
+
+
+@pytest.mark.slow
+def test_where_another_clients_messages_are_no_misfit_the_error_is_large():
+    """Numbers may bend gradients to another client's."""
+    model = mlp(FEATURES, (64,), 2)
+    _, knowledge, numbers = client(model, FULL)
+    messages, _, _ = client(model, FULL, seed=5)
+    with pytest.warns(FitWarning):
+        answer = decoded(model, messages, knowledge, FULL, passes=8)
+    assert rmse(answer, numbers) > 0.8 * numbers.std()
+    assert answer.error > numbers.std()
+
+
+@pytest.mark.slow
+def test_a_column_that_does_not_enter_the_model_is_said_to_be_unknown():
+    inner = mlp(FEATURES, (16,), 2)
+
+    def without_it(params, x, **rest):
+        return inner.apply(params, x.at[:, PLACE].set(0), **rest)
+
+    blind = Model(inner.init, without_it, cross_entropy, 2)
+    messages, knowledge, _ = client(blind, FULL, rounds=3)
+    answer = decoded(blind, messages, knowledge, FULL, passes=4)
+    assert answer.error > (UPPER - LOWER) / 5
+    assert np.allclose(answer.values, (LOWER + UPPER) / 2, atol=0.1)
+
+
+@pytest.mark.slow
+def test_what_stands_in_the_column_changes_nothing():
+    model = mlp(FEATURES, (16,), 2)
+    messages, knowledge, numbers = client(model, FULL, rounds=3)
+    filled = np.array(knowledge.x)
+    filled[:, PLACE] = numbers
+    with pytest.warns(FitWarning):  # three passes leave much to be told
+        erased, told = (
+            decoded(model, messages, dataclasses.replace(knowledge, x=x), FULL, passes=3)
+            for x in (knowledge.x, filled)
+        )
+    assert (np.asarray(erased.values) == np.asarray(told.values)).all()
+    assert erased.error == told.error
+
+
+def test_messages_that_are_not_finite_are_no_answer():
+    model = mlp(FEATURES, (16,), 2)
+    messages, knowledge, _ = client(model, FULL, rounds=2)
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, messages.returned)
+    messages = dataclasses.replace(messages, returned=broken)
+    answer = decoded(model, messages, knowledge, FULL, nodes=3, passes=2)
+    assert answer.status == Status.FAILED
+    assert np.isnan(answer.values).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        ({"columns": (COLUMN, binary_column(0))}, {}, "columns has 2 entries"),
+        ({"y": None}, {}, "y=None: decode_numbers needs known labels"),
+        (
+            {"columns": (UnknownColumn(jnp.asarray([3, PLACE]), jnp.eye(2)),)},
+            {},
+            r"columns\[0\].positions has 2 features",
+        ),
+        ({}, {"nodes": 1}, "nodes=1 of 40 records make 0 unknowns"),
+        ({}, {"nodes": 300}, "nodes=300 of 40 records make 11960 unknowns"),
+        ({}, {"training": LocalTraining(0.1, optimizer=optax.adam)}, "optimizer"),
+    ],
+    ids=["two columns", "no labels", "wide", "one node", "too many nodes", "Adam"],
+)
+def test_what_it_cannot_take_is_named(change, settings, message):
+    model = mlp(FEATURES, (16,), 2)
+    messages, knowledge, _ = client(model, FULL, rounds=1)
+    settings = NumberDecoding(**({"training": FULL} | settings))
+    knowledge = dataclasses.replace(knowledge, **change)
+    with pytest.raises(ValueError, match=message):
+        decode_numbers(model, messages, knowledge, jax.random.key(0), settings=settings)

@@ -532,6 +532,7 @@ def simulation():
 def unknown_columns():
     batches = jaxfl.LocalTraining(0.1, batch_size=len(X) // 2)
     unrolled = attacks.UnrolledGLS(batches, runs=2, tangents=1, passes=1)
+    numbers = attacks.NumberDecoding(batches, orders=2, nodes=3, passes=2)
     knowledge = attacks.Knowledge(X, Y, (attacks.binary_column(0, 0.5),))
     seen = {"model": MODEL, "messages": run_of(MODEL).messages(0), "knowledge": knowledge}
     dataset = datasets.load(TABLE, target="income")
@@ -539,6 +540,7 @@ def unknown_columns():
     return {
         attacks.hide: known | {"priors": {"sex": dataset.prior("sex")}},
         attacks.gls_unrolled: seen | {"key": KEY, "settings": unrolled},
+        attacks.decode_numbers: seen | {"key": KEY, "settings": numbers},
     }
 
 

@@ -48,6 +48,7 @@ from attacks.attributes.knowledge import (
     warn_of_unchanged,
 )
 from attacks.fit import REASONS, SOME_WRONG, Fit, Status, status_of, warn_of_fit
+from attacks.lapack import after
 from attacks.path import check_linear
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model
@@ -169,7 +170,8 @@ def decode_numbers(
         error = jnp.minimum(error, upper - lower)
         values, error, widths = cast((values, error, widths), jnp.float32)
     failed = ~(jnp.isfinite(values).all() & jnp.isfinite(error)) | messages.unchanged
-    fit = fit_of_numbers(model, messages, knowledge, values, settings.training, key)
+    decoded = after(values, error)
+    fit = fit_of_numbers(model, messages, knowledge, decoded, settings.training, key)
     status = status_of(failed, fit)
     warn_of_unchanged("decode_numbers", messages)
     warn_of_fit("decode_numbers", status, fit)

@@ -25,6 +25,7 @@ from attacks.attributes.candidate_decoding.simulated_client import (
 )
 from attacks.attributes.knowledge import Knowledge, erase
 from attacks.fit import Fit, energies, equations
+from attacks.lapack import after
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model, client_round, one_client
 
@@ -166,12 +167,14 @@ def _fit(
 
         return jax.lax.map(run, jax.random.split(key, client.run_count))
 
-    def seen_with(runs: Any) -> Fit:
+    def seen_with(runs: Any, each: Alternatives) -> Fit:
         left = left_of(model, messages, client._replace(runs=runs), each, unsure, key, False)
         return verdict(left, noise, (energies(updates) > 0).sum(), False)
 
     with jax.default_matmul_precision("highest"):
-        fit, misfit = seen_with(client.runs), seen_with(of_any_numbers).misfit
+        fit = seen_with(client.runs, each)
+        later = each._replace(x=after(each.x, fit.explained))
+        misfit = seen_with(of_any_numbers, later).misfit
     told = equations(updates) > len(unsure) * (each.x.shape[1] - 1)
     moved = (energies(updates) > 0).any()
     misfit = jnp.where(moved, jnp.where(told, misfit, jnp.nan), jnp.inf)
