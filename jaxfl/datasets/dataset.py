@@ -48,6 +48,10 @@ class Numbers:
         """Numbers as features."""
         return (values - self.mean) / self.deviation
 
+    def values(self, features: np.ndarray) -> np.ndarray:
+        """Features as numbers in the source's units, in float64."""
+        return np.asarray(features, np.float64) * self.deviation + self.mean
+
 
 @dataclasses.dataclass(frozen=True)
 class Column:
