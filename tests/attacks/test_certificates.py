@@ -154,6 +154,7 @@ def test_numbers_that_are_not_whole_are_not_rounded_and_certified(told, says):
     assert read_one_gradient(model, schema, x, y).complete
 
 
+@pytest.mark.slow
 def test_a_range_that_is_too_narrow_is_said_to_be():
     rng = np.random.default_rng(0)
     schema, model = narrow_schema(), mlp(16, (40, 40), 2)

@@ -57,7 +57,7 @@ def test_gram_of_sums_of_outer_products(records):
 
 @pytest.mark.parametrize("model", [NAMED, UNNAMED], ids=["named", "unnamed"])
 @pytest.mark.parametrize("absence", [False, True])
-@pytest.mark.parametrize("records", [5, TILE + 1])
+@pytest.mark.parametrize("records", [5, pytest.param(TILE + 1, marks=pytest.mark.slow)])
 def test_differences_from_the_first_candidate(model, absence, records):
     params, x, y = made_up(records, 3)
     differences, base, length = gradient_differences(model, params, x, y, absence)
@@ -85,6 +85,7 @@ def test_gram_of_a_batch_is_that_of_each():
     np.testing.assert_allclose(together, alone, atol=1e-5 * float(jnp.abs(alone).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [7, 2 * TILE + 1])
 def test_models_may_be_wider_than_records(records):
     """As those recorded in 64 bits are, of records in 32."""

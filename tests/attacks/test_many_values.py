@@ -111,6 +111,7 @@ def test_too_few_equations_are_no_misfit():
         assert answer.status in (Status.OK, Status.UNCHECKED)
 
 
+@pytest.mark.slow
 def test_under_jit_what_a_list_does_not_explain_is_unchecked():
     """There is no way to ask all values: another client's messages have values on no list."""
     run, known, _ = client()

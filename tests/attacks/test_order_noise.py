@@ -146,6 +146,7 @@ def test_variance_of_a_records_place():
         assert np.allclose(found, np.cov(drawn), atol=0.03 * np.trace(found) + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 def test_changes_of_gradients(named):
     """Against gradients written out by another program, at models far apart; a derivative, where

@@ -149,6 +149,7 @@ def test_chance_of_what_is_explained():
     assert by_chance(jnp.asarray(0.3), noise, 2) < CHANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "scaling"), [(10, "normalised"), (30, "literal")])
 def test_a_map_of_noise_is_a_misfit_though_its_best_iterate_explains_some(rounds, scaling):
     """The iterate of least held-out error is below that of no map in a good part of clients."""

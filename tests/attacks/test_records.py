@@ -125,6 +125,7 @@ def test_a_record_that_is_there_twice_counts_twice():
     assert answer.copies[places].tolist() == [3, 2] + [1] * 6
 
 
+@pytest.mark.slow
 def test_records_that_differ_in_one_column_are_two_records():
     x, y = client(6)
     member = SCHEMA.listed[[a.columns for a in SCHEMA.listed].index(("member",))].positions[0]

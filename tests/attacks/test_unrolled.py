@@ -136,6 +136,7 @@ def test_clients_of_sgd_are_read_as_gls_reads_them():
     assert min(map(accuracy, (ours, theirs))) > 0.9
 
 
+@pytest.mark.slow
 def test_the_derivative_is_that_of_finite_differences():
     """Of a smooth client: of one step of SGD it is exact, and the same for all orders."""
     model, run, known = client_of(LocalTraining(0.1))

@@ -122,6 +122,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_step_of_any_linear_optimizer_is_a_gradient(name):
     x, y = client(6)

@@ -206,6 +206,7 @@ def test_programs_are_dropped_where_they_hold_too_many_mappings(monkeypatch):
     assert np.array_equal(again.results, first.results)
 
 
+@pytest.mark.slow
 @SHOWS_MAPPINGS
 def test_programs_compiled_outside_members_are_dropped_between_outcomes(monkeypatch):
     monkeypatch.setattr(engines, "MOST_MAPPINGS", 0)

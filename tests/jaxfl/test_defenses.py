@@ -178,6 +178,7 @@ def test_mixup_averages_neighbours_and_has_the_gradient_of_the_average_label(bat
     assert largest_difference(one, other) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "training",
     [(DPSGD(0.3, 0.5),), (Mixup(),), (Mixup(), DPSGD(0.3, 0.5))],

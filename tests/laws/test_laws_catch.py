@@ -205,6 +205,7 @@ def test_no_law_hides_another():
     assert len(names[0]) == len(names[1]) + len(rows.LAWS)
 
 
+@pytest.mark.slow
 def test_a_membership_attack_is_told_nothing_of_the_attribute():
     def look(inputs, settings):
         assert (np.asarray(inputs.everyone.truth) == -1).all()

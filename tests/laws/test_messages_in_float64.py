@@ -43,6 +43,7 @@ def test_every_attack_reads_them(group):
             assert function(**given) is not None, function.__name__
 
 
+@pytest.mark.slow
 def test_models_in_float32_held_in_float64_are_no_misfits():
     model, x, y, messages = make_victim()
     known = attacks.Knowledge(hidden(x), y, (attacks.binary_column(6, 0.4),))
