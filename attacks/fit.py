@@ -130,6 +130,13 @@ def status_of(failed: Array, fit: Fit) -> Array:
     return jnp.select(list(cases.values()), states, jnp.int32(Status.OK))
 
 
+def reason_of(status: Any, fit: Fit) -> str:
+    """A status in words, and whether the fit says that some values are wrong."""
+    state = Status(int(status))
+    short = bool(fit.explained < fit.allowed)
+    return SOME_WRONG if state == Status.OK and short else REASONS[state]
+
+
 def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
     """Warn of misfits, of answers that nothing checks and of those that explain too little, in
     words, at the boundary: where values are no tracers; `stacklevel` is that of whoever called the
@@ -141,17 +148,17 @@ def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None
     if short.any():
         place = np.where(short, left - allowed, -np.inf).argmax()
         words = f"{attack}: {SOME_WRONG}. It leaves {np.ravel(left)[place]:.3g} of them unexplained"
-        words += f", a right one {np.ravel(allowed)[place]:.3g} at most; see `Reconstruction.fit`"
+        words += f", a right one {np.ravel(allowed)[place]:.3g} at most; see the answer's `fit`"
         warnings.warn(words, SomeWrongWarning, stacklevel=stacklevel)
     if (np.asarray(status) == Status.UNCHECKED).any():
-        words = f"{attack}: {REASONS[Status.UNCHECKED]}; see `Reconstruction.fit`"
+        words = f"{attack}: {REASONS[Status.UNCHECKED]}; see the answer's `fit`"
         warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
     misfits = np.asarray(status) == Status.MISFIT
     if misfits.any():
         worst = float(np.nanmax(np.where(misfits, np.asarray(fit.misfit), np.nan)))
         warnings.warn(
             f"{attack}: {REASONS[Status.MISFIT]}. Its misfit is {worst:.3g}, where rounding and "
-            "the recipe's noise allow 1; see `Reconstruction.fit`, and `attacks.diagnose` for what "
+            "the recipe's noise allow 1; see the answer's `fit`, and `attacks.diagnose` for what "
             "the messages are of",
             MisfitWarning,
             stacklevel=stacklevel,

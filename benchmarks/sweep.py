@@ -53,8 +53,8 @@ class Arguments:
     list: bool = False
     """List suites, tables and methods, then stop."""
     size: Literal["small", "paper"] = "small"
-    """small: the same cells with fewer records or rounds; paper: the published sizes. See --dry-run
-    for how long either takes."""
+    """small: the same cells, or most of them, with fewer records or rounds; paper: the published
+    sizes. See --dry-run for how long either takes."""
     seeds: str = "3"
     """A count (5 means seeds 0 to 4) or a comma-separated list ("0,2,7"; "3," is the seed
     3 alone)."""

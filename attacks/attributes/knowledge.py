@@ -17,12 +17,11 @@ from flax import struct
 from jaxtyping import Int, Num
 
 from attacks.fit import (
-    REASONS,
-    SOME_WRONG,
     Fit,
     MisfitWarning,
     Status,
     no_fit,
+    reason_of,
     status_of,
     warn_of_fit,
 )
@@ -155,9 +154,7 @@ class Reconstruction:
     @property
     def reason(self) -> str:
         """The status in words, and whether the fit says that some values are wrong."""
-        status = Status(int(self.status))
-        short = bool(self.fit.explained < self.fit.allowed)
-        return SOME_WRONG if status == Status.OK and short else REASONS[status]
+        return reason_of(self.status, self.fit)
 
 
 def answered(  # noqa: PLR0913 - the fields of its result

@@ -12,6 +12,7 @@ from benchmarks.suites import (
     frontier,
     kerkouche2023,
     lyu2021,
+    numbers,
     quick,
     records,
     song2020,
@@ -20,7 +21,7 @@ from benchmarks.suites import (
 from benchmarks.suites.grids import strays
 
 _PAPERS = (quick, lyu2021, driouich2022, driouich2023, kerkouche2023, song2020)
-_BEYOND = (frontier, records, canaries, sums)
+_BEYOND = (frontier, records, canaries, sums, numbers)
 SUITES: dict[str, Suite] = {paper.SUITE.name: paper.SUITE for paper in (*_PAPERS, *_BEYOND)}
 
 

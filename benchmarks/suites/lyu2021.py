@@ -35,8 +35,8 @@ MOST_SIMULATED = 300
 """Records up to which training is simulated: beyond, minutes per victim."""
 EVERYTHING = ("purchase", "genome", "location")
 WITH_RIVAL = ("table2", "table3", "table4")
-"""Tables for which the paper prints its rival `l2_lbfgs`, whose programs take longest to
-compile."""
+"""Tables for which the paper prints its rival `l2_lbfgs`, at either size: its programs take longest
+to compile."""
 BATCHES = (8, 32, None)
 """None: all records in one step."""
 

@@ -163,6 +163,13 @@ SPECIMENS = (
         {"clients": 20, "references": 20, "rounds": 20},
         {"records": 5, "clients_per_round": 3, "hidden": (4,)},
     ),
+    Specimen(
+        "numbers/batches",
+        "breast_cancer",
+        {},
+        {"records": 20, "rounds": 2, "hidden": (8,), "training.batch_size": 10},
+        {"decode_numbers": {"orders": 2, "nodes": 3, "passes": 2}},
+    ),
     Specimen("canaries/full", "breast_cancer", {}, {"records": 20, "rounds": 2, "canaries": 50}),
 )
 

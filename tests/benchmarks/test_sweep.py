@@ -230,6 +230,7 @@ def test_list_and_dry_run(capsys):
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_every_published_number_belongs_to_a_cell(size):
     from benchmarks.suites.grids import published_rows
+    from benchmarks.suites.lyu2021 import SIZES
 
     metrics = ("accuracy", "candidate_accuracy", "counts_variance", "cramers_v_squared")
     values, suite = [], SUITES["lyu2021"]
@@ -242,9 +243,13 @@ def test_every_published_number_belongs_to_a_cell(size):
             elif training is None or training.learning_rate != 1.0:
                 found = [suite.published(cell, n, m) for n in table.methods for m in metrics]
                 values += [v for v in found if v is not None]
-    expected = [float(row["value"]) for row in published_rows("lyu2021")]
+    expected = [
+        float(row["value"])
+        for row in published_rows("lyu2021")
+        if not row["records"] or int(row["records"]) in SIZES[size]
+    ]
     if size == "small":  # batches of 32 do not fit the smallest victims
-        assert len(values) >= len(expected) - 8
+        assert len(expected) >= len(values) >= len(expected) - 8
     else:
         assert sorted(values) == sorted(expected)
 

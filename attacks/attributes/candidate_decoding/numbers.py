@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.dtypes import canonicalize_dtype
-from jaxtyping import Num
+from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.constraints import interior_point
@@ -42,30 +42,32 @@ from attacks.attributes.candidate_decoding.simulated_numbers import (
 )
 from attacks.attributes.knowledge import (
     Knowledge,
+    UnknownColumn,
     check_apart,
     check_knowledge,
     check_one_column,
     warn_of_unchanged,
 )
-from attacks.fit import REASONS, SOME_WRONG, Fit, Status, status_of, warn_of_fit
+from attacks.fit import Fit, reason_of, status_of, warn_of_fit
 from attacks.lapack import after
 from attacks.path import check_linear
 from attacks.precision import arithmetic, cast
-from jaxfl import LocalTraining, Messages, Model
+from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
 NODES, FEWEST, MOST_UNKNOWNS = 9, 3, 2_400
 """Nodes on a window, as many as unknowns allow, which are records x (nodes - 1)."""
 LAST = 8_000
-"""Unknowns that are refused: their matrix takes half a gigabyte, and is factorised in every
-step."""
+"""The most unknowns: their matrix takes half a gigabyte, of which several are held, and one of two
+candidates' gradients four times as much."""
 CLOSING, EDGE = 0.7, 0.05
 """How much of a window the next pass looks at, and what share on either side is its edge."""
 INTERIOR = 20
 """Steps of each least squares, whose answer need not be exact but for the last ones."""
 SLACK = 1e-9
-"""Added to the normal equations relative to their diagonal: nodes of a narrow window are alike."""
+"""Pull towards the guess, relative to the normal equations' diagonal: nodes of a narrow window are
+alike."""
 
 
 @struct.dataclass
@@ -76,9 +78,9 @@ class NumberDecoding:
       training: the client's recipe, as `GLS.training`.
       orders: simulated runs per round and pass, as `GLS.orders` (static); two of a client that does
         nothing at random.
-      nodes: candidates on a window (static), half as many in the later passes; by default nine, or
-        as many as keep the unknowns within 2,400, three at least. Fewer end more often at numbers
-        that are far off.
+      nodes: candidates on a window (static), in the later half of the passes nodes // 2 + 1; by
+        default nine, or as many as keep the unknowns within 2,400, three at least. Fewer end more
+        often at numbers that are far off.
       passes: how often windows close in (static).
     """
 
@@ -96,8 +98,8 @@ class DecodedNumbers:
     Attributes:
       values: each record's number `[records]`, in the feature's units; NaN where the attack failed.
       error: root mean square error to be expected, in the same units: that of the same attack on
-        numbers drawn between the bounds, of half of a simulated client's records; more where more
-        of the messages is left unexplained than of that client's.
+        numbers drawn evenly between the bounds, of half of a simulated client's records; more where
+        more of the messages is left unexplained than of that client's. NaN where the attack failed.
       trace: mean width of the windows of each pass `[passes]`.
       status: see `attacks.Status`.
       fit: how well the values explain the messages.
@@ -106,15 +108,13 @@ class DecodedNumbers:
     values: Num[Array, "records"]
     error: Num[Array, ""]
     trace: Num[Array, "passes"]
-    status: Num[Array, ""]
+    status: Int[Array, ""]
     fit: Fit
 
     @property
     def reason(self) -> str:
         """The status in words, and whether the fit says that some values are wrong."""
-        status = Status(int(self.status))
-        short = bool(self.fit.explained < self.fit.allowed)
-        return SOME_WRONG if status == Status.OK and short else REASONS[status]
+        return reason_of(self.status, self.fit)
 
 
 @checked
@@ -134,17 +134,19 @@ def decode_numbers(
       messages: the client's; the more rounds the better.
       knowledge: known labels, and one unknown column of one feature. The least and the largest of
         its candidates are bounds of its numbers; what lies between says nothing, nor its prior.
-      key: draws simulated batch orders.
+      key: draws simulated batch orders, and the numbers of simulated clients.
       settings: see `NumberDecoding`.
 
     Returns:
       `DecodedNumbers`. Arithmetic is in float64, which is switched on for the call; inside an outer
-      `jit` that runs without 64-bit types, in float32. Results are float32. The misfit is what no
-      values on a grid across the bounds explain.
+      `jit` that runs without 64-bit types, in float32, in which narrow windows tell little. Results
+      are float32. The misfit is what a grid across the bounds leaves, over what it leaves of
+      clients with these numbers, or with any if that is more.
 
     Raises:
       ValueError: as `gls`; if labels are unknown, another number of columns than one is, the column
-        has more than one feature, or records x (nodes - 1) exceeds 8,000.
+        has another number of features than one, its bounds are the same in float32, or records x
+        (nodes - 1) exceeds 8,000.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("decode_numbers", model, messages, knowledge)
@@ -153,16 +155,18 @@ def decode_numbers(
     at_random = trains_at_random(model, settings.training, messages.received, knowledge.x)
     least_squares = GLS(settings.training, orders=settings.orders if at_random else 2)
     check_gls(least_squares, model, knowledge)
+    _check_column(knowledge.columns[0])
     nodes = _nodes(settings, knowledge)
     looked = nodes, settings.passes
     with arithmetic(np.dtype(np.float64), messages, knowledge, key, least_squares):
         seen = model, messages, knowledge, key, least_squares
         values, widths = _decode(*seen, *looked)
         trial = tried_client(*seen[:4], settings.training, values)
-        again, _ = _decode(model, trial.messages, knowledge, trial.key, least_squares, *looked)
+        again_key, left_key = jax.random.split(trial.key)
+        again, _ = _decode(model, trial.messages, knowledge, again_key, least_squares, *looked)
         error = jnp.sqrt(jnp.square(again - trial.numbers).mean(where=trial.drawn))
         # What is left grows with the square of errors, beside what the recipe leaves of both.
-        told = settings.training, trial.key
+        told = settings.training, left_key
         left = left_unexplained(model, messages, knowledge, values, *told)
         of_trial = left_unexplained(model, trial.messages, knowledge, again, *told)
         error *= jnp.sqrt(jnp.maximum(left / of_trial, 1))
@@ -175,24 +179,33 @@ def decode_numbers(
     status = status_of(failed, fit)
     warn_of_unchanged("decode_numbers", messages)
     warn_of_fit("decode_numbers", status, fit)
-    return DecodedNumbers(jnp.where(failed, jnp.nan, values), error, widths, status, fit)
+    values, error = (jnp.where(failed, jnp.nan, a) for a in (values, error))
+    return DecodedNumbers(values, error, widths, status, fit)
 
 
 def _nodes(settings: NumberDecoding, knowledge: Knowledge) -> int:
     """How many candidates stand on a window."""
-    positions = knowledge.columns[0].positions
-    if len(positions) > 1:
-        raise ValueError(
-            f"columns[0].positions has {len(positions)} features; a number is one feature"
-        )
     records = len(knowledge.x)
     nodes = settings.nodes or int(np.clip(MOST_UNKNOWNS // records + 1, FEWEST, NODES))
     if nodes < 2 or records * (nodes - 1) > LAST:
         raise ValueError(
-            f"nodes={nodes} of {records} records make {records * (nodes - 1)} unknowns; there must "
-            f"be two nodes at least, and {LAST} unknowns at most"
+            f"nodes={settings.nodes}: {nodes} of {records} records make {records * (nodes - 1)} "
+            f"unknowns; {LAST} can be told at most, and two nodes are the least"
         )
     return nodes
+
+
+def _check_column(column: UnknownColumn) -> None:
+    """Raise `ValueError` unless it is one feature, with two bounds."""
+    if len(column.positions) != 1:
+        raise ValueError(
+            f"columns[0].positions has {len(column.positions)} features; a number is one feature"
+        )
+    ends = column.candidates
+    if not _check.is_unseen(ends) and np.ptp(np.asarray(ends, np.float32)) == 0:
+        raise ValueError(
+            f"columns[0].candidates={np.ravel(ends).tolist()} are one number in float32, no bounds"
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "nodes", "passes"))
@@ -212,7 +225,7 @@ def _decode(
     rounds = Round(messages.received, messages.pseudo_gradient)
 
     def one_pass(
-        count: int, windows: tuple[Array, Array], key: Array
+        count: int, narrow: bool, windows: tuple[Array, Array], key: Array
     ) -> tuple[tuple[Array, Array], Array]:
         guess, width = windows
         low = jnp.clip(guess - width / 2, lower, upper - width)
@@ -221,20 +234,21 @@ def _decode(
         known = model, x, jnp.asarray(knowledge.y), settings
         exact = with_numbers(knowledge, guess[:, None])
         # On wide windows errors of the mean between nodes are like those of the gradients.
-        client = Client(*known) if count == nodes else _Windows(*known, exact)
+        client = _Windows(*known, exact) if narrow else Client(*known)
         at = _weights(client, rounds, (guess - low) / width, key) @ places
         inside = at * (1 - at) > EDGE * (1 - EDGE)
-        bounded = ((at < 0.5) & (low <= lower)) | ((at > 0.5) & (low + width >= upper))
+        bounded = ((at < 0.5) & (low <= lower)) | ((at > 0.5) & (low >= upper - width))
         closer = jnp.where(inside | bounded, CLOSING * width, width)
         return (low + at * width, closer), width.mean()
 
     start = jnp.full(len(knowledge.x), (lower + upper) / 2, dtype)
     windows = start, jnp.full_like(start, upper - lower)
-    wide, narrow = jnp.split(jax.random.split(key, passes), [passes // 2])
+    wide, narrow = jnp.split(jax.random.split(key, passes), [(passes + 1) // 2])
     with jax.default_matmul_precision("highest"):
-        windows, first = jax.lax.scan(functools.partial(one_pass, nodes), windows, wide)
-        fewer = functools.partial(one_pass, nodes // 2 + 1)
-        (values, _), last = jax.lax.scan(fewer, windows, narrow)
+        at_first = functools.partial(one_pass, nodes, False)
+        windows, first = jax.lax.scan(at_first, windows, wide)
+        in_the_end = functools.partial(one_pass, nodes // 2 + 1, True)
+        (values, _), last = jax.lax.scan(in_the_end, windows, narrow)
     return values, jnp.concatenate([first, last])
 
 
@@ -266,7 +280,10 @@ def _weights(client: Client, rounds: Round, at: Array, key: Array) -> Array:
     zero = jnp.zeros((unknowns, unknowns)), jnp.zeros(unknowns)
     numbers = jnp.arange(len(jax.tree.leaves(rounds)[0]))
     (gram, right), _ = jax.lax.scan(add, zero, (rounds, numbers))
-    right = right + gram @ scores[:, 1:].reshape(-1)
-    gram = gram + jnp.diag(SLACK * jnp.diag(gram) + jnp.finfo(gram.dtype).tiny)
+    at_guess = scores[:, 1:].reshape(-1)
+    right = right + gram @ at_guess
+    eps = jnp.finfo(gram.dtype)
+    slack = max(SLACK, 8 * float(eps.eps)) * jnp.diag(gram) + eps.tiny
+    gram, right = gram + jnp.diag(slack), right + slack * at_guess
     weights = interior_point(gram, right, records, INTERIOR)
     return with_first(weights.reshape(records, -1))

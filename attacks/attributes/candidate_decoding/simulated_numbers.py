@@ -13,12 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from attacks.attributes.candidate_decoding.alternatives import Alternatives, least_sure
+from attacks.attributes.candidate_decoding.alternatives import (
+    MOST_UNKNOWNS,
+    Alternatives,
+    least_sure,
+)
 from attacks.attributes.candidate_decoding.client_rounding import client_rounding
 from attacks.attributes.candidate_decoding.explanation import JUDGED, as_wide, left_of, verdict
 from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.attributes.candidate_decoding.simulated_client import (
+    RUNS,
     Guess,
+    Simulation,
     model_of_gradients,
     simulated_runs,
     simulation_of,
@@ -28,13 +34,14 @@ from attacks.fit import Fit, energies, equations
 from attacks.lapack import after
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model, client_round, one_client
+from jaxfl.plugins import overriding
 
 Array = jax.Array
 TRIAL = 2**32 - 2
 """The stream of the simulated client, apart from the attack's own."""
 GRID = 9
 """Values across the bounds which, beside its own, say what a record could be: at most so many, and
-as many as leave twice as many equations."""
+as many as leave twice as many equations, and take all records at once."""
 
 
 def bounds(knowledge: Knowledge) -> tuple[Array, Array]:
@@ -131,8 +138,8 @@ def fit_of_numbers(
     key: Array,
 ) -> Fit:
     """How well numbers `[records]` explain messages. The misfit is what a grid of numbers for every
-    record leaves of the messages, over what it leaves of clients with any numbers: gradients
-    between two of the grid are not just those of a mean."""
+    record leaves of the messages, over what it leaves of clients with these numbers, or of clients
+    with any: gradients between two of the grid are not just those of a mean."""
     training, key = as_wide(training, knowledge), jax.random.fold_in(key, JUDGED)
     with arithmetic(np.dtype(np.float64), messages, knowledge, values, key, training):
         return cast(_fit(model, messages, knowledge, values, training, key), jnp.float32)
@@ -165,17 +172,19 @@ def _fit(
             drawn = guess._replace(data=dataclasses.replace(data, x=x))
             return simulated_runs(drawn, received, keys[1], 1)[0]
 
-        return jax.lax.map(run, jax.random.split(key, client.run_count))
+        return jax.lax.map(run, jax.random.split(key, RUNS))
 
-    def seen_with(runs: Any, each: Alternatives) -> Fit:
-        left = left_of(model, messages, client._replace(runs=runs), each, unsure, key, False)
+    def seen_with(client: Simulation, each: Alternatives) -> Fit:
+        left = left_of(model, messages, client, each, unsure, key, False)
         return verdict(left, noise, (energies(updates) > 0).sum(), False)
 
     with jax.default_matmul_precision("highest"):
-        fit = seen_with(client.runs, each)
+        fit = seen_with(client, each)
         later = each._replace(x=after(each.x, fit.explained))
-        misfit = seen_with(of_any_numbers, later).misfit
-    told = equations(updates) > len(unsure) * (each.x.shape[1] - 1)
+        anyone = client._replace(runs=of_any_numbers, run_count=RUNS)
+        misfit = jnp.minimum(fit.misfit, seen_with(anyone, later).misfit)
+    plain = not overriding("batch", training.plugins)
+    told = plain & (equations(updates) > len(unsure) * (each.x.shape[1] - 1))
     moved = (energies(updates) > 0).any()
     misfit = jnp.where(moved, jnp.where(told, misfit, jnp.nan), jnp.inf)
     return dataclasses.replace(fit, misfit=misfit)
@@ -185,7 +194,8 @@ def _alternatives(knowledge: Knowledge, values: Array, numbers: int) -> Alternat
     """What each record could be: as it is decoded, or others across the bounds; `numbers` in all
     messages."""
     lower, upper = bounds(knowledge)
-    count = int(np.clip(numbers // (2 * len(values)), 2, GRID))
+    most = min(numbers // 2, MOST_UNKNOWNS) // len(values)
+    count = int(np.clip(most, 2, GRID))
     others = jnp.broadcast_to(jnp.linspace(lower, upper, count), (len(values), count))
     x = with_numbers(knowledge, jnp.concatenate([values[:, None], others], 1))
     y = jnp.broadcast_to(jnp.asarray(knowledge.y)[:, None], x.shape[:2])

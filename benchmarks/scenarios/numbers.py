@@ -1,0 +1,106 @@
+"""One client whose records are known but for a numeric attribute."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attacks import Knowledge, UnknownColumn
+from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.splits import public_rows, split
+from benchmarks.scenarios.streams import Stream, stream
+from jaxfl import Federated, LocalTraining, Messages, Model, mlp, simulate, stack_clients
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberSettings:
+    """Who trains, and what is unknown of its records.
+
+    Attributes:
+      attribute: 0-based number of the unknown attribute, which is numeric.
+      records: of the client.
+      hidden: widths of the hidden layers.
+      rounds: communication rounds, all of which are seen.
+      training: of the client.
+    """
+
+    attribute: int
+    records: int
+    hidden: tuple[int, ...] = (64,)
+    rounds: int = 20
+    training: LocalTraining = LocalTraining(0.1)
+
+
+class View(NamedTuple):
+    """What the adversary has.
+
+    Attributes:
+      model: the shared model.
+      messages: the client's, of all rounds.
+      knowledge: its records; of the column the bounds alone, which are those of the whole source.
+      training: its recipe.
+      public_x, public_y: records of others, the column included.
+      key: what is random in an attack.
+    """
+
+    model: Model
+    messages: Messages
+    knowledge: Knowledge
+    training: LocalTraining
+    public_x: np.ndarray
+    public_y: np.ndarray
+    key: Array
+
+
+class Numbered(NamedTuple):
+    """A client and its numbers.
+
+    Attributes:
+      view: the adversary's.
+      truth: the client's numbers `[records]`, in the feature's units.
+      unit: of the source's numbers, how much one of the feature's is.
+      deviation: of all records' numbers, in the feature's units.
+      note: what a reader must know of the data.
+    """
+
+    view: View
+    truth: np.ndarray
+    unit: float
+    deviation: float
+    note: str
+
+
+def draw(name: str, settings: NumberSettings, data_dir: str | None, seed: int) -> Numbered:
+    """The client of a seed, and what is seen.
+
+    Raises:
+      ValueError: if the attribute is not numeric, or the table has too few records.
+    """
+    data = classified(name, data_dir)
+    column = data.column(settings.attribute)
+    if column.numbers is None:
+        raise ValueError(
+            f"attribute={settings.attribute} of {name} is categorical; it is no number"
+        )
+    (position,) = column.positions
+    rows, public = split(data, settings.records, 1, seed).victim, public_rows(data, seed)
+    x, y = data.x[rows], data.y[rows]
+    start_key, training_key = jax.random.split(jax.random.key(seed))
+    model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
+    federated = Federated(settings.rounds, settings.training)
+    run = simulate(model, model.init(start_key), stack_clients([(x, y)]), training_key, federated)
+    truth, numbers = x[:, position].copy(), data.x[:, position]
+    known = x.copy()
+    known[:, position] = np.nan
+    ends = jnp.asarray([[numbers.min()], [numbers.max()]])
+    knowledge = Knowledge(
+        jnp.asarray(known), jnp.asarray(y), (UnknownColumn(jnp.asarray([position]), ends),)
+    )
+    key = stream(training_key, Stream.ATTACK)
+    seen = run.messages(0), knowledge, settings.training, data.x[public], data.y[public], key
+    unit = column.numbers.deviation
+    return Numbered(View(model, *seen), truth, unit, float(numbers.std()), data.note)
