@@ -1,19 +1,20 @@
 """One client whose records are known but for a numeric attribute."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attacks import Knowledge, UnknownColumn
-from benchmarks.scenarios.sources import classified
+from benchmarks.scenarios.sources import source
 from benchmarks.scenarios.splits import public_rows, split
 from benchmarks.scenarios.streams import Stream, stream
 from jaxfl import Federated, LocalTraining, Messages, Model, mlp, simulate, stack_clients
 
 Array = jax.Array
+Task = Literal["classification", "regression"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ def draw(name: str, settings: NumberSettings, data_dir: str | None, seed: int) -
     Raises:
       ValueError: if the attribute is not numeric, or the table has too few records.
     """
-    data = classified(name, data_dir)
+    data = source(name, data_dir)
     column = data.column(settings.attribute)
     if column.numbers is None:
         raise ValueError(
@@ -90,7 +91,8 @@ def draw(name: str, settings: NumberSettings, data_dir: str | None, seed: int) -
     rows, public = split(data, settings.records, 1, seed).victim, public_rows(data, seed)
     x, y = data.x[rows], data.y[rows]
     start_key, training_key = jax.random.split(jax.random.key(seed))
-    model = mlp(data.x.shape[1], settings.hidden, data.classes or 0)
+    kind: Task = "classification" if data.classes else "regression"
+    model = mlp(data.x.shape[1], settings.hidden, data.classes or 1, task=kind)
     federated = Federated(settings.rounds, settings.training)
     run = simulate(model, model.init(start_key), stack_clients([(x, y)]), training_key, federated)
     truth, numbers = x[:, position].copy(), data.x[:, position]

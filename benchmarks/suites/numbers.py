@@ -10,18 +10,16 @@ from jaxfl import LocalTraining
 from jaxfl.datasets.sources import at_hand
 
 RECORDS, SEEN = 100, (5, 20)
-SMOOTHNESS, AGE = 4, 0
-"""Attributes of the embedded table, and of Adult where it is at hand."""
+AGE = 0
+"""Attribute of the embedded table, and of Adult, which is taken where it is at hand."""
 
 
 def _places(training: LocalTraining) -> Callable[[str, str | None], list[Place]]:
     def places(size: str, data_dir: str | None) -> list[Place]:
-        asked = [("breast_cancer", SMOOTHNESS)]
-        if at_hand("adult", data_dir):
-            asked.append(("adult", AGE))
+        names = ["diabetes", "adult"] if at_hand("adult", data_dir) else ["diabetes"]
         return [
-            Place(name, NumberSettings(attribute, RECORDS, rounds=rounds, training=training))
-            for name, attribute in asked
+            Place(name, NumberSettings(AGE, RECORDS, rounds=rounds, training=training))
+            for name in names
             for rounds in SEEN
         ]
 

@@ -165,7 +165,7 @@ SPECIMENS = (
     ),
     Specimen(
         "numbers/batches",
-        "breast_cancer",
+        "diabetes",
         {},
         {"records": 20, "rounds": 2, "hidden": (8,), "training.batch_size": 10},
         {"decode_numbers": {"orders": 2, "nodes": 3, "passes": 2}},

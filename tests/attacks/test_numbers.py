@@ -169,7 +169,7 @@ def test_messages_that_are_not_finite_are_no_answer():
             r"columns\[0\].positions has 2 features",
         ),
         (
-            {"columns": (dataclasses.replace(COLUMN, candidates=1e8 + jnp.arange(2.0)[:, None]),)},
+            {"columns": (dataclasses.replace(COLUMN, candidates=1e8 + np.arange(2.0)[:, None]),)},
             {},
             "are one number in float32",
         ),
