@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from attacks import NumberDecoding, Status, decode_numbers
@@ -61,7 +62,9 @@ def _column(view: View) -> np.ndarray:
 
 
 def _decoded(view: View, settings: NumberDecoding) -> Told:
-    answer = decode_numbers(view.model, view.messages, view.knowledge, view.key, settings=settings)
+    with jax.enable_x64(True):
+        seen = view.model, view.messages, view.knowledge, view.key
+        answer = decode_numbers(*seen, settings=settings)
     status, error = Status(int(answer.status)), float(answer.error)
     return Told(np.asarray(answer.values), status, error, answer.fit)
 

@@ -140,7 +140,6 @@ def test_rounds_share_detectors_and_average_directions(federation, auxiliary):
         assert ranking(found, POSITIVES, 0.5).f1 == 1
 
 
-@pytest.mark.slow
 def test_no_detector_looks_ahead(federation, auxiliary):
     prop = Property(Behavior(update=-1.0))
     received = trained(federation, None).aggregates().received

@@ -144,7 +144,6 @@ def test_decoders_find_who_has_the_property_and_nothing_where_there_is_no_signal
     assert np.mean([found.auc for found in elsewhere]) < 0.6
 
 
-@pytest.mark.slow
 def test_posterior_is_that_of_enumeration():
     observations, _ = observed(separation=1.5, clients=8, per_round=3, rounds=12, positives=2)
     settings = Gibbs(chains=64, sweeps=1000)
@@ -308,7 +307,6 @@ DECODERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
 def test_rounds_that_are_not_seen_may_hold_anything(decode):
     observations = with_votes()

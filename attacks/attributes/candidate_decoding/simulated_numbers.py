@@ -180,7 +180,7 @@ def _fit(
 
     with jax.default_matmul_precision("highest"):
         fit = seen_with(client, each)
-        later = each._replace(x=after(each.x, fit.explained))
+        later = each._replace(x=after(each.x, fit.misfit))
         anyone = client._replace(runs=of_any_numbers, run_count=RUNS)
         misfit = jnp.minimum(fit.misfit, seen_with(anyone, later).misfit)
     plain = not overriding("batch", training.plugins)
