@@ -14,7 +14,7 @@ from attacks.properties.exchanges import SURE
 from tests.attacks.test_gibbs import CLIENTS, KEY, PER_ROUND, ROUNDS, observed
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_sums_of_the_law_surprise_nobody_and_others_do():
     """Normal numbers are seldom farther out; wrong recipes are, on one side or the other."""
     seen = jnp.asarray([20, ROUNDS])

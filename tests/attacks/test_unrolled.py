@@ -115,7 +115,7 @@ def test_a_diagnosis_simulates_the_told_recipe():
     assert causes == ["as told", "unknown records or model"]
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_dropout_is_in_the_simulation():
     model = from_flax(Dropped(), (FEATURES,), cross_entropy, 2)
     training = LocalTraining(0.1, 2, 8)

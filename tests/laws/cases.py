@@ -10,6 +10,8 @@ SEEN_IN_ROWS = {"majority", "cos"}
 of leaks and of failures too."""
 SIMULATED = {"cos_unrolled": pytest.mark.slow, "gls_unrolled": pytest.mark.very_slow}
 """Attacks whose programs hold the client's training: they compile for long."""
+LONG_OF_NOBODY = {"local_models", "properties"}
+"""Experiments whose five federations of nobody's messages take a minute."""
 REPEATED = {
     "constants_of_an_outer_jit_are_no_tracers",  # an outer jit is tried by another law
 }
@@ -33,7 +35,8 @@ def _marks(experiment, method, law):
         # (`tests/attacks/test_generative.py`).
         if law in of_calls or experiment.name == generators.EXPERIMENT.name:
             return [pytest.mark.very_slow]
-        return [pytest.mark.slow] if "of_nobody" in law else []
+        last = pytest.mark.very_slow if experiment.name in LONG_OF_NOBODY else pytest.mark.slow
+        return [last] if "of_nobody" in law else []
     if law in of_rows:
         return [pytest.mark.slow if method in SEEN_IN_ROWS else pytest.mark.very_slow]
     if law in REPEATED:
