@@ -24,12 +24,14 @@ class Metric:
       proportion: whether it lies between 0 and 1: then intervals do too, and are Wilson's where all
         seeds agree and an outcome says of how many records it is (`scored_records`).
       chance: what a blind guess reaches, where that does not depend on the data.
+      less_is_better: whether it is an error: then the best guess has the least.
     """
 
     name: str
     about: str
     proportion: bool = False
     chance: float | None = None
+    less_is_better: bool = False
 
 
 def no_run(*arguments: Any) -> Any:

@@ -109,7 +109,7 @@ def _line(
         mean=_text(estimate.mean),
         interval=_interval(estimate, proportion),
         majority=_text(majority),
-        guess=_best_guess(rows),
+        guess=_best_guess(rows, metric is not None and metric.less_is_better),
         learnt=learnt,
         fit=_fit(rows),
         published=""
@@ -160,11 +160,11 @@ def verdict(estimate: Interval, guesses: Sequence[Interval], seeds: int) -> str:
     return "learnt" if estimate.low > best else "not learnt"
 
 
-def _best_guess(rows: list[dict[str, Any]]) -> str:
+def _best_guess(rows: list[dict[str, Any]], less_is_better: bool) -> str:
     """The best of the three and its name."""
     means = {name: _mean([row[name] for row in rows]) for name in GUESSES}
     known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
-    name = max(known, key=lambda name: known[name], default=None)
+    name = (min if less_is_better else max)(known, key=lambda name: known[name], default=None)
     return "" if name is None else f"{_text(known[name])} {name}"
 
 

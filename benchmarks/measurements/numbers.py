@@ -97,8 +97,12 @@ METRICS = (
     Metric(
         "told", "records whose number is told to a tenth of the column's deviation", proportion=True
     ),
-    Metric("rmse", "root mean square error, in the source's own units"),
-    Metric("median_error", "half of the numbers are off by more, in the source's own units"),
+    Metric("rmse", "root mean square error, in the source's own units", less_is_better=True),
+    Metric(
+        "median_error",
+        "half of the numbers are off by more, in the source's own units",
+        less_is_better=True,
+    ),
 )
 
 

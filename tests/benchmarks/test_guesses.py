@@ -66,6 +66,18 @@ def test_the_report_says_whether_something_was_learnt(swept):
         assert word in page
 
 
+@pytest.mark.parametrize(("less_is_better", "best"), [(False, max), (True, min)])
+def test_of_errors_the_best_guess_is_the_least(swept, less_is_better, best):
+    with closing(Store(swept)) as store:
+        rows = [row for row in store.rows() if row["method"] == "statistics"]
+    metric = Metric("accuracy", "", True, less_is_better=less_is_better)
+    (section,) = sections(rows, {"accuracy": metric})
+    for line in section.lines:
+        mine = [r for r in rows if r["selection"] == line.selection and r["metric"] == line.metric]
+        means = [np.mean([r[name] for r in mine]) for name in ("majority", "imputation", "null")]
+        assert float(line.guess.split()[0]) == pytest.approx(best(means), abs=1e-3)
+
+
 def test_one_seed_is_no_evidence_of_others(swept):
     with closing(Store(swept)) as store:
         rows = store.rows()

@@ -11,10 +11,11 @@ guess. Between nodes the gradient is taken to be linear, which matters less the 
 is. Each window closes in on its guess, but for those whose guess is at an edge and may lie beyond
 it.
 
-How far numbers are off is told by the attack itself: it reads the messages of a simulated client,
-in which half of the records, drawn at random, have numbers drawn between the bounds, and the others
-those that it found. The drawn ones are unlike what an attack falls back on where messages tell it
-nothing.
+The attack tells how far its numbers are off. It also reads the messages of a simulated client: half
+of that client's records, drawn at random, have numbers drawn between the bounds, and the other half
+have the numbers that were found. Drawn numbers are unlike those on which the attack falls back
+where messages tell nothing. Where the client's messages are explained less well than the simulated
+client's, the error is taken to be larger: what is left unexplained grows with the error's square.
 """
 
 import dataclasses
@@ -56,9 +57,9 @@ from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
-NODES, FEWEST, MOST_UNKNOWNS = 9, 3, 2_400
+NODES, FEWEST, USUAL_UNKNOWNS = 9, 3, 2_400
 """Nodes on a window, as many as unknowns allow, which are records x (nodes - 1)."""
-LAST = 8_000
+LARGEST = 8_000
 """The most unknowns: their matrix takes half a gigabyte, of which several are held, and one of two
 candidates' gradients four times as much."""
 CLOSING, EDGE = 0.7, 0.05
@@ -186,11 +187,11 @@ def decode_numbers(
 def _nodes(settings: NumberDecoding, knowledge: Knowledge) -> int:
     """How many candidates stand on a window."""
     records = len(knowledge.x)
-    nodes = settings.nodes or int(np.clip(MOST_UNKNOWNS // records + 1, FEWEST, NODES))
-    if nodes < 2 or records * (nodes - 1) > LAST:
+    nodes = settings.nodes or int(np.clip(USUAL_UNKNOWNS // records + 1, FEWEST, NODES))
+    if nodes < 2 or records * (nodes - 1) > LARGEST:
         raise ValueError(
             f"nodes={settings.nodes}: {nodes} of {records} records make {records * (nodes - 1)} "
-            f"unknowns; {LAST} can be told at most, and two nodes are the least"
+            f"unknowns; {LARGEST} can be told at most, and two nodes are the least"
         )
     return nodes
 

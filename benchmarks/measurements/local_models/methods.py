@@ -299,7 +299,11 @@ METRICS = (
     Metric("zest", "similarity of explanations to the optimum's"),
     Metric("train_loss", "on the client's records"),
     Metric("train_accuracy", "on the client's records", proportion=True),
-    Metric("mape", "mean absolute error on the client's records, relative to the targets"),
+    Metric(
+        "mape",
+        "mean absolute error on the client's records, relative to the targets",
+        less_is_better=True,
+    ),
     Metric("attribute_accuracy", "records whose sensitive column was named", True, 0.5),
     Metric(
         "source_accuracy", "records for which a client that holds them was named, balanced", True

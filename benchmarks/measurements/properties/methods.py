@@ -135,7 +135,7 @@ METRICS = (
     Metric("accuracy", "clients of whom it was told rightly", True),
     Metric("auc", "area under the curve of who has it", True, 0.5),
     Metric("average_precision", "of the ranking", True),
-    Metric("brier", "squared error of probabilities"),
+    Metric("brier", "squared error of probabilities", less_is_better=True),
     Metric("separation", "of a detector's class means, in deviations"),
     Metric("overlap", "of its class densities", True),
     Metric("norm", "of its direction"),
