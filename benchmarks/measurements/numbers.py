@@ -5,13 +5,14 @@ A method here is `run(view, settings) -> Told`: it is given what the adversary h
 """
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from attacks import NumberDecoding, Status, decode_numbers
+from attacks import FitWarning, NumberDecoding, Status, decode_numbers
 from attacks.fit import STATES, Fit
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
@@ -129,10 +130,23 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
             "detail": detail,
             **_explained(answer.fit),
         }
+        null = _null(job, client)
+        scores = _scores(client, answer.values)
+        guesses = ((blind[name], imputed[name], null.get(name)) for name in scores)
         yield [
-            Outcome(job, name, value, majority=blind[name], imputation=imputed[name], **shared)
-            for name, value in _scores(client, answer.values).items()
+            Outcome(job, name, value, majority=mean, imputation=forest, null=other, **shared)
+            for (name, value), (mean, forest, other) in zip(scores.items(), guesses, strict=True)
         ]
+
+
+def _null(job: Job, client: Numbered) -> dict[str, float]:
+    """Scores of the same attack on another client's messages; none of a guess."""
+    if not job.how.observes:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # they are not of the records
+        answer: Told = job.how.run(client.view._replace(messages=client.null), job.method_settings)
+    return {} if answer.status == Status.FAILED else _scores(client, answer.values)
 
 
 def _explained(fit: Fit | None) -> dict[str, float]:

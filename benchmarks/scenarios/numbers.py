@@ -62,6 +62,7 @@ class Numbered(NamedTuple):
 
     Attributes:
       view: the adversary's.
+      null: messages of another client, none of whose records is the client's.
       truth: the client's numbers `[records]`, in the feature's units.
       unit: of the source's numbers, how much one of the feature's is.
       deviation: of all records' numbers, in the feature's units.
@@ -69,6 +70,7 @@ class Numbered(NamedTuple):
     """
 
     view: View
+    null: Messages
     truth: np.ndarray
     unit: float
     deviation: float
@@ -88,13 +90,17 @@ def draw(name: str, settings: NumberSettings, data_dir: str | None, seed: int) -
             f"attribute={settings.attribute} of {name} is categorical; it is no number"
         )
     (position,) = column.positions
-    rows, public = split(data, settings.records, 1, seed).victim, public_rows(data, seed)
-    x, y = data.x[rows], data.y[rows]
+    drawn, public = split(data, settings.records, 1, seed), public_rows(data, seed)
+    x, y = data.x[drawn.victim], data.y[drawn.victim]
     start_key, training_key = jax.random.split(jax.random.key(seed))
     kind: Task = "classification" if data.classes else "regression"
     model = mlp(data.x.shape[1], settings.hidden, data.classes or 1, task=kind)
     federated = Federated(settings.rounds, settings.training)
-    run = simulate(model, model.init(start_key), stack_clients([(x, y)]), training_key, federated)
+
+    def messages_of(x: np.ndarray, y: np.ndarray) -> Messages:
+        start, client = model.init(start_key), stack_clients([(x, y)])
+        return simulate(model, start, client, training_key, federated).messages(0)
+
     truth, numbers = x[:, position].copy(), data.x[:, position]
     known = x.copy()
     known[:, position] = np.nan
@@ -103,6 +109,7 @@ def draw(name: str, settings: NumberSettings, data_dir: str | None, seed: int) -
         jnp.asarray(known), jnp.asarray(y), (UnknownColumn(jnp.asarray([position]), ends),)
     )
     key = stream(training_key, Stream.ATTACK)
-    seen = run.messages(0), knowledge, settings.training, data.x[public], data.y[public], key
-    unit = column.numbers.deviation
-    return Numbered(View(model, *seen), truth, unit, float(numbers.std()), data.note)
+    seen = messages_of(x, y), knowledge, settings.training, data.x[public], data.y[public], key
+    null = messages_of(data.x[drawn.null], data.y[drawn.null])
+    units = column.numbers.deviation, float(numbers.std())
+    return Numbered(View(model, *seen), null, truth, *units, data.note)
