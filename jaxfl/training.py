@@ -50,6 +50,9 @@ class LocalTraining(HoldsPlugins):
       drop_last: leave out the last batch of an epoch if it is not full, as data loaders of PyTorch
         do if asked; a client with fewer records than a batch takes its one batch all the same
         (static).
+      shuffle: whether the records are in a fresh order in every epoch; else batches are cut from
+        them as they stand, the same in every epoch and round, as data loaders of PyTorch do unless
+        asked (static).
     """
 
     learning_rate: Number = 0.1
@@ -58,6 +61,7 @@ class LocalTraining(HoldsPlugins):
     optimizer: Optimizer = struct.field(pytree_node=False, default=optax.sgd)
     plugins: tuple[Plugin, ...] = ()
     drop_last: bool = struct.field(pytree_node=False, default=False)
+    shuffle: bool = struct.field(pytree_node=False, default=True)
 
     @property
     def privacy(self) -> DPSGD | None:
@@ -84,6 +88,10 @@ class LocalTraining(HoldsPlugins):
         size = min(self.batch_size or records, records)
         left = 0 if self.drop_last else records % size
         return [size] * (records // size) + [left] * (left > 0)
+
+    def draws_batches(self, records: int) -> bool:
+        """Whether chance decides which records of a client with so many share a batch."""
+        return self.shuffle and len(self.batch_sizes(records)) > 1
 
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
@@ -213,7 +221,8 @@ def _local_update(
         if batches == 1:  # the gradient of the whole set has no order
             rows, mask = jnp.arange(records), data.mask
         else:
-            rows = jnp.pad(batch_order(order_key, data.mask), (0, batches * batch_size - records))
+            order = batch_order(order_key if training.shuffle else None, data.mask)
+            rows = jnp.pad(order, (0, batches * batch_size - records))
             mask = data.mask[rows] & (jnp.arange(len(rows)) < records)
             if training.drop_last:
                 held = data.mask.sum()
@@ -329,11 +338,14 @@ def as_array(number: Any) -> Any:
     return array.astype(jnp.result_type(float)) if floating else array
 
 
-def batch_order(key: Array, mask: Array) -> Array:
-    """A random order of the rows `[records]`: those where `mask` is True first, padding last.
+def batch_order(key: Array | None, mask: Array) -> Array:
+    """A random order of the rows `[records]`, or without a key as they stand: those where `mask` is
+    True first, padding last.
 
     Each row's rank is drawn from a stream that is stable under longer padding, so padding changes
     nothing; and in 32 bits, so 64-bit types change nothing.
     """
+    if key is None:
+        return jnp.argsort(~mask)
     ranks = jax.random.uniform(key, mask.shape, jnp.float32)
     return jnp.argsort(jnp.where(mask, ranks, jnp.inf))

@@ -1,4 +1,5 @@
-"""A client whose recipe can be simulated alone: batches of an optimiser that is not linear.
+"""A client whose recipe can be simulated alone: batches of an optimiser that is not linear, or
+that are not drawn.
 
 Threat model: as of `attacks.diagnosis.causes`, which asks.
 """
@@ -24,7 +25,7 @@ the client is another one."""
 def is_simulated(training: LocalTraining, records: int) -> bool:
     """Whether a recipe is one of these."""
     batches = len(training.batch_sizes(records)) > 1
-    return batches and not is_linear(training.optimizer)
+    return batches and not (training.shuffle and is_linear(training.optimizer))
 
 
 def by_simulation(

@@ -12,10 +12,13 @@ import optax
 
 from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
 from attacks.fit import energies, precision, rounding
-from attacks.path import local_path
+from attacks.path import is_linear, local_path
 from jaxfl import LocalTraining, Messages, Model, mean_loss
 
 Array = jax.Array
+CORRECTED = 1e-3
+"""1 minus the share of the second moment that Adam keeps: so much is left of two numbers near 1, of
+which float32 keeps seven digits, in its correction of the first step."""
 
 
 def client_rounding(
@@ -38,6 +41,8 @@ def client_rounding(
         noise = jax.vmap(functools.partial(rounding, received, steps=steps))(*cases).sum(0)
     else:
         noise = rounding(received, updates, lengths, eps, steps)
+        if not is_linear(training.optimizer):
+            noise += (eps / CORRECTED) ** 2
     return jnp.where(jnp.isfinite(noise), noise, 0).sum()
 
 

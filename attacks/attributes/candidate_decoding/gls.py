@@ -119,7 +119,8 @@ def gls(
 
     Raises:
       ValueError: as `cos_matching`; and if unknown columns have more than 64 values together, a
-        setting is out of range, the recipe has another plug-in than `GLS.training` names or an
+        setting is out of range, batches are not drawn (`LocalTraining.shuffle`; see
+        `gls_unrolled`), the recipe has another plug-in than `GLS.training` names or an
         `Upload` with bits, the client's optimiser is not linear, alike for all parameters
         (or not plain SGD, with `points`), labels are unknown under mixup or class weights, `drift`
         is asked for with `points`, mixup or differential privacy, or `layers` with `points` or of a
@@ -156,6 +157,11 @@ def check_gls(settings: GLS, model: Model, knowledge: Knowledge) -> None:
         raise ValueError(
             f"points={settings.points} does not go with optimizer={training.optimizer!r}; it needs "
             "points=1 or optax.sgd"
+        )
+    if not training.shuffle and len(training.batch_sizes(len(knowledge.x))) > 1:
+        raise ValueError(
+            f"training.shuffle=False cuts the same batches of {training.batch_size} in every epoch; "
+            "gls is for batches that are drawn. Use gls_unrolled, which is exact there"
         )
     weighted = any(isinstance(plugin, ClassWeights) for plugin in training.plugins)
     if training.mixup and weighted:

@@ -170,13 +170,13 @@ def simulated(guess: Guess, received: Any, key: Array, orders: int) -> tuple[Arr
 
 
 def simulated_runs(guess: Guess, received: Any, key: Array, count: int) -> Array:
-    """Updates `[count, parameters]` of the client, its records in a fresh order each time: even a
-    full batch is rounded otherwise then."""
+    """Updates `[count, parameters]` of the client, its records in a fresh order each time, or those
+    of each batch where batches are not drawn: even a full batch is rounded otherwise then."""
     model, data, training = guess
 
     def run(key: Array) -> Array:
         order_key, train_key = jax.random.split(key)
-        order = jax.random.permutation(order_key, len(data.mask))
+        order = _fresh_order(order_key, len(data.mask), training)
         rows = data.x[order], data.y[order], data.mask[order]
         shuffled = dataclasses.replace(data, x=rows[0], y=rows[1], mask=rows[2])
         returned = client_round(model, received, shuffled, train_key, training)
@@ -184,6 +184,13 @@ def simulated_runs(guess: Guess, received: Any, key: Array, count: int) -> Array
 
     together: Strategy = "vmap" if jax.default_backend() != "cpu" else 8
     return map_clients(run, jax.random.split(key, count), together)
+
+
+def _fresh_order(key: Array, records: int, training: LocalTraining) -> Array:
+    if training.shuffle:
+        return jax.random.permutation(key, records)
+    within = jax.random.uniform(key, (records,), jnp.float32)
+    return jnp.argsort(jnp.arange(records) // (training.batch_size or records) + within)
 
 
 def runs_that_tell(model: Model, training: LocalTraining, received: Any, x: Array) -> int:
@@ -194,7 +201,7 @@ def runs_that_tell(model: Model, training: LocalTraining, received: Any, x: Arra
 
 def trains_at_random(model: Model, training: LocalTraining, received: Any, x: Array) -> bool:
     """Whether such a client's updates differ from run to run by more than rounding, or may."""
-    batches = len(training.batch_sizes(len(x))) > 1
+    batches = training.draws_batches(len(x))
     first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), received)
     return bool(batches or training.plugins or draws_at_random(model, first, x))
 

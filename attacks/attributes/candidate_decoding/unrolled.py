@@ -18,8 +18,12 @@ mu_t enter.
 Where `gls` applies it is much faster: it takes derivatives from gradients at the path's centre, and
 most of the covariance from theory. Here both come from runs, whatever the client does.
 
-The answer is judged by runs of the client simulated on it that nothing was learned from: what the
-candidates' span leaves of the messages is compared with what it leaves of those.
+The answer is judged by runs of the client simulated on it that nothing was learned from: what the candidates'
+span leaves of the messages is compared with what it leaves of those.
+
+A client that draws nothing at random, by full batches or by batches that are not shuffled, leaves
+rounding alone: see `attacks.attributes.candidate_decoding.unrolled_exactly`.
+
 """
 
 import dataclasses
@@ -28,7 +32,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 from jax.dtypes import canonicalize_dtype
 from jax.flatten_util import ravel_pytree
@@ -39,9 +42,11 @@ from attacks.attributes.candidate_decoding.candidates import (
     with_first,
 )
 from attacks.attributes.candidate_decoding.constraints import most_likely
-from attacks.attributes.candidate_decoding.explanation import largest_of_more
+from attacks.attributes.candidate_decoding.explanation import judge, largest_of_more
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
-from attacks.attributes.candidate_decoding.simulated_client import Guess, guess_of, simulated_runs
+from attacks.attributes.candidate_decoding.unrolled_client import UnrolledClient
+from attacks.attributes.candidate_decoding.unrolled_exactly import PASSES as EXACT_PASSES
+from attacks.attributes.candidate_decoding.unrolled_exactly import exactly_unrolled
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -53,11 +58,14 @@ from attacks.attributes.knowledge import (
 )
 from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
 from attacks.precision import arithmetic, cast
-from jaxfl import ClassWeights, LocalTraining, Messages, Model, local_update
+from attacks.path import is_linear
+from jaxfl import ClassWeights, LocalTraining, Messages, Model
 from jaxfl.domains import Count, Key, NotNegative, Positive, check, checked
 from jaxfl.models.probe import draws_at_random
 
 Array = jax.Array
+PASSES = 3
+"""Linearisations."""
 JUDGES = 24
 """Runs on the answer that nothing is learned from."""
 
@@ -71,7 +79,8 @@ class UnrolledGLS:
         Of plug-ins it may have `ClassWeights`.
       runs: simulated in every round and pass, which tell mean and noise (static).
       tangents: of these many runs the derivative is the mean (static). Most of the time is theirs.
-      passes: linearisations (static).
+      passes: linearisations (static); by default `PASSES`, or as many as
+        `attacks.attributes.candidate_decoding.unrolled_exactly` takes.
       floor: of f, in parts of the runs' mean variance of one number.
       ridge: pull towards the prior, relative to the precision of a draw from it.
     """
@@ -80,7 +89,7 @@ class UnrolledGLS:
     _: dataclasses.KW_ONLY
     runs: Count = struct.field(pytree_node=False, default=512)
     tangents: Count = struct.field(pytree_node=False, default=8)
-    passes: Count = struct.field(pytree_node=False, default=3)
+    passes: Count | None = struct.field(pytree_node=False, default=None)
     floor: Positive = 1.0
     ridge: NotNegative = 1.0
 
@@ -90,17 +99,20 @@ def gls_unrolled(
     model: Model, messages: Messages, knowledge: Knowledge, key: Key, *, settings: UnrolledGLS
 ) -> Reconstruction:
     """Reconstruct unknown columns, and labels if they are unknown, from the messages of a client
-    that trains in batches, by any optimiser that can be simulated: Adam, for example.
+    that trains in batches, drawn or as its records stand, or takes several full-batch steps, by
+    any optimiser that can be simulated: Adam, for example.
 
     Args:
       model: the model (static), whose operations mix no records (no batch normalisation).
       messages: the client's.
       knowledge: what is known; `y=None` and several columns as for `gls`.
       key: draws simulated orders, and dropout.
-      settings: see `UnrolledGLS`.
+      settings: see `UnrolledGLS`. Clients that draw nothing at random need `training` and `passes`
+        alone.
 
     Returns:
-      A `Reconstruction`, computed in float64 (in float32 inside an outer `jit` that runs without
+      A `Reconstruction` (of a client that draws nothing at random: `objective` and `trace` are parts
+      of the messages' energy that the rounded answer and each pass leave), computed in float64 (in float32 inside an outer `jit` that runs without
       64-bit types) from runs in the models' own precision. Time grows with records times values,
       times `tangents`, times what a client's training takes; memory with that product without
       `tangents`, times the number of parameters. Of its `fit`, `misfit` compares what no values of
@@ -108,21 +120,40 @@ def gls_unrolled(
 
     Raises:
       ValueError: as `gls` but for the optimiser; if the recipe has plug-ins other than
-        `ClassWeights`, or draws nothing at random (full batches without dropout), or `runs` are
-        fewer than 2.
+        `ClassWeights`, or `runs` are fewer than 2.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("gls_unrolled", model, messages, knowledge)
-    _check_settings(settings, model, messages, knowledge)
-    joint, dtype = joined("gls_unrolled", knowledge), jnp.dtype("float64")
+    _check_settings(settings, knowledge)
+    joint, training = joined("gls_unrolled", knowledge), settings.training
+    dtype = jnp.dtype("float64")
     with arithmetic(dtype, messages, joint, key, settings):
-        answer = _gls_unrolled(model, messages, joint, key, settings, canonicalize_dtype(dtype))
-    return explained("gls_unrolled", messages, apart(answer, knowledge.columns), answer.fit)
+        dtype = canonicalize_dtype(dtype)
+        if _is_exact(model, messages, knowledge, training):
+            passes = settings.passes or EXACT_PASSES
+            answer = exactly_unrolled(model, messages, joint, training, passes, dtype)
+        else:
+            settings = dataclasses.replace(settings, passes=settings.passes or PASSES)
+            answer = _gls_unrolled(model, messages, joint, key, settings, dtype)
+    answer, fit = apart(answer, knowledge.columns), answer.fit
+    if _is_exact(model, messages, knowledge, training):
+        fit = judge(model, messages, knowledge, answer, training, key)
+        if not is_linear(training.optimizer, messages.model_shapes):
+            # The search may have ended short, of this very recipe.
+            misfit = jnp.where(fit.misfit > 1, jnp.nan, fit.misfit)
+            fit = dataclasses.replace(fit, misfit=misfit)
+    return explained("gls_unrolled", messages, answer, fit)
 
 
-def _check_settings(
-    settings: UnrolledGLS, model: Model, messages: Messages, knowledge: Knowledge
-) -> None:
+def _is_exact(
+    model: Model, messages: Messages, knowledge: Knowledge, training: LocalTraining
+) -> bool:
+    """Whether a recipe draws nothing at random."""
+    drawn = training.draws_batches(len(knowledge.x))
+    return not (drawn or draws_at_random(model, messages.model_shapes, knowledge.x))
+
+
+def _check_settings(settings: UnrolledGLS, knowledge: Knowledge) -> None:
     check("settings.training.learning_rate", settings.training.learning_rate, Positive)
     odd = [p for p in settings.training.plugins if not isinstance(p, ClassWeights)]
     if odd:
@@ -131,13 +162,6 @@ def _check_settings(
         )
     if settings.training.plugins and knowledge.y is None:
         raise ValueError("y=None does not go with ClassWeights; give labels")
-    whole = len(settings.training.batch_sizes(len(knowledge.x))) == 1
-    if whole and not draws_at_random(model, messages.model_shapes, knowledge.x):
-        raise ValueError(
-            f"training.batch_size={settings.training.batch_size} makes steps of all "
-            f"{len(knowledge.x)} records, and nothing in them is random: there is no noise to "
-            "learn; see closed_form, gls and decode_adam"
-        )
     if settings.runs < 2:
         raise ValueError(f"runs={settings.runs} must be at least 2: how they differ is the noise")
 
@@ -155,7 +179,8 @@ def _gls_unrolled(
     told_by, received = equations(messages.pseudo_gradient), messages.received
     knowledge, settings = cast((knowledge, settings), narrow)
     x, y = candidate_records(model, knowledge)
-    client = _Client(model, x, y if knowledge.y is None else knowledge.y, settings)
+    labels = y if knowledge.y is None else knowledge.y
+    client = UnrolledClient(model, x, labels, settings.training)
     records, count = x.shape[:2]
     prior = prior_weights(model, knowledge, count).astype(dtype)
     updates = cast(messages.pseudo_gradient, dtype)
@@ -164,7 +189,7 @@ def _gls_unrolled(
 
     def one_pass(at: Array, seen: tuple[Array, Array]) -> tuple[Array, Any]:
         key, is_last = seen
-        total = _summed(client, rounds, at, key)
+        total = _summed(client, settings, rounds, at, key)
         right = total.along[:, 0] + total.gram @ at
         ridge = cast(settings.ridge, dtype)
         solution, (heights, rounded) = most_likely(total.gram, right, prior, records, ridge, None)
@@ -195,46 +220,6 @@ def _rounding(received: Any, updates: Any, eps: Array, steps: int) -> Array:
     return jnp.where(squares > 0, share * squares, 0) / numbers
 
 
-@struct.dataclass
-class _Client:
-    """The client as it is simulated: its candidates `[records, K, features]`, labels, recipe."""
-
-    model: Model = struct.field(pytree_node=False)
-    x: Array
-    y: Array
-    settings: UnrolledGLS
-
-    def guess(self, weights: Array) -> Guess:
-        """On weights `[unknowns]` of all candidates but every record's first."""
-        scores = with_first(weights.reshape(len(self.x), -1)).astype(self.x.dtype)
-        training = self.settings.training
-        training = dataclasses.replace(training, optimizer=_smooth(training.optimizer))
-        return guess_of(self.model, training, scores, self.x, self.y, lambda: scores)
-
-    def runs(self, received: Any, weights: Array, key: Array, count: int) -> Array:
-        """Updates `[count, parameters]` of runs in fresh orders."""
-        return simulated_runs(self.guess(weights), received, key, count)
-
-    def derivative(self, received: Any, weights: Array, key: Array) -> Array:
-        """Derivative of the update by the weights, the mean over runs `[unknowns, parameters]`."""
-        one_by_one = jnp.eye(len(weights), dtype=weights.dtype)
-
-        def of_run(key: Array) -> Array:
-            def update(w: Array) -> Array:
-                model, data, training = self.guess(w)
-                returned = local_update(model, received, data, key, training)
-                return ravel_pytree(jax.tree.map(jnp.subtract, received, returned))[0]
-
-            return jax.vmap(lambda t: jax.jvp(update, (weights,), (t,))[1])(one_by_one)
-
-        def add(total: Array, key: Array) -> tuple[Array, None]:
-            return total + of_run(key), None
-
-        count = self.settings.tangents
-        zero = jnp.zeros((len(weights), _numbers(received)), self.x.dtype)
-        return jax.lax.scan(add, zero, jax.random.split(key, count))[0] / count
-
-
 class _Sums(NamedTuple):
     """Inner products in the metric of the noise, summed over rounds.
 
@@ -252,26 +237,41 @@ class _Sums(NamedTuple):
     plain: Array
 
 
-def _summed(client: _Client, rounds: Any, weights: Array, key: Array) -> _Sums:
+def _summed(
+    client: UnrolledClient, settings: UnrolledGLS, rounds: Any, weights: Array, key: Array
+) -> _Sums:
     """Over all rounds, linearised at `weights`; of the messages, and of judging runs."""
     unknowns, dtype, vectors = len(weights), weights.dtype, 1 + JUDGES
 
     def add(total: _Sums, seen: Any) -> tuple[_Sums, None]:
         (received, update, left), key = seen
         learned_key, judging_key, tangent_key = jax.random.split(key, 3)
-        runs = client.runs(received, weights, learned_key, client.settings.runs).astype(dtype)
+        runs = client.runs(received, weights, learned_key, settings.runs).astype(dtype)
         mean = runs.mean(0)
         judging = client.runs(received, weights, judging_key, JUDGES).astype(dtype)
         rows = jnp.concatenate([update[None], judging])
-        derivative = client.derivative(received, weights, tangent_key).astype(dtype)
-        floor = cast(client.settings.floor, dtype)
+        derivative = _mean_derivative(client, settings, received, weights, tangent_key)
+        floor = cast(settings.floor, dtype)
         noise = (runs - mean) / (len(runs) - 1) ** 0.5
-        one = _in_metric(noise, derivative, rows - mean, floor, left)
+        one = _in_metric(noise, derivative.astype(dtype), rows - mean, floor, left)
         return jax.tree.map(jnp.add, total, one), None
 
     shapes = (unknowns, unknowns), (unknowns, vectors), (vectors,), (vectors,)
     zero = _Sums(*(jnp.zeros(shape, dtype) for shape in shapes))
     return jax.lax.scan(add, zero, (rounds, jax.random.split(key, len(rounds[1]))))[0]
+
+
+def _mean_derivative(
+    client: UnrolledClient, settings: UnrolledGLS, received: Any, weights: Array, key: Array
+) -> Array:
+    """Derivative of the update by the weights, the mean over runs `[unknowns, parameters]`."""
+
+    def add(total: Array, key: Array) -> tuple[Array, None]:
+        return total + client.derivative(received, weights, key), None
+
+    zero = jnp.zeros((len(weights), _numbers(received)), client.x.dtype)
+    keys = jax.random.split(key, settings.tangents)
+    return jax.lax.scan(add, zero, keys)[0] / settings.tangents
 
 
 def _in_metric(noise: Array, derivative: Array, rows: Array, floor: Array, least: Array) -> _Sums:
@@ -308,32 +308,3 @@ def _fit(total: _Sums, rounds: Any, told_by: Array) -> Fit:
 
 def _numbers(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-@functools.lru_cache
-def _smooth(optimizer: Any) -> Any:
-    """An optimiser whose steps have no derivative where it is not finite: Adam's, of a parameter
-    that nothing moves, is that of a root at 0."""
-
-    def made(rate: Any) -> optax.GradientTransformation:
-        base = optimizer(rate)
-
-        def update(gradients: Any, state: Any, params: Any = None) -> Any:
-            return jax.tree.map(_finite_tangent, base.update(gradients, state, params))
-
-        return optax.GradientTransformation(base.init, update)
-
-    return made
-
-
-@jax.custom_jvp
-def _finite_tangent(a: Array) -> Array:
-    return a
-
-
-@_finite_tangent.defjvp
-def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (a,), (tangent,) = primals, tangents
-    if not jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact):
-        return a, tangent
-    return a, jnp.where(jnp.isfinite(tangent), tangent, 0)

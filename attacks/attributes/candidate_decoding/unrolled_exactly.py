@@ -1,0 +1,119 @@
+"""Decoding a client that draws nothing at random, by Gauss-Newton through its simulated training.
+
+Threat model: that of `gls_unrolled`, of a client whose steps take all of its records, or batches
+that are cut from them as they stand (`LocalTraining.shuffle`), in an order that the adversary
+knows; whatever its optimiser.
+
+Such a client's update is a function mu_t(w) of the candidates' weights w, which a right answer
+explains but for rounding. With derivatives J_t, each pass minimises
+
+    sum_t |u_t - mu_t(w) - J_t (v - w)|^2 / |u_t|^2
+
+over weights v >= 0 of which every record's sum to 1. The next pass begins wherever between w and v,
+or at the rounded v, the client's own training leaves least of the messages: weights of records that
+are no records bend a path of many steps, and rounded ones do not. The pass whose rounded v leaves
+least is the answer.
+
+Steps of SGD, with momentum and decay or without, are nearly linear in the weights. Those of Adam
+have gradients' signs in them, and the search may end short (of its own recipe too).
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from attacks.attributes.candidate_decoding.candidates import (
+    candidate_records,
+    prior_weights,
+    with_first,
+)
+from attacks.attributes.candidate_decoding.constraints import most_likely
+from attacks.attributes.candidate_decoding.joint import told
+from attacks.attributes.candidate_decoding.linear_problem import relative_weights
+from attacks.attributes.candidate_decoding.unrolled_client import UnrolledClient
+from attacks.attributes.knowledge import Knowledge, Reconstruction, answered, float_type
+from attacks.fixed_draws import fixed_key
+from attacks.precision import cast
+from jaxfl import LocalTraining, Messages, Model
+
+Array = jax.Array
+PASSES = 12
+"""Linearisations: of SGD two or three are enough."""
+SHARES = (1.0, 0.5, 0.25)
+"""How far of the way to the minimum the next pass may begin."""
+RIDGE = 1e-6
+"""Pull towards the prior, relative to the mean curvature: what nothing tells keeps it."""
+
+
+@functools.partial(jax.jit, static_argnames=("model", "passes", "dtype"))
+def exactly_unrolled(
+    model: Model,
+    messages: Messages,
+    knowledge: Knowledge,
+    training: LocalTraining,
+    passes: int,
+    dtype: Any,
+) -> Reconstruction:
+    """The answer of `gls_unrolled` on such a client, of one unknown column, computed in `dtype`;
+    `objective` and `trace` are parts of the updates' energy, mean over rounds, that the rounded
+    answer and each pass leave."""
+    narrow = float_type(messages.received)
+    knowledge, training = cast((knowledge, training), narrow)
+    x, y = candidate_records(model, knowledge)
+    client = UnrolledClient(model, x, y if knowledge.y is None else knowledge.y, training)
+    records, count = x.shape[:2]
+    prior = prior_weights(model, knowledge, count).astype(dtype)
+    updates = cast(messages.pseudo_gradient, dtype)
+    scales = relative_weights(updates)
+    flat = jax.vmap(lambda u: ravel_pytree(u)[0])(updates)
+    rounds = cast(messages.received, narrow), flat, scales
+
+    def left(weights: Array) -> Array:
+        def of_round(seen: Any) -> Array:
+            received, update, scale = seen
+            rest = update - client.update(received, weights, fixed_key()).astype(dtype)
+            return scale * rest @ rest
+
+        return jax.lax.map(of_round, rounds).sum() / jnp.maximum((scales > 0).sum(), 1)
+
+    def one_pass(at: Array, _: None) -> tuple[Array, Any]:
+        gram, along = _quadratic(client, rounds, at)
+        curvature = jnp.maximum(jnp.trace(gram) / len(gram), jnp.finfo(gram.dtype).eps)
+        ridge = RIDGE * curvature
+        solution, (_, rounded) = most_likely(gram, along + gram @ at, prior, records, ridge, None)
+        tried = at + jnp.asarray(SHARES, dtype)[:, None] * (solution - at)
+        tried = jnp.concatenate([rounded[None], tried])
+        leaves = jax.lax.map(left, tried)
+        best = jnp.where(jnp.isfinite(leaves), leaves, jnp.inf).argmin()
+        return tried[best], (solution, leaves[best], leaves[0])
+
+    with jax.default_matmul_precision("highest"):
+        _, (solutions, trace, objectives) = jax.lax.scan(one_pass, prior, length=passes)
+    best = jnp.where(jnp.isfinite(objectives), objectives, jnp.inf).argmin()
+    weights, objective = solutions[best], objectives[best]
+    values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
+    failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objective))
+    answer = answered(failed, (values,), (scores,), labels, objective=objective, trace=trace)
+    return cast(answer, jnp.float32, jnp.int32)
+
+
+def _quadratic(client: UnrolledClient, rounds: Any, weights: Array) -> tuple[Array, Array]:
+    """Inner products of the derivatives `[unknowns, unknowns]`, and with what is left of the
+    messages `[unknowns]`, of every round relative to its update's energy."""
+    unknowns, dtype = len(weights), weights.dtype
+
+    def add(total: tuple[Array, Array], seen: Any) -> tuple[tuple[Array, Array], None]:
+        received, update, scale = seen
+        rest = update - client.update(received, weights, fixed_key()).astype(dtype)
+        derivative = client.derivative(received, weights, fixed_key()).astype(dtype)
+        gram, along = total
+        return (
+            gram + scale * derivative @ derivative.T,
+            along + scale * derivative @ rest,
+        ), None
+
+    zero = jnp.zeros((unknowns, unknowns), dtype), jnp.zeros(unknowns, dtype)
+    return jax.lax.scan(add, zero, rounds)[0]
