@@ -65,7 +65,8 @@ REASONS = {
     Status.UNCHECKED: "the answer is of finite numbers, and nothing could contradict it: rounding "
     "and the recipe's noise may be as large as these messages, or there are as many unknowns as "
     "equations, or records are mixed (batch normalisation, mixup), or too few of the client's "
-    "records are known; the answer may be no better than a guess",
+    "records are known, or a search through steps of Adam ended short; the answer may be no better "
+    "than a guess",
 }
 SOME_WRONG = (
     "nothing contradicts the recipe, but the answer explains less of the messages than a right one "

@@ -9,6 +9,7 @@ BY_ROUND = "another rate in every round"
 BY_ARRAY = "a rate for every array"
 FROZEN = "arrays that are not trained"
 SIGNS = "signs"
+IN_ORDER = "batches in the records' order"
 UNCHANGED = "nothing came back changed"
 ROUND_LATE = "rounds off by one"
 ONE_ROUND = "one round of something else"
@@ -28,6 +29,7 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> 
         "epochs": "`gls` with so many epochs",
         "batches": "`gls` with this recipe",
         "momentum": "`gls` with this recipe",
+        IN_ORDER: "`gls_unrolled` with `shuffle=False` in the recipe",
         "weight decay": "`gls` with `jaxfl.sgd(weight_decay=...)` in the recipe",
         "label smoothing": "the same attack on `jaxfl.label_smoothing(model, ...)`",
         "class weights": "a `Model` whose loss has them, or `gls` with `jaxfl.ClassWeights`",

@@ -15,7 +15,7 @@ import scipy.optimize
 
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, closed_form
 from attacks.attributes.knowledge import Knowledge, check_knowledge
-from attacks.diagnosis.advice import BY_ROUND, NO_STEP, UNCHANGED, UNKNOWN, advice
+from attacks.diagnosis.advice import BY_ROUND, IN_ORDER, NO_STEP, UNCHANGED, UNKNOWN, advice
 from attacks.diagnosis.diagnosis import Diagnosis
 from attacks.diagnosis.exchanged import exchanged
 from attacks.diagnosis.numbers import Finding, numbers_say
@@ -31,6 +31,7 @@ from attacks.diagnosis.simulated import by_simulation, is_simulated
 from attacks.diagnosis.steps import Otherwise, means, moved, recipes, shown
 from attacks.diagnosis.structure import Structure, activations, layouts
 from attacks.diagnosis.trials import RecipeTrial, decoded
+from attacks.diagnosis.unshuffled import read_in_order
 from attacks.fit import Fit, FitWarning, Status
 from attacks.path import at_place
 from jaxfl import LocalTraining, Messages, Model
@@ -147,6 +148,10 @@ def _causes(trial: RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
         unknown = f"{path}: batches, epochs or momentum"
         several = Finding("several steps", unknown, shares["learning rate"])
         return _explaining(_recipes(trial, steps, path)) or [several]
+    known = trial.model, trial.messages, trial.knowledge, trial.decoded
+    if read_in_order(*known, trial.training) is not None:
+        evidence = "the same batches in every pass, as the records stand, explain the messages"
+        return [Finding(IN_ORDER, evidence, 1.0)]
     if max(shares.values()) < NOWHERE:
         return [_noise(left.length)]
     tried = [] if one_step else [_otherwise(trial, steps)]

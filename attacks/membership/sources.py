@@ -267,8 +267,13 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
 
     Raises:
       ValueError: if clients differ in rounds or two have the same messages, numbers do not fit,
-        the records do not fit the model, or the optimiser is no SGD.
+        the records do not fit the model, the optimiser is no SGD, or batches are not drawn (which
+        records share one is as unknown as whose they are).
     """
+    if not training.shuffle:
+        raise ValueError(
+            "training.shuffle=False: decode_sources is for clients that draw their batches"
+        )
     _check_together(messages, sizes)
     _check_different(messages)
     _check.plain_sgd(training.optimizer)

@@ -22,6 +22,7 @@ from attacks import (
     gls_unrolled,
 )
 from attacks.attributes.candidate_decoding.simulated_client import model_of_gradients
+from attacks.diagnosis.unshuffled import read_in_order
 from attacks.fit import FitWarning
 from benchmarks.audits.optimizers import decay_of, is_adam
 from jaxfl import LocalTraining, Messages, Model, Upload
@@ -37,7 +38,8 @@ def decode(
 ) -> tuple[str, Reconstruction]:
     """By a method that is exact for one full-batch step, of SGD at one rate or another in every
     round, or of Adam, if the messages are of such steps, whatever was told; by one that knows the
-    noise of batches and uploads, and momentum and decay, or Adam, if those are told."""
+    noise of batches and uploads, and momentum and decay, or Adam, if those are told; or whose
+    batches are not drawn, whatever was told."""
     told = _told(model, messages, known, training)
     weighted = model_of_gradients(model, training, jnp.asarray(known.y))
     with warnings.catch_warnings():
@@ -55,6 +57,9 @@ def decode(
         if told == "gls":
             batches = GLS(training, orders=ORDERS)
             answers["gls"] = gls(model, messages, known, jax.random.key(0), settings=batches)
+            in_order = read_in_order(model, messages, known, answers["gls"], training)
+            if in_order is not None:
+                return "gls_unrolled", in_order
             if answers["gls"].status == Status.OK:
                 return "gls", answers["gls"]
         unknowns = len(known.x) * (len(known.columns[0].candidates) - 1)
@@ -97,8 +102,9 @@ def _told(model: Model, messages: Messages, known: Knowledge, training: LocalTra
     """The method that reads clients of a model and a recipe."""
     records, random = len(known.x), draws_at_random(model, messages.model_shapes, known.x)
     if is_adam(training.optimizer):
-        batches = len(training.batch_sizes(records)) > 1
-        return "gls_unrolled" if batches or random else "decode_adam"
+        return "gls_unrolled" if training.steps(records) > 1 or random else "decode_adam"
+    if not training.shuffle and len(training.batch_sizes(records)) > 1:
+        return "gls_unrolled"
     noised = any(isinstance(plugin, Upload) for plugin in training.plugins)
     plain = training.steps(records) == 1 and training.optimizer is optax.sgd and not noised
     return "closed_form" if plain and not random else "gls"

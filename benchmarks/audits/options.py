@@ -31,6 +31,7 @@ ONLY_RECORDED = (
     "label_smoothing",
     "class_weights",
     "upload_noise",
+    "unshuffled",
 )
 DEFAULT_CLIENTS = "10"
 AS_OPTIONS = (
@@ -114,6 +115,9 @@ class Arguments:
     """Records per local step; 0 for all."""
     drop_last: bool = False
     """Leave out the last batch of a pass if it is not full, as data loaders of PyTorch can."""
+    unshuffled: bool = False
+    """Batches are cut from a client's records as the table has them, the same in every pass
+    (shuffle=False, which is what data loaders of PyTorch do unless asked)."""
     epochs: Count = 1
     """Local passes over the records in a round."""
     epsilon: str = "none,10,3,1"

@@ -74,6 +74,8 @@ def training(arguments: Arguments) -> LocalTraining:
         optimizer = _adam(arguments)
     if arguments.drop_last and batch is None:
         raise UsageError("--drop-last with --batch-size 0: there is one batch of all records")
+    if arguments.unshuffled and batch is None:
+        raise UsageError("--unshuffled with --batch-size 0: there is one batch of all records")
     return LocalTraining(
         arguments.learning_rate,
         arguments.epochs,
@@ -81,6 +83,7 @@ def training(arguments: Arguments) -> LocalTraining:
         optimizer,
         plugins=_plugins(arguments),
         drop_last=arguments.drop_last,
+        shuffle=not arguments.unshuffled,
     )
 
 

@@ -19,6 +19,7 @@ from attacks import (
     diagnose,
     impute,
 )
+from attacks.diagnosis.advice import IN_ORDER
 from attacks.fit import STATES, FitWarning
 from benchmarks.audits.coding import Coding, other_coding
 from benchmarks.audits.decoders import as_told, decode
@@ -46,6 +47,7 @@ OPTION_OF = {
     "epochs": "--epochs",
     "batches": "--batch-size",
     "momentum": "--momentum",
+    IN_ORDER: "--unshuffled",
     "weight decay": "--weight-decay",
     "class weights": "--class-weights",
     "label smoothing": "--label-smoothing",
@@ -258,7 +260,12 @@ def _as_others(
 ) -> list[str]:
     """In what a client whose updates are explained trains otherwise than was told."""
     notes = []
-    if not steps_as_told:
+    if not steps_as_told and method == "gls_unrolled":
+        notes.append(
+            f"{client} cuts its batches from its records as the table has them (--unshuffled); "
+            "they hide less than drawn ones do."
+        )
+    elif not steps_as_told:
         optimizer = "Adam" if method == "decode_adam" else "SGD"
         notes.append(f"{client} takes one step of {optimizer} on all of its records, not as told.")
     if isinstance(answer, Decoding) and answer.learning_rate.ndim:

@@ -57,6 +57,7 @@ def asked(arguments: Arguments, training: LocalTraining) -> dict[str, Any]:
     """What was asked of which federation, line by line."""
     batch = f"batches of {training.batch_size}" if training.batch_size else "all records at once"
     batch += ", the last one left out if it is not full" if training.drop_last else ""
+    batch += "" if training.shuffle else ", in the order of the table"
     extras = [(n.replace("_", " "), getattr(arguments, n)) for n in NUMBERS]
     more = "".join(f", {name} {value:g}" for name, value in extras if value)
     return {

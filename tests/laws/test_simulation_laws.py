@@ -71,6 +71,23 @@ def test_rounds_have_batch_orders_of_their_own(world):
     assert largest_difference(first, second) > 1e-6, "rounds share a key"
 
 
+def test_batches_that_are_not_shuffled_are_cut_from_records_as_they_stand(world):
+    """In every epoch and round; padding has no part in it."""
+    training = LocalTraining(0.2, epochs=2, batch_size=8, shuffle=False)
+    messages = run(world, federated=Federated(rounds=2, training=training)).messages(1)
+    x, y = map(jnp.asarray, world.records[1])
+    for t in (0, 1):
+        params, returned = (
+            jax.tree.map(lambda a, t=t: a[t], tree)
+            for tree in (messages.received, messages.returned)
+        )
+        for start in 2 * [0, 8, 16]:
+            batch = x[start : start + 8], y[start : start + 8]
+            slope = jax.grad(lambda p, batch=batch: mean_loss(world.model, p, *batch))(params)
+            params = jax.tree.map(lambda p, g: p - 0.2 * g, params, slope)
+        assert_same(params, returned, "another batch was taken", 1e-5)
+
+
 def test_clients_have_batch_orders_of_their_own(world):
     """Clients of the same records come back as two models."""
     twins = stack_clients([world.records[0], world.records[0]])

@@ -73,7 +73,7 @@ from attacks.attributes.knowledge import (
 )
 from attacks.path import check_linear
 from attacks.precision import arithmetic, cast, floating
-from jaxfl import DPSGD, ClassWeights, Messages, Mixup, Model, Upload, _check
+from jaxfl import DPSGD, ClassWeights, LocalTraining, Messages, Mixup, Model, Upload, _check
 from jaxfl.domains import Key, Positive, check, checked
 
 Array = jax.Array
@@ -160,23 +160,10 @@ def check_gls(settings: GLS, model: Model, knowledge: Knowledge) -> None:
         )
     if not training.shuffle and len(training.batch_sizes(len(knowledge.x))) > 1:
         raise ValueError(
-            f"training.shuffle=False cuts the same batches of {training.batch_size} in every epoch; "
+            f"training.shuffle=False cuts the same batches of {training.batch_size} every time; "
             "gls is for batches that are drawn. Use gls_unrolled, which is exact there"
         )
-    weighted = any(isinstance(plugin, ClassWeights) for plugin in training.plugins)
-    if training.mixup and weighted:
-        raise ValueError("training.plugins has Mixup and ClassWeights; gls knows one of them alone")
-    if knowledge.y is None and (training.mixup or weighted):
-        raise ValueError("y=None does not go with Mixup or ClassWeights; give labels")
-    for plugin in training.plugins:
-        rounded = isinstance(plugin, Upload) and not (
-            _check.is_unseen(plugin.bits) or np.all(np.asarray(plugin.bits) == 0)
-        )
-        if rounded or type(plugin) not in (DPSGD, Mixup, ClassWeights, Upload):
-            raise ValueError(
-                f"training.plugins holds {plugin!r}; gls knows DPSGD, Mixup, ClassWeights and "
-                "Upload without bits alone"
-            )
+    _check_plugins(training, knowledge)
     if settings.layers is not None:
         named = () if model.layers is None else model.layers.names
         if settings.layers > len(named) or settings.points > 1:
@@ -191,6 +178,23 @@ def check_gls(settings: GLS, model: Model, knowledge: Knowledge) -> None:
             f"mixup={training.mixup}, "
             f"privacy={training.privacy}; it needs points=1 and a client that has neither"
         )
+
+
+def _check_plugins(training: LocalTraining, knowledge: Knowledge) -> None:
+    weighted = any(isinstance(plugin, ClassWeights) for plugin in training.plugins)
+    if training.mixup and weighted:
+        raise ValueError("training.plugins has Mixup and ClassWeights; gls knows one of them alone")
+    if knowledge.y is None and (training.mixup or weighted):
+        raise ValueError("y=None does not go with Mixup or ClassWeights; give labels")
+    for plugin in training.plugins:
+        rounded = isinstance(plugin, Upload) and not (
+            _check.is_unseen(plugin.bits) or np.all(np.asarray(plugin.bits) == 0)
+        )
+        if rounded or type(plugin) not in (DPSGD, Mixup, ClassWeights, Upload):
+            raise ValueError(
+                f"training.plugins holds {plugin!r}; gls knows DPSGD, Mixup, ClassWeights and "
+                "Upload without bits alone"
+            )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "dtype"))

@@ -18,8 +18,8 @@ mu_t enter.
 Where `gls` applies it is much faster: it takes derivatives from gradients at the path's centre, and
 most of the covariance from theory. Here both come from runs, whatever the client does.
 
-The answer is judged by runs of the client simulated on it that nothing was learned from: what the candidates'
-span leaves of the messages is compared with what it leaves of those.
+The answer is judged by runs of the client simulated on it that nothing was learned from: what the
+candidates' span leaves of the messages is compared with what it leaves of those.
 
 A client that draws nothing at random, by full batches or by batches that are not shuffled, leaves
 rounding alone: see `attacks.attributes.candidate_decoding.unrolled_exactly`.
@@ -46,7 +46,10 @@ from attacks.attributes.candidate_decoding.explanation import judge, largest_of_
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.unrolled_client import UnrolledClient
 from attacks.attributes.candidate_decoding.unrolled_exactly import PASSES as EXACT_PASSES
-from attacks.attributes.candidate_decoding.unrolled_exactly import exactly_unrolled
+from attacks.attributes.candidate_decoding.unrolled_exactly import (
+    PASSES_OF_LINEAR,
+    exactly_unrolled,
+)
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -57,8 +60,8 @@ from attacks.attributes.knowledge import (
     float_type,
 )
 from attacks.fit import FALSE_ALARMS, Fit, energies, equations, precision, rounding
-from attacks.precision import arithmetic, cast
 from attacks.path import is_linear
+from attacks.precision import arithmetic, cast
 from jaxfl import ClassWeights, LocalTraining, Messages, Model
 from jaxfl.domains import Count, Key, NotNegative, Positive, check, checked
 from jaxfl.models.probe import draws_at_random
@@ -111,12 +114,16 @@ def gls_unrolled(
         alone.
 
     Returns:
-      A `Reconstruction` (of a client that draws nothing at random: `objective` and `trace` are parts
-      of the messages' energy that the rounded answer and each pass leave), computed in float64 (in float32 inside an outer `jit` that runs without
+      A `Reconstruction`, computed in float64 (in float32 inside an outer `jit` that runs without
       64-bit types) from runs in the models' own precision. Time grows with records times values,
       times `tangents`, times what a client's training takes; memory with that product without
       `tangents`, times the number of parameters. Of its `fit`, `misfit` compares what no values of
       the unknowns explain with what they do not explain of fresh runs.
+
+      Of a client that draws nothing at random `objective` and `trace` are the parts of the
+      messages' energy that the rounded answer and each pass leave. With an optimiser that is not
+      linear, such as Adam, the search may end short of its own recipe: what would be a misfit is
+      `UNCHECKED` then.
 
     Raises:
       ValueError: as `gls` but for the optimiser; if the recipe has plug-ins other than
@@ -130,12 +137,14 @@ def gls_unrolled(
     with arithmetic(dtype, messages, joint, key, settings):
         dtype = canonicalize_dtype(dtype)
         if _is_exact(model, messages, knowledge, training):
-            passes = settings.passes or EXACT_PASSES
-            answer = exactly_unrolled(model, messages, joint, training, passes, dtype)
+            linear = is_linear(training.optimizer, messages.model_shapes)
+            passes = settings.passes or (PASSES_OF_LINEAR if linear else EXACT_PASSES)
+            answer = exactly_unrolled(model, messages, joint, training, passes, linear, dtype)
         else:
-            settings = dataclasses.replace(settings, passes=settings.passes or PASSES)
-            answer = _gls_unrolled(model, messages, joint, key, settings, dtype)
-    answer, fit = apart(answer, knowledge.columns), answer.fit
+            passes = settings.passes or PASSES
+            answer = _gls_unrolled(model, messages, joint, key, settings, passes, dtype)
+    answer = apart(answer, knowledge.columns)
+    fit: Fit = answer.fit
     if _is_exact(model, messages, knowledge, training):
         fit = judge(model, messages, knowledge, answer, training, key)
         if not is_linear(training.optimizer, messages.model_shapes):
@@ -166,21 +175,22 @@ def _check_settings(settings: UnrolledGLS, knowledge: Knowledge) -> None:
         raise ValueError(f"runs={settings.runs} must be at least 2: how they differ is the noise")
 
 
-@functools.partial(jax.jit, static_argnames=("model", "dtype"))
+@functools.partial(jax.jit, static_argnames=("model", "passes", "dtype"))
 def _gls_unrolled(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
     key: Array,
     settings: UnrolledGLS,
+    passes: int,
     dtype: Any,
 ) -> Reconstruction:
     narrow, eps = float_type(messages.received), precision(messages)
     told_by, received = equations(messages.pseudo_gradient), messages.received
     knowledge, settings = cast((knowledge, settings), narrow)
     x, y = candidate_records(model, knowledge)
-    labels = y if knowledge.y is None else knowledge.y
-    client = UnrolledClient(model, x, labels, settings.training)
+    each_label = y if knowledge.y is None else knowledge.y
+    client = UnrolledClient(model, x, each_label, settings.training)
     records, count = x.shape[:2]
     prior = prior_weights(model, knowledge, count).astype(dtype)
     updates = cast(messages.pseudo_gradient, dtype)
@@ -197,9 +207,9 @@ def _gls_unrolled(
 
     with jax.default_matmul_precision("highest"):
         # After the last pass the rounded answer is judged, by one more of the same program.
-        keys, last = jax.random.split(key, settings.passes + 1), settings.passes - 1
+        keys, last = jax.random.split(key, passes + 1), passes - 1
         totals, solutions, heights = jax.lax.scan(
-            one_pass, prior, (keys, jnp.arange(settings.passes + 1) == last)
+            one_pass, prior, (keys, jnp.arange(passes + 1) == last)
         )[1]
         fit = _fit(jax.tree.map(lambda a: a[-1], totals), rounds, told_by)
     weights, heights = solutions[last], heights[: last + 1]

@@ -15,7 +15,8 @@ are no records bend a path of many steps, and rounded ones do not. The pass whos
 least is the answer.
 
 Steps of SGD, with momentum and decay or without, are nearly linear in the weights. Those of Adam
-have gradients' signs in them, and the search may end short (of its own recipe too).
+have gradients' signs in them: there the rounded v with any one record's value changed are tried
+too, and the search may end short all the same, of its own recipe too.
 """
 
 import functools
@@ -40,26 +41,29 @@ from attacks.precision import cast
 from jaxfl import LocalTraining, Messages, Model
 
 Array = jax.Array
-PASSES = 12
-"""Linearisations: of SGD two or three are enough."""
+PASSES, PASSES_OF_LINEAR = 12, 4
+"""Linearisations; of steps that are linear in gradients one to three were enough."""
 SHARES = (1.0, 0.5, 0.25)
 """How far of the way to the minimum the next pass may begin."""
+TOGETHER = 8
+"""Weights on which the client is simulated side by side."""
 RIDGE = 1e-6
 """Pull towards the prior, relative to the mean curvature: what nothing tells keeps it."""
 
 
-@functools.partial(jax.jit, static_argnames=("model", "passes", "dtype"))
+@functools.partial(jax.jit, static_argnames=("model", "passes", "linear", "dtype"))
 def exactly_unrolled(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
     training: LocalTraining,
     passes: int,
+    linear: bool,
     dtype: Any,
 ) -> Reconstruction:
-    """The answer of `gls_unrolled` on such a client, of one unknown column, computed in `dtype`;
-    `objective` and `trace` are parts of the updates' energy, mean over rounds, that the rounded
-    answer and each pass leave."""
+    """The answer of `gls_unrolled` on such a client, whose steps are `linear` in gradients or not,
+    of one unknown column, computed in `dtype`; `objective` and `trace` are parts of the updates'
+    energy, mean over rounds, that the rounded answer and each pass leave."""
     narrow = float_type(messages.received)
     knowledge, training = cast((knowledge, training), narrow)
     x, y = candidate_records(model, knowledge)
@@ -79,25 +83,41 @@ def exactly_unrolled(
 
         return jax.lax.map(of_round, rounds).sum() / jnp.maximum((scales > 0).sum(), 1)
 
-    def one_pass(at: Array, _: None) -> tuple[Array, Any]:
+    def one_pass(at: Array, step: None) -> tuple[Array, Any]:
         gram, along = _quadratic(client, rounds, at)
-        curvature = jnp.maximum(jnp.trace(gram) / len(gram), jnp.finfo(gram.dtype).eps)
-        ridge = RIDGE * curvature
+        curvature = jnp.trace(gram) / len(gram)
+        ridge = RIDGE * jnp.where(curvature > 0, curvature, 1)
         solution, (_, rounded) = most_likely(gram, along + gram @ at, prior, records, ridge, None)
         tried = at + jnp.asarray(SHARES, dtype)[:, None] * (solution - at)
-        tried = jnp.concatenate([rounded[None], tried])
-        leaves = jax.lax.map(left, tried)
+        others = jnp.zeros((0, len(at)), dtype) if linear else _changed(rounded, records)
+        tried = jnp.concatenate([rounded[None], tried, others])
+        leaves = jax.lax.map(left, tried, batch_size=TOGETHER)
         best = jnp.where(jnp.isfinite(leaves), leaves, jnp.inf).argmin()
         return tried[best], (solution, leaves[best], leaves[0])
 
     with jax.default_matmul_precision("highest"):
-        _, (solutions, trace, objectives) = jax.lax.scan(one_pass, prior, length=passes)
-    best = jnp.where(jnp.isfinite(objectives), objectives, jnp.inf).argmin()
-    weights, objective = solutions[best], objectives[best]
+        solutions, trace, objectives = jax.lax.scan(one_pass, prior, length=passes)[1]
+    least = jnp.where(jnp.isfinite(objectives), objectives, jnp.inf).argmin()
+    weights, objective = solutions[least], objectives[least]
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objective))
     answer = answered(failed, (values,), (scores,), labels, objective=objective, trace=trace)
     return cast(answer, jnp.float32, jnp.int32)
+
+
+def _changed(rounded: Array, records: int) -> Array:
+    """Rounded weights `[unknowns]` with one record's value changed, in every way `[unknowns,
+    unknowns]`."""
+    each = rounded.reshape(records, -1)
+    value = jnp.eye(each.shape[1], dtype=rounded.dtype)
+
+    def with_value(record: Array, place: Array) -> Array:
+        # To its first value where it has that one.
+        other = jnp.where(each[record, place] > 0, 0, value[place])
+        return each.at[record].set(other).reshape(-1)
+
+    places = jnp.unravel_index(jnp.arange(len(rounded)), each.shape)
+    return jax.vmap(with_value)(*places)
 
 
 def _quadratic(client: UnrolledClient, rounds: Any, weights: Array) -> tuple[Array, Array]:

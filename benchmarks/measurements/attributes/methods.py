@@ -207,7 +207,7 @@ def _partial_refuses(settings: VictimSettings) -> str | None:
 def _unrolled_refuses(settings: VictimSettings) -> str | None:
     if settings.private or settings.training.mixup:
         return "epsilon or mixup: it knows neither noise nor pairs of records"
-    if is_linear(settings.training.optimizer):
+    if settings.training.shuffle and is_linear(settings.training.optimizer):
         return "training.optimizer: where it is linear in gradients, `gls` does the same faster"
     if len(settings.training.batch_sizes(settings.records)) == 1:
         return "training.batch_size: full batches have no noise, by which it whitens"
@@ -222,6 +222,8 @@ def _gls_settles(attack: GLS, settings: VictimSettings) -> GLS:
 
 def _gls_refuses(settings: VictimSettings) -> str | None:
     training = settings.training
+    if not training.shuffle and len(training.batch_sizes(settings.records)) > 1:
+        return "training.shuffle: batches are not drawn, and `gls_unrolled` is exact"
     if not is_linear(training.optimizer):
         return "training.optimizer is not linear in gradients, as SGD is with momentum or without"
     plain = training.optimizer is optax.sgd and not settings.private
