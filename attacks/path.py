@@ -133,7 +133,7 @@ def _is_linear(optimizer: Optimizer, shapes: tuple[Any, ...], structure: Any) ->
         return jax.tree.unflatten(structure, arrays)
 
     start, slopes = drawn(), drawn(PROBED)
-    rate = jnp.asarray(0.1, jnp.float32)
+    rate = np.asarray(0.1, np.float32)  # of JAX it would be traced inside a `jit`
 
     def last(gradients: Any) -> Any:
         transformation = optimizer(rate)
@@ -153,7 +153,7 @@ def _is_linear(optimizer: Optimizer, shapes: tuple[Any, ...], structure: Any) ->
 
     try:
         with jax.ensure_compile_time_eval():
-            weights = _path(optimizer, rate, PROBED).weights
+            weights = _path(optimizer, jnp.asarray(rate), PROBED).weights
             still = last(jax.tree.map(np.zeros_like, slopes))
             return all(alike(scale, weights, still) for scale in SCALES)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError):

@@ -35,7 +35,8 @@ class Client:
     def recipe(self, training: LocalTraining) -> LocalTraining:
         """What each client does in a round, as what is seen of it: of several the mean, weighted by
         their records. Full batches are one of all, steps that clients take side by side are nearly
-        those of one in batches as large as theirs together, and noise averages out."""
+        those of one in batches as large as theirs together, which are not cut from the records in
+        order, and noise averages out."""
         if self.together == 1:
             return training
         named, total = self.records.clients, len(self.records.y)
@@ -51,7 +52,7 @@ class Client:
             else plugin
             for plugin in training.plugins
         )
-        return dataclasses.replace(training, batch_size=size, plugins=plugins)
+        return dataclasses.replace(training, batch_size=size, plugins=plugins, shuffle=True)
 
 
 def clients_of(

@@ -363,3 +363,15 @@ def test_gls_reads_clients_that_weight_classes(batch_size):
         assert answer.status == Status.OK
     with pytest.warns(MisfitWarning):
         gls(model, messages, known, KEY, settings=GLS(training.without()))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_an_optimizer_is_linear_inside_a_jit_as_outside(wide):
+    """It is looked at once: what is said first is said ever after."""
+
+    @jax.jit
+    def asked(number):
+        return number, is_linear(sgd(0.9, 0.002 if wide else 0.001))
+
+    with jax.enable_x64(wide):
+        assert asked(jnp.ones(()))[1]

@@ -313,6 +313,31 @@ def test_steps_of_adamw_are_read_by_the_decay_that_is_told(
     assert "names rightly 'smoker' of 40 of 40 people" in " ".join(capsys.readouterr().out.split())
 
 
+UNSHUFFLED = ["--batch-size", "16", "--epochs", "2"]
+SGD = ["--momentum", "0.9"]
+ADAM = ["--optimizer", "adam", "--learning-rate", "0.01"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        pytest.param("unshuffled", [*SGD, "--unshuffled"], marks=SLOW),
+        pytest.param("unshuffled", SGD, marks=LAST),
+        pytest.param("unshuffled_adam", [*ADAM, "--unshuffled"], marks=LAST),
+    ],
+)
+def test_batches_in_the_order_of_the_table_are_read_exactly(
+    folder: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of SGD whether they are told of or not."""
+    words = [*UNSHUFFLED, *words]
+    asked = ["--messages", str(RECORDINGS / folder), *without(RECORDED, words), *words]
+    assert audit.main([*asked, "--out", str(tmp_path)]) == 0
+    assert "names rightly 'smoker' of 40 of 40 people" in " ".join(capsys.readouterr().out.split())
+    page = " ".join((tmp_path / "report.html").read_text().split())
+    assert ("cuts its batches from its records" in page) == ("--unshuffled" not in words)
+
+
 def test_an_answer_that_falls_short_is_said_on_the_page() -> None:
     fit = Fit(np.asarray(0.9964), np.asarray(1.0), np.asarray(0.005))
     (note,) = recorded._short("a", dataclasses.replace(EMPTY, fit=fit))

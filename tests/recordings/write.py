@@ -119,6 +119,28 @@ def write_adam(parts: dict[str, Any]) -> None:
             np.savez(folder / f"round-{t}-client-ana.npz", **arrays)
 
 
+def write_unshuffled(parts: dict[str, Any]) -> None:
+    """A client alone, whose data loader leaves records in their order, as it does unless asked."""
+    x, y = parts["ana"]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 16)
+    optimisers = {
+        "unshuffled": lambda weights: torch.optim.SGD(weights, RATE, momentum=0.9),
+        "unshuffled_adam": lambda weights: torch.optim.Adam(weights, 1e-2),
+    }
+    for name, made in optimisers.items():
+        folder, model = HERE / name, network()
+        folder.mkdir(exist_ok=True)
+        for t in range(4):
+            safetensors.torch.save_file(model.state_dict(), folder / f"round-{t}-sent.safetensors")
+            optimiser = made(model.parameters())
+            for inputs, labels in 2 * list(loader):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                optimiser.step()
+            arrays = {key: array.numpy() for key, array in model.state_dict().items()}
+            np.savez(folder / f"round-{t}-client-ana.npz", **arrays)
+
+
 def write_losses(parts: dict[str, Any]) -> None:
     """A client alone that takes full-batch steps of SGD, of other networks and losses."""
     x, y = parts["ana"]
@@ -240,5 +262,6 @@ if __name__ == "__main__":
     write_torch(everyone)
     write_adam(everyone)
     write_losses(everyone)
+    write_unshuffled(everyone)
     write_cnn()
     write_flower(everyone)
