@@ -7,6 +7,7 @@ server reads the first client's `sex` from its own prescription of the recipe.
 
 import copy
 import dataclasses
+import functools
 import os
 import sys
 import warnings
@@ -99,6 +100,7 @@ def _clients() -> list[Client]:
         Client("SGD, full batch, half of the records known", full, known=RECORDS // 2),
         Client("SGD, full batch, a quarter of the records known", full, known=RECORDS // 4),
         Client("SGD, batches of 16, 2 epochs", batches),
+        Client("the same, not shuffled", changed(batches, shuffle=False)),
         Client("5 full-batch epochs", changed(full, epochs=5)),
         Client("the last batch left out, batches of 48", changed(full, batch_size=48,
                                                                  drop_last=True, epochs=2)),
@@ -117,13 +119,20 @@ def _clients() -> list[Client]:
         Client("the same, batches of 16, 2 epochs", batches, loss=smoothing),
         Client("dropout .2, full batch", full, dropout=True),
         Client("dropout .2, batches of 16, 2 epochs", batches, dropout=True),
-        Client("Adam, full batch", changed(full, learning_rate=1e-3, optimizer=optax.adam),
-               torch.optim.Adam),
-        Client("AdamW, full batch", changed(full, learning_rate=1e-3, optimizer=optax.adamw),
-               torch.optim.AdamW),
-        Client("Adam, batches of 16, 2 epochs",
-               changed(batches, learning_rate=1e-3, optimizer=optax.adam), torch.optim.Adam),
+        *_of_adam(full, batches),
     ]  # fmt: skip
+
+
+def _of_adam(full: LocalTraining, batches: LocalTraining) -> list[Client]:
+    changed = functools.partial(dataclasses.replace, learning_rate=1e-3, optimizer=optax.adam)
+    adam, adamw = torch.optim.Adam, torch.optim.AdamW
+    return [
+        Client("Adam, full batch", changed(full), adam),
+        Client("AdamW, full batch", changed(full, optimizer=optax.adamw), adamw),
+        Client("Adam, 3 full-batch epochs", changed(full, epochs=3), adam),
+        Client("Adam, batches of 16, 2 epochs", changed(batches), adam),
+        Client("the same, not shuffled", changed(batches, shuffle=False), adam),
+    ]
 
 
 def attack_of(client: Client) -> str:
@@ -132,7 +141,7 @@ def attack_of(client: Client) -> str:
         return "decode_partial"
     if client.recipe.optimizer in (optax.adam, optax.adamw):
         return "decode_adam" if client.recipe.steps(RECORDS) == 1 else "gls_unrolled"
-    if client.dropout and client.recipe.batch_size is not None:
+    if (client.dropout and client.recipe.batch_size is not None) or not client.recipe.shuffle:
         return "gls_unrolled"
     if client.clip is not None or client.rate_of(1) != 1:
         return "closed_form, by_round"
@@ -147,7 +156,7 @@ def _trained(client: Client, sent: nn.Module, x: Any, y: Any, number: int) -> nn
     optimizer = client.optimizer(model.parameters(), lr=rate)
     size = recipe.batch_size or len(x)
     for _ in range(recipe.epochs):
-        order = torch.randperm(len(x))
+        order = torch.randperm(len(x)) if recipe.shuffle else torch.arange(len(x))
         for rows in order.split(size):
             if recipe.drop_last and len(rows) < size:
                 continue
