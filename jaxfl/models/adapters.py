@@ -61,6 +61,7 @@ def _wrapped(
     def variables(key: Array) -> dict[str, Any]:
         return dict(module.init(key, jnp.zeros((1, *record_shape)), **_needed(accepted)))
 
+    @jax.jit  # otherwise every shape of every layer is a program of its own
     def init(key: Array) -> Any:
         return variables(key)["params"]
 

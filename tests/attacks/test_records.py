@@ -2,6 +2,7 @@
 ever wrong, whatever the messages are."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -54,9 +55,14 @@ SCHEMA = DATA.schema()
 MODEL = mlp(DATA.x.shape[1], HIDDEN, 3)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def gradient(model, params, x, y):
+    return jax.grad(lambda p: mean_loss(model, p, x, y))(params)
+
+
 def gradients(model, params, x, y):
     """What a client sends that has these records, one round."""
-    sent = jax.grad(lambda p: mean_loss(model, p, x, y))(params)
+    sent = gradient(model, params, x, y)
     return Messages.from_gradients(*jax.tree.map(lambda a: a[None], (params, sent)))
 
 

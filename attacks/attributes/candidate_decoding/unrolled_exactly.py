@@ -15,11 +15,13 @@ are no records bend a path of many steps, and rounded ones do not. The pass whos
 least is the answer.
 
 Steps of SGD, with momentum and decay or without, are nearly linear in the weights. Those of Adam
-have gradients' signs in them: there the rounded v with any one record's value changed are tried
-too, and the search may end short all the same, of its own recipe too.
+have gradients' signs in them: there the rounded v is tried too with the values of those few records
+changed whose own change explains most. The search may end short all the same, of its own recipe
+too.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,7 +43,7 @@ from attacks.precision import cast
 from jaxfl import LocalTraining, Messages, Model
 
 Array = jax.Array
-PASSES, PASSES_OF_LINEAR = 12, 4
+PASSES, PASSES_OF_LINEAR = 24, 4
 """Linearisations; of steps that are linear in gradients one to three were enough."""
 SHARES = (1.0, 0.5, 0.25)
 """How far of the way to the minimum the next pass may begin."""
@@ -89,8 +91,9 @@ def exactly_unrolled(
         ridge = RIDGE * jnp.where(curvature > 0, curvature, 1)
         solution, (_, rounded) = most_likely(gram, along + gram @ at, prior, records, ridge, None)
         tried = at + jnp.asarray(SHARES, dtype)[:, None] * (solution - at)
-        others = jnp.zeros((0, len(at)), dtype) if linear else _changed(rounded, records)
-        tried = jnp.concatenate([rounded[None], tried, others])
+        tried = jnp.concatenate([rounded[None], tried])
+        if not linear:
+            tried = jnp.concatenate([tried, _changed(rounded, records, left)])
         leaves = jax.lax.map(left, tried, batch_size=TOGETHER)
         best = jnp.where(jnp.isfinite(leaves), leaves, jnp.inf).argmin()
         return tried[best], (solution, leaves[best], leaves[0])
@@ -105,19 +108,27 @@ def exactly_unrolled(
     return cast(answer, jnp.float32, jnp.int32)
 
 
-def _changed(rounded: Array, records: int) -> Array:
-    """Rounded weights `[unknowns]` with one record's value changed, in every way `[unknowns,
-    unknowns]`."""
+def _changed(rounded: Array, records: int, left: Callable[[Array], Array]) -> Array:
+    """Rounded weights `[unknowns]` with the values of those 1, 2, 4, ... records changed whose own
+    change leaves least `[changes, unknowns]`."""
     each = rounded.reshape(records, -1)
-    value = jnp.eye(each.shape[1], dtype=rounded.dtype)
+    values = jnp.eye(each.shape[1], dtype=rounded.dtype)
 
-    def with_value(record: Array, place: Array) -> Array:
+    def changed(record: Array, place: Array) -> Array:
         # To its first value where it has that one.
-        other = jnp.where(each[record, place] > 0, 0, value[place])
-        return each.at[record].set(other).reshape(-1)
+        return jnp.where(each[record, place] > 0, 0, values[place])
+
+    def left_of(record_place: tuple[Array, Array]) -> Array:
+        return left(each.at[record_place[0]].set(changed(*record_place)).reshape(-1))
 
     places = jnp.unravel_index(jnp.arange(len(rounded)), each.shape)
-    return jax.vmap(with_value)(*places)
+    leaves = jax.lax.map(left_of, places, batch_size=TOGETHER).reshape(each.shape)
+    leaves = jnp.where(jnp.isfinite(leaves), leaves, jnp.inf)
+    best = jax.vmap(changed)(jnp.arange(records), leaves.argmin(1))
+    rank = leaves.min(1).argsort().argsort()
+    counts = 2 ** jnp.arange(max(records.bit_length() - 1, 1))
+    taken = rank < counts[:, None]
+    return jnp.where(taken[..., None], best, each).reshape(len(counts), -1)
 
 
 def _quadratic(client: UnrolledClient, rounds: Any, weights: Array) -> tuple[Array, Array]:
