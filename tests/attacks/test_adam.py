@@ -46,7 +46,9 @@ def accuracy(answer, truth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("values", "seeds"), [(2, (0, 1)), (4, (2,))])
+@pytest.mark.parametrize(
+    ("values", "seeds"), [(2, (0, 1)), pytest.param(4, (2,), marks=pytest.mark.very_slow)]
+)
 @pytest.mark.parametrize("rate", [1e-2, 1e-3])
 def test_a_full_batch_client_of_adam_is_read(values, seeds, rate):
     """From five rounds, as from SGD; the rate is not told. At the lower one the first search ends

@@ -97,6 +97,7 @@ def test_less_noise_than_promised_is_caught():
     assert told[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_without_canaries_nothing_is_told():
     """Of a client that has none the score is noise, whatever its records are."""
     with pytest.warns(MisfitWarning, match="a canary moves the messages by"):

@@ -321,7 +321,7 @@ def test_a_rate_that_nobody_told_is_no_cause():
             *({"optimizer": optax.sgd, "epochs": 6}, "6 full-batch steps explains"),
             marks=pytest.mark.very_slow,
         ),
-        ({"learning_rate": 2 * RATE}, "the rate 0.2"),
+        pytest.param({"learning_rate": 2 * RATE}, "the rate 0.2", marks=pytest.mark.very_slow),
     ],
 )
 def test_a_client_told_momentum_is_diagnosed(changes, said):

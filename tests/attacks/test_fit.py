@@ -118,6 +118,7 @@ def test_cosine_matching_does_not_mind_the_length_of_updates():
 
 
 @pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
+@pytest.mark.slow
 def test_updates_of_the_other_sign_are_a_misfit_whatever_their_length():
     for told in (LocalTraining(RATE), RIGHT[0]):
         model, messages, known, _ = client("right", told, 0)

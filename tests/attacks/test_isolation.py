@@ -183,6 +183,7 @@ def _off_idle(seed):
     return ranks, np.asarray(off)[np.arange(len(y)), y]
 
 
+@pytest.mark.slow
 def test_a_unit_that_was_active_on_the_way_alone_hides_no_record(monkeypatch):
     """Its record has a small error there, though the unit is idle at both ends of the way."""
     offs = np.concatenate([off for ranks, off in map(_off_idle, range(12)) if ranks == (10,)])

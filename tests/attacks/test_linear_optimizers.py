@@ -176,7 +176,10 @@ def test_the_variance_of_a_weighted_place():
             *(0.1, {"batch_size": 16, "epochs": 2, "optimizer": sgd(proximal=1.0)}),
             marks=pytest.mark.very_slow,
         ),
-        (0.1, {"batch_size": 24, "epochs": 2, "drop_last": True}),
+        pytest.param(
+            *(0.1, {"batch_size": 24, "epochs": 2, "drop_last": True}),
+            marks=pytest.mark.very_slow,
+        ),
         (0.05, {"epochs": 3, "optimizer": HEAVY_AND_DECAYED}),
         pytest.param(0.1, {"optimizer": decayed}, marks=pytest.mark.very_slow),
     ],

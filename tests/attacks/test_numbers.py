@@ -124,7 +124,9 @@ def test_what_stands_in_the_column_changes_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bounds", [(LOWER, UPPER), (-10.0, 0.3)])
+@pytest.mark.parametrize(
+    "bounds", [pytest.param((LOWER, UPPER), marks=pytest.mark.very_slow), (-10.0, 0.3)]
+)
 def test_numbers_heaped_on_a_bound_are_told_and_are_no_misfit(bounds):
     """Windows close at either bound, whatever rounding makes of its sum with their width."""
     heaped = np.where(np.arange(RECORDS) % 8, bounds[1], sum(bounds) / 2)
@@ -138,6 +140,7 @@ def test_numbers_heaped_on_a_bound_are_told_and_are_no_misfit(bounds):
     assert rmse(answer, numbers) < 0.02 * (bounds[1] - bounds[0])
 
 
+@pytest.mark.slow
 def test_where_no_model_came_back_changed_nothing_is_told():
     model = mlp(FEATURES, (16,), 2)
     messages, knowledge, _ = client(model, FULL, rounds=2)

@@ -139,6 +139,7 @@ def test_weights_are_those_of_expected_shares():
         assert float(weights @ carriers[np.asarray(rows)]) == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_class_means_follow_the_model_between_rounds_of_one_detector(model, auxiliary):
     """One full-batch step is what first order says: the mean gradient of each class's records."""
     sums, plain, every = sums_of(model, np.full(CLIENTS, WITHOUT)), LocalTraining(0.1), 8

@@ -272,6 +272,7 @@ def test_messages_of_nobody_hold_no_record():
     assert "nothing to read" in answer.reason
 
 
+@pytest.mark.slow
 def test_messages_of_another_model_or_of_no_table_certify_nothing():
     x, y = client(8)
     params = MODEL.init(KEY)

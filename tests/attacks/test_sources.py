@@ -37,6 +37,7 @@ def federation():
     return model, [run.messages(c) for c in range(3)], x, y, np.repeat(np.arange(3), SIZES), run
 
 
+@pytest.mark.slow
 def test_sources_are_decoded_where_losses_say_nothing(federation):
     model, messages, x, y, truth, _ = federation
     found = decode_sources(model, messages, SIZES, x, y, KEY, training=TRAINING)
@@ -79,6 +80,7 @@ def test_records_that_nobody_holds_are_nobodys(federation):
     assert (named[len(x) :] == -1).all()
 
 
+@pytest.mark.slow
 def test_clipping_makes_nobodys_records_of_none(federation):
     """It lowers all weights: of one record more than is held one is nobody's."""
     model, _, x, y, truth, _ = federation
@@ -100,6 +102,7 @@ def reversed_(messages):
 
 
 @pytest.mark.filterwarnings("ignore::attacks.SomeWrongWarning")
+@pytest.mark.slow
 def test_weights_that_no_record_can_have_are_a_misfit(federation):
     """The span of all records' gradients takes these messages off whole: weights of -1, and of
     twice a record's own."""

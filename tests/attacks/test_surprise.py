@@ -123,6 +123,7 @@ def test_a_round_counts_once():
         box(twice, jnp.asarray([ROUNDS]))
 
 
+@pytest.mark.slow
 def test_what_all_clients_share_needs_no_order():
     """Everyone has the property, or everyone takes part in every round."""
     for clients, each, positives in ((8, 8, 8), (8, 3, 8), (8, 8, 2)):

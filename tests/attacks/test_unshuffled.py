@@ -22,7 +22,7 @@ from attacks import (
     gls_unrolled,
 )
 from jaxfl import LocalTraining, Model, cross_entropy, mlp, sgd
-from tests.attacks.victims import ONE_HOT, D, N, make_victim
+from tests.attacks.victims import D, N, make_victim
 
 KEY = jax.random.key(0)
 UNSHUFFLED = LocalTraining(0.1, batch_size=7, shuffle=False)
@@ -57,8 +57,8 @@ def test_two_rounds_say_every_value(training):
 @pytest.mark.slow
 def test_several_columns_and_labels_are_read_together():
     model = mlp(D, (16,), 3)
-    x, y, truth, messages = make_victim(model, rounds=6, column=ONE_HOT, training=UNSHUFFLED)
-    columns = ONE_HOT, binary_column(10, 0.4)
+    x, y, truth, messages = make_victim(model, rounds=6, training=UNSHUFFLED)
+    columns = binary_column(6), binary_column(10, 0.4)
     known = dataclasses.replace(known_of(x, y, *columns), y=None)
     answer = read(UNSHUFFLED, messages, known, model)
     assert (np.asarray(answer.values[0]) == truth).all()

@@ -16,6 +16,7 @@ def test_methods_obey(law):
     law()
 
 
+@pytest.mark.slow
 def test_messages_show_most_of_what_full_batches_promise():
     jobs = [Job(CELL, method, 0) for method in ("promised", "canaries")]
     rows = {(o.job.method, o.metric): o.value for o in outcomes_of(jobs)}

@@ -16,7 +16,7 @@ def test_methods_obey(law):
     law()
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_messages_tell_numbers_to_a_fraction_of_what_guesses_are_off():
     cell = cell_of("numbers/full", {"records": 30, "hidden": (32,)})
     jobs = [Job(cell, method.name, 0) for method in numbers.METHODS]

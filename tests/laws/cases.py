@@ -10,8 +10,8 @@ SEEN_IN_ROWS = {"majority", "cos"}
 of leaks and of failures too."""
 SIMULATED = {"cos_unrolled": pytest.mark.slow, "gls_unrolled": pytest.mark.very_slow}
 """Attacks whose programs hold the client's training: they compile for long."""
-LONG_OF_NOBODY = {"local_models", "properties"}
-"""Experiments whose five federations of nobody's messages take a minute."""
+LONG_OF_NOBODY = {"linear_clients", "linkability", "local_models", "properties"}
+"""Experiments whose five federations of nobody's messages take up to a minute."""
 REPEATED = {
     "constants_of_an_outer_jit_are_no_tracers",  # an outer jit is tried by another law
 }

@@ -11,6 +11,9 @@ import jaxfl
 from tests.attacks.test_cosine import hidden, make_victim
 from tests.bad_input.examples import GROUPS
 
+LONG = {"attributes", "users"}
+"""Groups of attacks whose programs take longest to compile."""
+
 
 def wide(value):
     """Messages in float64; what is none as it is."""
@@ -30,7 +33,7 @@ def wide(value):
 @pytest.mark.parametrize(
     "group",
     [
-        pytest.param(g, id=g.__name__, marks=[pytest.mark.very_slow] * (g.__name__ == "users"))
+        pytest.param(g, id=g.__name__, marks=[pytest.mark.very_slow] * (g.__name__ in LONG))
         for g in GROUPS
     ],
 )

@@ -215,6 +215,7 @@ def test_cos_draws_new_batches_in_every_step_round_and_order(told, orders):
     assert told_apart >= ROUNDS * runs * (RECORDS // 4), "two steps, rounds or orders share a key"
 
 
+@pytest.mark.slow
 def test_gumbel_noise_is_drawn_anew_in_every_step(told):
     """With a rate of nearly 0, guessed records differ by their noise alone."""
     model, messages, known = attacked(LocalTraining(0.1))

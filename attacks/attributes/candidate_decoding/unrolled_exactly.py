@@ -43,7 +43,7 @@ from attacks.precision import cast
 from jaxfl import LocalTraining, Messages, Model
 
 Array = jax.Array
-PASSES, PASSES_OF_LINEAR = 24, 4
+PASSES, PASSES_OF_LINEAR = 12, 4
 """Linearisations; of steps that are linear in gradients one to three were enough."""
 SHARES = (1.0, 0.5, 0.25)
 """How far of the way to the minimum the next pass may begin."""
