@@ -65,14 +65,18 @@ REASONS = {
     Status.UNCHECKED: "the answer is of finite numbers, and nothing could contradict it: rounding "
     "and the recipe's noise may be as large as these messages, or there are as many unknowns as "
     "equations, or records are mixed (batch normalisation, mixup), or too few of the client's "
-    "records are known, or a search through steps of Adam ended short; the answer may be no better "
-    "than a guess",
+    "records are known; the answer may be no better than a guess",
 }
 SOME_WRONG = (
     "nothing contradicts the recipe, but the answer explains less of the messages than a right one "
     "would: some of its values are wrong"
 )
 """Of an answer that is no misfit, and explains less than is allowed."""
+OPEN = (
+    "the answer explains less of the messages than a right one would, and whether the recipe is "
+    "another or some of its values are wrong cannot be told; it may be no better than a guess"
+)
+"""Of an unchecked answer that explains less than is allowed, where that is anything."""
 
 
 class FitWarning(UserWarning):
@@ -103,8 +107,9 @@ class Fit:
         noise leaves of a right answer. Above 1 the messages are of another model, recipe or data;
         clients can be compared by it. Of `decode_partial` and `decode_sources` it may be the square
         of how far the known records' weights are from what they should be, over what is allowed,
-        if that is more. NaN where there are as many unknowns as equations, so that
-        everything would fit.
+        if         that is more. NaN where there are as many unknowns as equations, so that
+        everything would fit, and where a search may have ended short.
+
     """
 
     explained: Num[Array, ""]
@@ -134,8 +139,16 @@ def status_of(failed: Array, fit: Fit) -> Array:
 def reason_of(status: Any, fit: Fit) -> str:
     """A status in words, and whether the fit says that some values are wrong."""
     state = Status(int(status))
-    short = bool(fit.explained < fit.allowed)
-    return SOME_WRONG if state == Status.OK and short else REASONS[state]
+    if state == Status.OK and bool(fit.explained < fit.allowed):
+        return SOME_WRONG
+    if state == Status.UNCHECKED and bool(_is_open(fit)):
+        return OPEN
+    return REASONS[state]
+
+
+def _is_open(fit: Fit) -> np.ndarray:
+    explained, allowed = np.asarray(fit.explained), np.asarray(fit.allowed)
+    return (allowed > 0) & (explained < allowed)
 
 
 def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
@@ -151,9 +164,14 @@ def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None
         words = f"{attack}: {SOME_WRONG}. It leaves {np.ravel(left)[place]:.3g} of them unexplained"
         words += f", a right one {np.ravel(allowed)[place]:.3g} at most; see the answer's `fit`"
         warnings.warn(words, SomeWrongWarning, stacklevel=stacklevel)
-    if (np.asarray(status) == Status.UNCHECKED).any():
-        words = f"{attack}: {REASONS[Status.UNCHECKED]}; see the answer's `fit`"
-        warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
+    unchecked = np.asarray(status) == Status.UNCHECKED
+    for some, reason in (
+        (unchecked & ~_is_open(fit), REASONS[Status.UNCHECKED]),
+        (unchecked & _is_open(fit), OPEN),
+    ):
+        if some.any():
+            words = f"{attack}: {reason}; see the answer's `fit`"
+            warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
     misfits = np.asarray(status) == Status.MISFIT
     if misfits.any():
         worst = float(np.nanmax(np.where(misfits, np.asarray(fit.misfit), np.nan)))

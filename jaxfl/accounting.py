@@ -35,6 +35,8 @@ def epsilon(
 
     As is customary, batches are accounted for as Poisson samples of rate batch_size / records,
     while they are drawn by shuffling; with full batches there is no sampling, and no difference.
+    Batches that are not drawn (`LocalTraining.shuffle`) are no samples: of these a record is in one
+    step of every epoch, and epsilon is that of `batch_size=None` and so many steps as epochs.
 
     Args:
       noise_multiplier: of `DPSGD`.

@@ -176,7 +176,8 @@ def local_update(
       params: the received model.
       data: one client, without client axis: `x [records, ...]`, `y [records, ...]`, `mask
         [records]`.
-      key: draws the order of records in each epoch, dropout, pairs of mixup and noise.
+      key: draws the order of records in each epoch, if they are shuffled, dropout, pairs of mixup
+        and noise.
       training: see `LocalTraining`.
 
     Returns:

@@ -9,6 +9,7 @@ BY_ROUND = "another rate in every round"
 BY_ARRAY = "a rate for every array"
 FROZEN = "arrays that are not trained"
 SIGNS = "signs"
+DRAWN = "drawn batches"
 IN_ORDER = "batches in the records' order"
 UNCHANGED = "nothing came back changed"
 ROUND_LATE = "rounds off by one"
@@ -20,7 +21,12 @@ UNKNOWN = "unknown records or model"
 def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> str:
     """Which attack to use on messages of a cause, of a client that was told a recipe."""
     one_step = knowledge is None or training.steps(len(knowledge.x)) == 1
-    linear = "gls" if is_linear(training.optimizer) else "gls_unrolled"
+    in_order = (
+        knowledge is not None
+        and not training.shuffle
+        and len(training.batch_sizes(len(knowledge.x))) > 1
+    )
+    linear = "gls" if is_linear(training.optimizer) and not in_order else "gls_unrolled"
     unknown_rate = "`closed_form` with `learning_rate=None`, or the rate found"
     by_round = "`closed_form` with `ClosedForm(by_round=True)`"
     known = {
@@ -29,6 +35,7 @@ def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> 
         "epochs": "`gls` with so many epochs",
         "batches": "`gls` with this recipe",
         "momentum": "`gls` with this recipe",
+        DRAWN: "`gls` with `shuffle=True` in the recipe",
         IN_ORDER: "`gls_unrolled` with `shuffle=False` in the recipe",
         "weight decay": "`gls` with `jaxfl.sgd(weight_decay=...)` in the recipe",
         "label smoothing": "the same attack on `jaxfl.label_smoothing(model, ...)`",

@@ -15,7 +15,7 @@ import scipy.optimize
 
 from attacks.attributes.candidate_decoding.closed_form import ClosedForm, closed_form
 from attacks.attributes.knowledge import Knowledge, check_knowledge
-from attacks.diagnosis.advice import BY_ROUND, IN_ORDER, NO_STEP, UNCHANGED, UNKNOWN, advice
+from attacks.diagnosis.advice import BY_ROUND, DRAWN, IN_ORDER, NO_STEP, UNCHANGED, UNKNOWN, advice
 from attacks.diagnosis.diagnosis import Diagnosis
 from attacks.diagnosis.exchanged import exchanged
 from attacks.diagnosis.numbers import Finding, numbers_say
@@ -100,7 +100,11 @@ def diagnose(
     knowledge = check_knowledge(model, messages, knowledge)
     told = training
     if training is not None and is_simulated(training, len(knowledge.x)):
-        return by_simulation(model, messages, knowledge, training, findings)
+        simulated = by_simulation(model, messages, knowledge, training, findings)
+        misfit = simulated.fit is not None and bool(simulated.fit.misfit > 1)
+        if training.shuffle or not misfit:
+            return simulated
+        return _if_drawn(model, messages, knowledge, training)
     if training is None:
         training = LocalTraining(float(decoded(model, messages, knowledge).learning_rate))
     trial = RecipeTrial(model, messages, knowledge, training)
@@ -125,6 +129,17 @@ def diagnose(
         )
         findings += [Finding("cannot be judged", evidence, 0.0)]
     return Diagnosis(tuple(findings), fit, advice(findings[0].cause, training, knowledge))
+
+
+def _if_drawn(
+    model: Model, messages: Messages, knowledge: Knowledge, training: LocalTraining
+) -> Diagnosis:
+    """Of a client that was told not to shuffle, if it does."""
+    drawn = diagnose(model, messages, knowledge, dataclasses.replace(training, shuffle=True))
+    if drawn.findings[0].cause != "as told":
+        return drawn
+    finding = Finding(DRAWN, "batches that are drawn explain the messages", 1.0)
+    return Diagnosis((finding, *drawn.findings[1:]), drawn.fit, advice(DRAWN, training, knowledge))
 
 
 def _causes(trial: RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:

@@ -1,5 +1,5 @@
-"""A client whose recipe can be simulated alone: batches of an optimiser that is not linear, or
-that are not drawn.
+"""A client whose recipe can be simulated alone: several steps of an optimiser that is not linear,
+or batches that are not drawn.
 
 Threat model: as of `attacks.diagnosis.causes`, which asks.
 """
@@ -15,7 +15,7 @@ from attacks.diagnosis.numbers import Finding
 from attacks.fit import FitWarning
 from attacks.fixed_draws import fixed_key
 from attacks.path import is_linear
-from jaxfl import LocalTraining, Messages, Model
+from jaxfl import ClassWeights, LocalTraining, Messages, Model
 
 RUNS, TANGENTS, PASSES = 128, 4, 2
 """Runs, tangents and passes of `gls_unrolled`: fewer than to read a client, enough to see whether
@@ -24,8 +24,9 @@ the client is another one."""
 
 def is_simulated(training: LocalTraining, records: int) -> bool:
     """Whether a recipe is one of these."""
-    batches = len(training.batch_sizes(records)) > 1
-    return batches and not (training.shuffle and is_linear(training.optimizer))
+    if is_linear(training.optimizer):
+        return not training.shuffle and len(training.batch_sizes(records)) > 1
+    return training.steps(records) > 1
 
 
 def by_simulation(
@@ -37,6 +38,11 @@ def by_simulation(
 ) -> Diagnosis:
     """Whether the recipe explains the messages; what else may be the cause is not tried. `findings`
     are what the numbers say."""
+    odd = [plugin for plugin in training.plugins if not isinstance(plugin, ClassWeights)]
+    if odd:
+        evidence = f"no attack reads such clients with {type(odd[0]).__name__}"
+        unknown = Finding("cannot be judged", evidence, 0.0)
+        return Diagnosis((*findings, unknown), None, "none: the recipe cannot be simulated")
     settings = UnrolledGLS(training, runs=RUNS, tangents=TANGENTS, passes=PASSES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)
@@ -46,12 +52,15 @@ def by_simulation(
     if fit.misfit > 1:
         evidence = (
             "this recipe, simulated, does not explain the messages: another rate, batch size, "
-            "number of epochs or optimiser; other records, model or loss"
+            "number of epochs or optimiser; drawn batches; other records, model or loss"
         )
         others = [*others, Finding(UNKNOWN, evidence, 0.5)]
     elif fit.misfit <= 1:
         others = [Finding("as told", "the recipe, simulated, explains the messages", 1.0), *others]
     else:
-        evidence = "there are as many unknowns as equations"
+        evidence = (
+            "there are as many unknowns as equations, or the search ended short, or the recipe is "
+            "another"
+        )
         others = [*others, Finding("cannot be judged", evidence, 0.0)]
     return Diagnosis(tuple(others), fit, advice(others[0].cause, training, knowledge))

@@ -99,7 +99,9 @@ def recipes(
       steps: length of its path, in steps of that rate along the first gradient.
     """
     told, training = training, dataclasses.replace(training, optimizer=optax.sgd)
-    plain = functools.partial(dataclasses.replace, training, batch_size=None, drop_last=False)
+    plain = functools.partial(
+        dataclasses.replace, training, batch_size=None, drop_last=False, shuffle=True
+    )
     for epochs in _near(steps, 1, ALIKE):
         yield "epochs", f"{epochs} full-batch steps", plain(epochs=epochs)
     for count, momentum in _with_momentum(steps, ALIKE):

@@ -27,7 +27,7 @@ DOUBTS = {
     "misfit": "these updates are not of clients that train as was said, so that no answer to "
     "them counts",
     "unchecked": "rounding and noise may be as large as these updates, so that they contradict no "
-    "answer",
+    "answer, or a search through the client's steps ended short",
 }
 """Doubts about a level's answers, in words."""
 DOUBTFUL = {"diverged": "failed", "misfit": "misfit", "unchecked": "unchecked"}

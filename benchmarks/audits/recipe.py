@@ -76,6 +76,10 @@ def training(arguments: Arguments) -> LocalTraining:
         raise UsageError("--drop-last with --batch-size 0: there is one batch of all records")
     if arguments.unshuffled and batch is None:
         raise UsageError("--unshuffled with --batch-size 0: there is one batch of all records")
+    if arguments.unshuffled and arguments.upload_noise:
+        raise UsageError(
+            f"--unshuffled with --upload-noise {arguments.upload_noise:g}: no attack reads both"
+        )
     return LocalTraining(
         arguments.learning_rate,
         arguments.epochs,

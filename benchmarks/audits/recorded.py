@@ -142,7 +142,7 @@ def _row(
             told = _as_others(client.name, method, answer, training, steps)
             return [*recoded, *told, *_short(client.name, answer)]
         if status == "unchecked":
-            return [f"Updates of {client.name} could not contradict any answer: {answer.reason}."]
+            return [f"No answer to the updates of {client.name} can be checked: {answer.reason}."]
         turned = _turned(client.name, answer)
         if turned:
             return turned
@@ -170,6 +170,7 @@ def _side_by_side(client: Client, told: LocalTraining, taken: LocalTraining) -> 
         f"Steps of {client.together} clients side by side, in batches of {told.batch_size}, are "
         f"taken for those of one client in batches of {taken.batch_size}. That is not exact: "
         "larger clients take more steps, and their records count more."
+        + ("" if told.shuffle else " Nor are these batches cut in the order of the table.")
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.streams import Stream, stream
-from benchmarks.scenarios.victims import CLIP, DELTA
+from benchmarks.scenarios.victims import CLIP, DELTA, check_drawn
 from jaxfl import (
     Canaries,
     ClientData,
@@ -111,6 +111,7 @@ def draw(name: str, settings: CanarySettings, data_dir: str | None, seed: int) -
 
 def _recipe(settings: CanarySettings, directions: Array) -> LocalTraining:
     training, records = settings.training, settings.records
+    check_drawn(training, records)
     batch = min(training.batch_size or records, records)
     steps = training.steps(records) * settings.rounds
     noise = _noise(settings.epsilon, records, training.batch_size, steps)

@@ -107,6 +107,15 @@ class VictimSettings:
         return self.upload != Upload()
 
 
+def check_drawn(training: LocalTraining, records: int) -> None:
+    """Raise `ValueError` on batches that are not drawn: what epsilon they promise is accounted for
+    as if they were."""
+    if not training.shuffle and len(training.batch_sizes(records)) > 1:
+        raise ValueError(
+            "training.shuffle=False: private training is accounted for with batches that are drawn"
+        )
+
+
 def private_training(
     training: LocalTraining, epsilon: float, records: int, rounds: int
 ) -> LocalTraining:
@@ -114,6 +123,7 @@ def private_training(
     that takes part in so many rounds; unchanged for an infinite epsilon."""
     if not math.isfinite(epsilon):
         return training
+    check_drawn(training, records)
     steps = training.steps(records) * rounds
     privacy = DPSGD(CLIP, _noise(epsilon, records, training.batch_size, steps))
     return dataclasses.replace(training, plugins=(*training.plugins, privacy))

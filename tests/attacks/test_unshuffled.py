@@ -15,12 +15,16 @@ from attacks import (
     MisfitWarning,
     Status,
     UncheckedWarning,
+    UnknownColumn,
     UnrolledGLS,
     binary_column,
     closed_form,
+    decode_sources,
+    diagnose,
     gls,
     gls_unrolled,
 )
+from attacks.diagnosis.advice import DRAWN, IN_ORDER
 from jaxfl import LocalTraining, Model, cross_entropy, mlp, sgd
 from tests.attacks.victims import D, N, make_victim
 
@@ -116,6 +120,41 @@ def test_one_batch_of_all_records_is_read_as_in_closed_form():
     ours, theirs = read(whole, messages, known, model), closed_form(model, messages, known)
     assert (np.asarray(ours.values[0]) == np.asarray(theirs.values[0])).all()
     assert ours.status == theirs.status == Status.OK
+
+
+@pytest.mark.slow
+def test_several_full_batch_steps_of_adam_are_read():
+    """Of a column of three values."""
+    training = LocalTraining(0.01, 3, None, optax.adam)
+    model, column = mlp(D, (16,), 3), UnknownColumn([5], np.asarray([[1.0], [2], [3]]))
+    x, y, truth, messages = make_victim(model, rounds=4, column=column, training=training)
+    answer = read(training, messages, known_of(x, y, column), model)
+    assert (np.asarray(answer.values[0]) == truth).all()
+    assert answer.status == Status.OK
+
+
+@pytest.mark.parametrize(
+    ("trained", "told", "cause", "attack"),
+    [
+        pytest.param(False, True, IN_ORDER, "gls_unrolled", marks=pytest.mark.slow),
+        pytest.param(False, False, "as told", "gls_unrolled", marks=pytest.mark.very_slow),
+        pytest.param(True, False, DRAWN, "gls", marks=pytest.mark.very_slow),
+    ],
+)
+def test_a_diagnosis_says_whether_batches_are_drawn(trained, told, cause, attack):
+    model = mlp(D, (16,), 3)
+    recipes = [dataclasses.replace(UNSHUFFLED, shuffle=each) for each in (trained, told)]
+    x, y, _, messages = make_victim(model, rounds=4, training=recipes[0])
+    answer = diagnose(model, messages, known_of(x, y, binary_column(6)), recipes[1])
+    assert answer.findings[0].cause == cause
+    assert f"`{attack}`" in answer.attack
+
+
+def test_sources_are_decoded_of_clients_that_draw_their_batches():
+    model = mlp(D, (16,), 3)
+    x, y, _, messages = make_victim(model, rounds=1, training=UNSHUFFLED)
+    with pytest.raises(ValueError, match=r"training\.shuffle=False: decode_sources"):
+        decode_sources(model, 2 * [messages], [20, 20], x, y, KEY, training=UNSHUFFLED)
 
 
 def test_gls_is_for_batches_that_are_drawn():

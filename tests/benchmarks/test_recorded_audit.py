@@ -36,6 +36,8 @@ EMPTY = Reconstruction((), (), None, 0.0, np.zeros(0), np.zeros(0), 0, None)
         (["--class-weights", "1,3", "--label-smoothing", "0.1"], "do not go together"),
         (["--hidden", "", "--dropout", "0.5"], "--dropout 0.5 is of hidden layers"),
         (["--upload-noise", "0.1", "--optimizer", "adam"], "is of clients with --optimizer sgd"),
+        (["--unshuffled", "--batch-size", "0"], "--unshuffled with --batch-size 0"),
+        (["--unshuffled", "--upload-noise", "0.1"], "--unshuffled with --upload-noise 0.1"),
         (["--class-weights", "1,0"], "'1,0' must hold a positive number for every label, as 1,3"),
     ],
 )

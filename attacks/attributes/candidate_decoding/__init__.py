@@ -1,11 +1,12 @@
 """Decoding: a message as a weighted sum of candidate records' gradients, solved by least squares.
 
 `closed_form` is exact for clients that take one full-batch step a round, `gauss_newton` extends it
-to several unknown columns at once, and `gls` is to first order right for any other client whose
-optimiser is linear in gradients: SGD, with or without momentum, weight decay or a proximal term.
-`decode_adam` reads clients that take one full-batch step of Adam, `decode_partial` those of whose
-records only some are known, `decode_numbers` a column of numbers between two bounds, and
-`gls_unrolled` any client whose training can be simulated: of Adam in batches, for example.
+to several unknown columns at once, and `gls` is to first order right for any other client that
+draws its batches and whose optimiser is linear in gradients: SGD, with or without momentum, weight
+decay or a proximal term. `decode_adam` reads clients that take one full-batch step of Adam,
+`decode_partial` those of whose records only some are known, `decode_numbers` a column of numbers
+between two bounds, and `gls_unrolled` any client whose training can be simulated: of Adam in
+batches, for example, and exactly those that draw nothing at random.
 """
 
 from attacks.attributes.candidate_decoding.adam import AdamDecoding, decode_adam

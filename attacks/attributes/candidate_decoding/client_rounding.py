@@ -41,8 +41,8 @@ def client_rounding(
         noise = jax.vmap(functools.partial(rounding, received, steps=steps))(*cases).sum(0)
     else:
         noise = rounding(received, updates, lengths, eps, steps)
-        if not is_linear(training.optimizer):
-            noise += (eps / CORRECTED) ** 2
+        if not is_linear(training.optimizer, messages.model_shapes):
+            noise += (jnp.finfo(jnp.float32).eps / CORRECTED) ** 2
     return jnp.where(jnp.isfinite(noise), noise, 0).sum()
 
 

@@ -1,9 +1,10 @@
 """Does an answer on unknown columns explain a client's messages, whatever the client's recipe?
 
-The client is simulated on the answer `RUNS` times, in fresh orders. What is left of its messages, r
-= u - mean, is compared with what is left of a run, e_m = u_m - mean of the others. Wrong values of
-the unknown columns add to r what the candidates' gradients span, so that this span, over all rounds
-together, is taken off r and e_m by least squares. If model, recipe and known data are right, r is
+The client is simulated on the answer `RUNS` times, in fresh orders, or `SURE_RUNS` times if it
+draws none. What is left of its messages, r = u - mean, is compared with what is left of a run, e_m
+= u_m - mean of the others. Wrong values of the unknown columns add to r what the candidates'
+gradients span, so that this span, over all rounds together, is taken off r and e_m by least
+squares. If model, recipe and known data are right, r is
 then noise as the e_m are. It is compared in its length and along two directions: the gradient,
 which another learning rate or number of steps adds to, and the model, which weight decay does. How
 far r may lie out is said by the prediction interval of Student's t over the runs.

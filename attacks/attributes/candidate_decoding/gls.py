@@ -161,7 +161,7 @@ def check_gls(settings: GLS, model: Model, knowledge: Knowledge) -> None:
     if not training.shuffle and len(training.batch_sizes(len(knowledge.x))) > 1:
         raise ValueError(
             f"training.shuffle=False cuts the same batches of {training.batch_size} every time; "
-            "gls is for batches that are drawn. Use gls_unrolled, which is exact there"
+            "this attack is for batches that are drawn. gls_unrolled is exact where they are not"
         )
     _check_plugins(training, knowledge)
     if settings.layers is not None:

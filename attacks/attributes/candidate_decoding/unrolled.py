@@ -23,7 +23,6 @@ candidates' span leaves of the messages is compared with what it leaves of those
 
 A client that draws nothing at random, by full batches or by batches that are not shuffled, leaves
 rounding alone: see `attacks.attributes.candidate_decoding.unrolled_exactly`.
-
 """
 
 import dataclasses
@@ -45,11 +44,7 @@ from attacks.attributes.candidate_decoding.constraints import most_likely
 from attacks.attributes.candidate_decoding.explanation import judge, largest_of_more
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
 from attacks.attributes.candidate_decoding.unrolled_client import UnrolledClient
-from attacks.attributes.candidate_decoding.unrolled_exactly import PASSES as EXACT_PASSES
-from attacks.attributes.candidate_decoding.unrolled_exactly import (
-    PASSES_OF_LINEAR,
-    exactly_unrolled,
-)
+from attacks.attributes.candidate_decoding.unrolled_exactly import exactly_unrolled
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -67,23 +62,20 @@ from jaxfl.domains import Count, Key, NotNegative, Positive, check, checked
 from jaxfl.models.probe import draws_at_random
 
 Array = jax.Array
-PASSES = 3
-"""Linearisations."""
 JUDGES = 24
 """Runs on the answer that nothing is learned from."""
 
 
 @struct.dataclass
 class UnrolledGLS:
-    """Settings of `gls_unrolled`.
+    """Settings of `gls_unrolled`. Of clients that draw nothing at random `training` alone counts.
 
     Attributes:
       training: the client's recipe: any optimiser of optax, whose state begins anew in every round.
         Of plug-ins it may have `ClassWeights`.
       runs: simulated in every round and pass, which tell mean and noise (static).
       tangents: of these many runs the derivative is the mean (static). Most of the time is theirs.
-      passes: linearisations (static); by default `PASSES`, or as many as
-        `attacks.attributes.candidate_decoding.unrolled_exactly` takes.
+      passes: linearisations (static).
       floor: of f, in parts of the runs' mean variance of one number.
       ridge: pull towards the prior, relative to the precision of a draw from it.
     """
@@ -92,7 +84,7 @@ class UnrolledGLS:
     _: dataclasses.KW_ONLY
     runs: Count = struct.field(pytree_node=False, default=512)
     tangents: Count = struct.field(pytree_node=False, default=8)
-    passes: Count | None = struct.field(pytree_node=False, default=None)
+    passes: Count = struct.field(pytree_node=False, default=3)
     floor: Positive = 1.0
     ridge: NotNegative = 1.0
 
@@ -110,8 +102,7 @@ def gls_unrolled(
       messages: the client's.
       knowledge: what is known; `y=None` and several columns as for `gls`.
       key: draws simulated orders, and dropout.
-      settings: see `UnrolledGLS`. Clients that draw nothing at random need `training` and `passes`
-        alone.
+      settings: see `UnrolledGLS`.
 
     Returns:
       A `Reconstruction`, computed in float64 (in float32 inside an outer `jit` that runs without
@@ -121,13 +112,13 @@ def gls_unrolled(
       the unknowns explain with what they do not explain of fresh runs.
 
       Of a client that draws nothing at random `objective` and `trace` are the parts of the
-      messages' energy that the rounded answer and each pass leave. With an optimiser that is not
-      linear, such as Adam, the search may end short of its own recipe: what would be a misfit is
-      `UNCHECKED` then.
+      messages' energy that the rounded answer and each pass leave; memory and time grow with the
+      records once more. With an optimiser that is not linear, such as Adam, the search may end
+      short of its own recipe: what would be a misfit is `UNCHECKED` then.
 
     Raises:
-      ValueError: as `gls` but for the optimiser; if the recipe has plug-ins other than
-        `ClassWeights`, or `runs` are fewer than 2.
+      ValueError: as `gls` but for the optimiser and batches that are not drawn; if the recipe has
+        plug-ins other than `ClassWeights`, or `runs` are fewer than 2.
     """
     knowledge = check_knowledge(model, messages, knowledge)
     check_apart("gls_unrolled", model, messages, knowledge)
@@ -138,11 +129,9 @@ def gls_unrolled(
         dtype = canonicalize_dtype(dtype)
         if _is_exact(model, messages, knowledge, training):
             linear = is_linear(training.optimizer, messages.model_shapes)
-            passes = settings.passes or (PASSES_OF_LINEAR if linear else EXACT_PASSES)
-            answer = exactly_unrolled(model, messages, joint, training, passes, linear, dtype)
+            answer = exactly_unrolled(model, messages, joint, training, linear, dtype)
         else:
-            passes = settings.passes or PASSES
-            answer = _gls_unrolled(model, messages, joint, key, settings, passes, dtype)
+            answer = _gls_unrolled(model, messages, joint, key, settings, dtype)
     answer = apart(answer, knowledge.columns)
     fit: Fit = answer.fit
     if _is_exact(model, messages, knowledge, training):
@@ -175,14 +164,13 @@ def _check_settings(settings: UnrolledGLS, knowledge: Knowledge) -> None:
         raise ValueError(f"runs={settings.runs} must be at least 2: how they differ is the noise")
 
 
-@functools.partial(jax.jit, static_argnames=("model", "passes", "dtype"))
+@functools.partial(jax.jit, static_argnames=("model", "dtype"))
 def _gls_unrolled(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
     key: Array,
     settings: UnrolledGLS,
-    passes: int,
     dtype: Any,
 ) -> Reconstruction:
     narrow, eps = float_type(messages.received), precision(messages)
@@ -207,9 +195,9 @@ def _gls_unrolled(
 
     with jax.default_matmul_precision("highest"):
         # After the last pass the rounded answer is judged, by one more of the same program.
-        keys, last = jax.random.split(key, passes + 1), passes - 1
+        keys, last = jax.random.split(key, settings.passes + 1), settings.passes - 1
         totals, solutions, heights = jax.lax.scan(
-            one_pass, prior, (keys, jnp.arange(passes + 1) == last)
+            one_pass, prior, (keys, jnp.arange(settings.passes + 1) == last)
         )[1]
         fit = _fit(jax.tree.map(lambda a: a[-1], totals), rounds, told_by)
     weights, heights = solutions[last], heights[: last + 1]

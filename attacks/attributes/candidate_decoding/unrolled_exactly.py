@@ -11,8 +11,8 @@ explains but for rounding. With derivatives J_t, each pass minimises
 
 over weights v >= 0 of which every record's sum to 1. The next pass begins wherever between w and v,
 or at the rounded v, the client's own training leaves least of the messages: weights of records that
-are no records bend a path of many steps, and rounded ones do not. The pass whose rounded v leaves
-least is the answer.
+are no records bend a path of many steps, and rounded ones do not. The whole values that
+leave least are the answer.
 
 Steps of SGD, with momentum and decay or without, are nearly linear in the weights. Those of Adam
 have gradients' signs in them: there the rounded v is tried too with the values of those few records
@@ -53,13 +53,12 @@ RIDGE = 1e-6
 """Pull towards the prior, relative to the mean curvature: what nothing tells keeps it."""
 
 
-@functools.partial(jax.jit, static_argnames=("model", "passes", "linear", "dtype"))
+@functools.partial(jax.jit, static_argnames=("model", "linear", "dtype"))
 def exactly_unrolled(
     model: Model,
     messages: Messages,
     knowledge: Knowledge,
     training: LocalTraining,
-    passes: int,
     linear: bool,
     dtype: Any,
 ) -> Reconstruction:
@@ -91,19 +90,24 @@ def exactly_unrolled(
         ridge = RIDGE * jnp.where(curvature > 0, curvature, 1)
         solution, (_, rounded) = most_likely(gram, along + gram @ at, prior, records, ridge, None)
         tried = at + jnp.asarray(SHARES, dtype)[:, None] * (solution - at)
-        tried = jnp.concatenate([rounded[None], tried])
+        whole = rounded[None]
         if not linear:
-            tried = jnp.concatenate([tried, _changed(rounded, records, left)])
+            whole = jnp.concatenate([whole, _changed(rounded, records, left)])
+        tried = jnp.concatenate([whole, tried])
         leaves = jax.lax.map(left, tried, batch_size=TOGETHER)
-        best = jnp.where(jnp.isfinite(leaves), leaves, jnp.inf).argmin()
-        return tried[best], (solution, leaves[best], leaves[0])
+        leaves = jnp.where(jnp.isfinite(leaves), leaves, jnp.inf)
+        best, right = leaves.argmin(), leaves[: len(whole)].argmin()
+        # Weights between values say how sure they are, where these are the rounded ones.
+        answer = jnp.where(right == 0, solution, whole[right])
+        return tried[best], (answer, leaves[best], leaves[right])
 
     with jax.default_matmul_precision("highest"):
-        solutions, trace, objectives = jax.lax.scan(one_pass, prior, length=passes)[1]
-    least = jnp.where(jnp.isfinite(objectives), objectives, jnp.inf).argmin()
-    weights, objective = solutions[least], objectives[least]
+        passes = PASSES_OF_LINEAR if linear else PASSES
+        answers, trace, objectives = jax.lax.scan(one_pass, prior, length=passes)[1]
+    least = objectives.argmin()
+    weights, objective = answers[least], objectives[least]
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
-    failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objective))
+    failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(objective))
     answer = answered(failed, (values,), (scores,), labels, objective=objective, trace=trace)
     return cast(answer, jnp.float32, jnp.int32)
 

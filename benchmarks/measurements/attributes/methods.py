@@ -209,8 +209,8 @@ def _unrolled_refuses(settings: VictimSettings) -> str | None:
         return "epsilon or mixup: it knows neither noise nor pairs of records"
     if settings.training.shuffle and is_linear(settings.training.optimizer):
         return "training.optimizer: where it is linear in gradients, `gls` does the same faster"
-    if len(settings.training.batch_sizes(settings.records)) == 1:
-        return "training.batch_size: full batches have no noise, by which it whitens"
+    if settings.training.steps(settings.records) == 1:
+        return "one step a round: `closed_form` and `decode_adam` are exact there"
     return _one_column(settings)
 
 
@@ -223,7 +223,7 @@ def _gls_settles(attack: GLS, settings: VictimSettings) -> GLS:
 def _gls_refuses(settings: VictimSettings) -> str | None:
     training = settings.training
     if not training.shuffle and len(training.batch_sizes(settings.records)) > 1:
-        return "training.shuffle: batches are not drawn, and `gls_unrolled` is exact"
+        return "training.shuffle: batches that are not drawn leave no noise to whiten by"
     if not is_linear(training.optimizer):
         return "training.optimizer is not linear in gradients, as SGD is with momentum or without"
     plain = training.optimizer is optax.sgd and not settings.private
