@@ -65,18 +65,14 @@ REASONS = {
     Status.UNCHECKED: "the answer is of finite numbers, and nothing could contradict it: rounding "
     "and the recipe's noise may be as large as these messages, or there are as many unknowns as "
     "equations, or records are mixed (batch normalisation, mixup), or too few of the client's "
-    "records are known; the answer may be no better than a guess",
+    "records are known, or the search through the client's steps ended short of these messages; "
+    "the answer may be no better than a guess",
 }
 SOME_WRONG = (
     "nothing contradicts the recipe, but the answer explains less of the messages than a right one "
     "would: some of its values are wrong"
 )
 """Of an answer that is no misfit, and explains less than is allowed."""
-OPEN = (
-    "the answer explains less of the messages than a right one would, and whether the recipe is "
-    "another or some of its values are wrong cannot be told; it may be no better than a guess"
-)
-"""Of an unchecked answer that explains less than is allowed, where that is anything."""
 
 
 class FitWarning(UserWarning):
@@ -139,16 +135,8 @@ def status_of(failed: Array, fit: Fit) -> Array:
 def reason_of(status: Any, fit: Fit) -> str:
     """A status in words, and whether the fit says that some values are wrong."""
     state = Status(int(status))
-    if state == Status.OK and bool(fit.explained < fit.allowed):
-        return SOME_WRONG
-    if state == Status.UNCHECKED and bool(_is_open(fit)):
-        return OPEN
-    return REASONS[state]
-
-
-def _is_open(fit: Fit) -> np.ndarray:
-    explained, allowed = np.asarray(fit.explained), np.asarray(fit.allowed)
-    return (allowed > 0) & (explained < allowed)
+    short = bool(fit.explained < fit.allowed)
+    return SOME_WRONG if state == Status.OK and short else REASONS[state]
 
 
 def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
@@ -164,14 +152,9 @@ def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None
         words = f"{attack}: {SOME_WRONG}. It leaves {np.ravel(left)[place]:.3g} of them unexplained"
         words += f", a right one {np.ravel(allowed)[place]:.3g} at most; see the answer's `fit`"
         warnings.warn(words, SomeWrongWarning, stacklevel=stacklevel)
-    unchecked = np.asarray(status) == Status.UNCHECKED
-    for some, reason in (
-        (unchecked & ~_is_open(fit), REASONS[Status.UNCHECKED]),
-        (unchecked & _is_open(fit), OPEN),
-    ):
-        if some.any():
-            words = f"{attack}: {reason}; see the answer's `fit`"
-            warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
+    if (np.asarray(status) == Status.UNCHECKED).any():
+        words = f"{attack}: {REASONS[Status.UNCHECKED]}; see the answer's `fit`"
+        warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
     misfits = np.asarray(status) == Status.MISFIT
     if misfits.any():
         worst = float(np.nanmax(np.where(misfits, np.asarray(fit.misfit), np.nan)))

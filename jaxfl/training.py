@@ -93,6 +93,10 @@ class LocalTraining(HoldsPlugins):
         """Whether chance decides which records of a client with so many share a batch."""
         return self.shuffle and len(self.batch_sizes(records)) > 1
 
+    def repeats_batches(self, records: int) -> bool:
+        """Whether a client with so many records has several batches, the same in every epoch."""
+        return not self.shuffle and len(self.batch_sizes(records)) > 1
+
     def check_whole(self, name: str) -> None:
         """See `jaxfl.domains.Whole`."""
         check_plugins(self.plugins)

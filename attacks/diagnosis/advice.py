@@ -21,11 +21,7 @@ UNKNOWN = "unknown records or model"
 def advice(cause: str, training: LocalTraining, knowledge: Knowledge | None) -> str:
     """Which attack to use on messages of a cause, of a client that was told a recipe."""
     one_step = knowledge is None or training.steps(len(knowledge.x)) == 1
-    in_order = (
-        knowledge is not None
-        and not training.shuffle
-        and len(training.batch_sizes(len(knowledge.x))) > 1
-    )
+    in_order = knowledge is not None and training.repeats_batches(len(knowledge.x))
     linear = "gls" if is_linear(training.optimizer) and not in_order else "gls_unrolled"
     unknown_rate = "`closed_form` with `learning_rate=None`, or the rate found"
     by_round = "`closed_form` with `ClosedForm(by_round=True)`"

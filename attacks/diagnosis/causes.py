@@ -108,13 +108,25 @@ def diagnose(
     if training is None:
         training = LocalTraining(float(decoded(model, messages, knowledge).learning_rate))
     trial = RecipeTrial(model, messages, knowledge, training)
+    findings, fit = _judged(trial, findings, told is not None)
+    return Diagnosis(tuple(findings), fit, advice(findings[0].cause, training, knowledge))
+
+
+def _judged(trial: RecipeTrial, findings: list[Finding], told: bool) -> tuple[list[Finding], Fit]:
+    """What accounts for the messages of a client whose rate was told or not, the likeliest first,
+    and the recipe's fit; `findings` are what the numbers say."""
     fit = trial.fit()
     # The sizes of changes are a hint; what explains the messages exactly is none.
     hints = [finding for finding in findings if finding.cause == "Adam"]
     certain = [finding for finding in findings if finding not in hints]
-    if fit.misfit > 1:
+    known = trial.model, trial.messages, trial.knowledge, trial.decoded
+    in_order = read_in_order(*known, trial.training)
+    if in_order is not None:
+        evidence = "the same batches in every pass, as the records stand, explain the messages"
+        findings, fit = [Finding(IN_ORDER, evidence, 1.0), *certain], in_order.fit
+    elif fit.misfit > 1:
         causes = _causes(trial, fit, surprised=not findings)
-        causes = [_of_no_rate(f) if told is None and f.cause == UNKNOWN else f for f in causes]
+        causes = [_of_no_rate(f) if not told and f.cause == UNKNOWN else f for f in causes]
         exact = bool(causes) and causes[0].share > NEARLY
         # An optimiser that nothing here tries is hint enough of what is not found.
         causes = [f for f in causes if not (hints and f.cause == UNKNOWN)]
@@ -128,7 +140,7 @@ def diagnose(
             else "there are as many unknowns as equations, or records or labels are mixed"
         )
         findings += [Finding("cannot be judged", evidence, 0.0)]
-    return Diagnosis(tuple(findings), fit, advice(findings[0].cause, training, knowledge))
+    return findings, fit
 
 
 def _if_drawn(
@@ -163,10 +175,6 @@ def _causes(trial: RecipeTrial, fit: Fit, surprised: bool) -> list[Finding]:
         unknown = f"{path}: batches, epochs or momentum"
         several = Finding("several steps", unknown, shares["learning rate"])
         return _explaining(_recipes(trial, steps, path)) or [several]
-    known = trial.model, trial.messages, trial.knowledge, trial.decoded
-    if read_in_order(*known, trial.training) is not None:
-        evidence = "the same batches in every pass, as the records stand, explain the messages"
-        return [Finding(IN_ORDER, evidence, 1.0)]
     if max(shares.values()) < NOWHERE:
         return [_noise(left.length)]
     tried = [] if one_step else [_otherwise(trial, steps)]

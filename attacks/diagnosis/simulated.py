@@ -25,7 +25,7 @@ the client is another one."""
 def is_simulated(training: LocalTraining, records: int) -> bool:
     """Whether a recipe is one of these."""
     if is_linear(training.optimizer):
-        return not training.shuffle and len(training.batch_sizes(records)) > 1
+        return training.repeats_batches(records)
     return training.steps(records) > 1
 
 

@@ -270,7 +270,7 @@ def decode_sources(  # noqa: PLR0913 - what is seen, what is known, and how clie
         the records do not fit the model, the optimiser is no SGD, or batches are not drawn (which
         records share one is as unknown as whose they are).
     """
-    if not training.shuffle and any(len(training.batch_sizes(size)) > 1 for size in sizes):
+    if any(training.repeats_batches(size) for size in sizes):
         raise ValueError(
             "training.shuffle=False: decode_sources is for clients that draw their batches"
         )

@@ -103,7 +103,7 @@ def _told(model: Model, messages: Messages, known: Knowledge, training: LocalTra
     records, random = len(known.x), draws_at_random(model, messages.model_shapes, known.x)
     if is_adam(training.optimizer):
         return "gls_unrolled" if training.steps(records) > 1 or random else "decode_adam"
-    if not training.shuffle and len(training.batch_sizes(records)) > 1:
+    if training.repeats_batches(records):
         return "gls_unrolled"
     noised = any(isinstance(plugin, Upload) for plugin in training.plugins)
     plain = training.steps(records) == 1 and training.optimizer is optax.sgd and not noised

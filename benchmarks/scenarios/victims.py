@@ -110,7 +110,7 @@ class VictimSettings:
 def check_drawn(training: LocalTraining, records: int) -> None:
     """Raise `ValueError` on batches that are not drawn: what epsilon they promise is accounted for
     as if they were."""
-    if not training.shuffle and len(training.batch_sizes(records)) > 1:
+    if training.repeats_batches(records):
         raise ValueError(
             "training.shuffle=False: private training is accounted for with batches that are drawn"
         )

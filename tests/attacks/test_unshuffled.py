@@ -25,11 +25,12 @@ from attacks import (
     gls_unrolled,
 )
 from attacks.diagnosis.advice import DRAWN, IN_ORDER
-from jaxfl import LocalTraining, Model, cross_entropy, mlp, sgd
+from jaxfl import ClassWeights, LocalTraining, Model, cross_entropy, mlp, sgd
 from tests.attacks.victims import D, N, make_victim
 
 KEY = jax.random.key(0)
 UNSHUFFLED = LocalTraining(0.1, batch_size=7, shuffle=False)
+WEIGHTED = dataclasses.replace(UNSHUFFLED, epochs=3, plugins=(ClassWeights((1.0, 3.0, 1.0)),))
 SGD = [
     UNSHUFFLED,
     dataclasses.replace(UNSHUFFLED, epochs=2, optimizer=sgd(0.9, 0.01), drop_last=True),
@@ -45,7 +46,11 @@ def read(training, messages, known, model):
     return gls_unrolled(model, messages, known, KEY, settings=UnrolledGLS(training))
 
 
-@pytest.mark.parametrize("training", SGD, ids=["plain", "momentum"])
+@pytest.mark.parametrize(
+    "training",
+    [*SGD, pytest.param(WEIGHTED, marks=pytest.mark.slow)],
+    ids=["plain", "momentum", "class weights"],
+)
 def test_two_rounds_say_every_value(training):
     """But for those of records that `drop_last` leaves out."""
     model = mlp(D, (16,), 3)

@@ -145,7 +145,7 @@ def _judge(
         return dataclasses.replace(fit, misfit=misfit), left.step
 
     def look_at(look: Look) -> Look:
-        corrected = on_weights(model, training, each, labels, unsure, look.weights)
+        corrected = on_weights(model_told, training, each, labels, unsure, look.weights)
         weighted = simulation_of(corrected, messages.received, dtype, on_answer.run_count)
         first = look.number == 0
         fit, step = seen_with(either(first, on_answer, weighted), look.number)

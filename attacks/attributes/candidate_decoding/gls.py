@@ -158,7 +158,7 @@ def check_gls(settings: GLS, model: Model, knowledge: Knowledge) -> None:
             f"points={settings.points} does not go with optimizer={training.optimizer!r}; it needs "
             "points=1 or optax.sgd"
         )
-    if not training.shuffle and len(training.batch_sizes(len(knowledge.x))) > 1:
+    if training.repeats_batches(len(knowledge.x)):
         raise ValueError(
             f"training.shuffle=False cuts the same batches of {training.batch_size} every time; "
             "this attack is for batches that are drawn. gls_unrolled is exact where they are not"

@@ -15,7 +15,7 @@ from attacks.attributes.candidate_decoding.constraints import onto_simplex
 from attacks.attributes.candidate_decoding.simulated_client import Guess, guess_of
 from attacks.fit import Fit
 from attacks.path import local_path
-from jaxfl import LocalTraining, Model
+from jaxfl import ClassWeights, LocalTraining, Model
 
 Array = jax.Array
 LOOKS, CLOSER = 5, 2
@@ -25,8 +25,9 @@ closer for another to be worth it."""
 
 def is_judged_again(training: LocalTraining, records: int) -> bool:
     """Whether a correction may help: one step is linear in what is unknown; what plug-ins do to
-    weighted records cannot be simulated again."""
-    return training.steps(records) > 1 and not training.plugins
+    weighted records cannot be simulated again, but for weights of classes."""
+    known = all(isinstance(plugin, ClassWeights) for plugin in training.plugins)
+    return training.steps(records) > 1 and known
 
 
 class Look(NamedTuple):
@@ -70,4 +71,4 @@ def on_weights(
     count = each.x.shape[1]
     sure = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)
     scores = sure.at[unsure].set(weights)
-    return guess_of(model, training.without(), scores, each.x, labels, lambda: scores)
+    return guess_of(model, training, scores, each.x, labels, lambda: scores)

@@ -9,15 +9,14 @@ explains but for rounding. With derivatives J_t, each pass minimises
 
     sum_t |u_t - mu_t(w) - J_t (v - w)|^2 / |u_t|^2
 
-over weights v >= 0 of which every record's sum to 1. The next pass begins wherever between w and v,
-or at the rounded v, the client's own training leaves least of the messages: weights of records that
-are no records bend a path of many steps, and rounded ones do not. The whole values that
-leave least are the answer.
+over weights v >= 0 of which every record's sum to 1. The next pass begins where the client's own
+training leaves least of the messages: on the way from w to v, at the rounded v, or at the rounded v
+with the values of those few records changed whose own change explains most. Weights of records that
+are no records bend a path of many steps, and whole values do not. Those that leave least are the
+answer.
 
 Steps of SGD, with momentum and decay or without, are nearly linear in the weights. Those of Adam
-have gradients' signs in them: there the rounded v is tried too with the values of those few records
-changed whose own change explains most. The search may end short all the same, of its own recipe
-too.
+have gradients' signs in them, so that the search may end short of its own recipe.
 """
 
 import functools
@@ -49,6 +48,8 @@ SHARES = (1.0, 0.5, 0.25)
 """How far of the way to the minimum the next pass may begin."""
 TOGETHER = 8
 """Weights on which the client is simulated side by side."""
+CLOSER = 2
+"""Factor by which what is left differs by more than rounding."""
 RIDGE = 1e-6
 """Pull towards the prior, relative to the mean curvature: what nothing tells keeps it."""
 
@@ -90,21 +91,21 @@ def exactly_unrolled(
         ridge = RIDGE * jnp.where(curvature > 0, curvature, 1)
         solution, (_, rounded) = most_likely(gram, along + gram @ at, prior, records, ridge, None)
         tried = at + jnp.asarray(SHARES, dtype)[:, None] * (solution - at)
-        whole = rounded[None]
-        if not linear:
-            whole = jnp.concatenate([whole, _changed(rounded, records, left)])
+        whole = jnp.concatenate([rounded[None], _changed(rounded, records, left)])
         tried = jnp.concatenate([whole, tried])
         leaves = jax.lax.map(left, tried, batch_size=TOGETHER)
         leaves = jnp.where(jnp.isfinite(leaves), leaves, jnp.inf)
         best, right = leaves.argmin(), leaves[: len(whole)].argmin()
-        # Weights between values say how sure they are, where these are the rounded ones.
+        # Weights between values say how sure they are, unless others leave less.
+        right = jnp.where(leaves[right] < leaves[0] / CLOSER, right, 0)
         answer = jnp.where(right == 0, solution, whole[right])
         return tried[best], (answer, leaves[best], leaves[right])
 
     with jax.default_matmul_precision("highest"):
         passes = PASSES_OF_LINEAR if linear else PASSES
         answers, trace, objectives = jax.lax.scan(one_pass, prior, length=passes)[1]
-    least = objectives.argmin()
+    # The last of those that leave least: what nothing tells keeps its prior there.
+    least = jnp.where(objectives <= CLOSER * objectives.min(), jnp.arange(passes), 0).max()
     weights, objective = answers[least], objectives[least]
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(objective))

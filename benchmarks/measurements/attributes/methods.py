@@ -222,7 +222,7 @@ def _gls_settles(attack: GLS, settings: VictimSettings) -> GLS:
 
 def _gls_refuses(settings: VictimSettings) -> str | None:
     training = settings.training
-    if not training.shuffle and len(training.batch_sizes(settings.records)) > 1:
+    if training.repeats_batches(settings.records):
         return "training.shuffle: batches that are not drawn leave no noise to whiten by"
     if not is_linear(training.optimizer):
         return "training.optimizer is not linear in gradients, as SGD is with momentum or without"
