@@ -24,6 +24,7 @@ from benchmarks.harness.jobs import Job, Outcome
 from benchmarks.harness.runner import _row
 from benchmarks.harness.store import COLUMNS, Store
 from benchmarks.suites import METRICS, SUITES, lyu2021
+from benchmarks.suites.grids import published_rows
 from tests.benchmarks.cells import cell_of, outcomes_of
 
 TINY = [
@@ -215,11 +216,8 @@ def test_a_killed_sweep_keeps_every_finished_row_and_goes_on(tmp_path):
 def test_list_and_dry_run(capsys):
     assert run("--list") == 0
     listed = capsys.readouterr().out
-    assert all(
-        f"{suite.name}/{table.name}" in listed
-        for suite in SUITES.values()
-        for table in suite.tables
-    )
+    named = [f"{suite.name}/{table.name}" for suite in SUITES.values() for table in suite.tables]
+    assert all(name in listed for name in named)
     assert run("lyu2021/table3", "--size", "paper", "--dry-run") == 0
     plan = capsys.readouterr().out
     assert "144 jobs in 3 groups" in plan
@@ -229,8 +227,6 @@ def test_list_and_dry_run(capsys):
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_every_published_number_belongs_to_a_cell(size):
-    from benchmarks.suites.grids import published_rows
-
     metrics = ("accuracy", "candidate_accuracy", "counts_variance", "cramers_v_squared")
     values, suite = [], SUITES["lyu2021"]
     for table in suite.tables:
@@ -243,7 +239,9 @@ def test_every_published_number_belongs_to_a_cell(size):
                 found = [suite.published(cell, n, m) for n in table.methods for m in metrics]
                 values += [v for v in found if v is not None]
     sizes, rows = lyu2021.SIZES[size], published_rows("lyu2021")
-    expected = [float(row["value"]) for row in rows if int(row["records"] or 50) in sizes]
+    few = dict.fromkeys(("table9", "table13"), lyu2021.FEW) if size == "small" else {}
+    printed = [row for row in rows if int(row["records"] or 50) in few.get(row["table"], sizes)]
+    expected = [float(row["value"]) for row in printed]
     if size == "small":  # batches of 32 do not fit the smallest victims
         assert len(expected) >= len(values) >= len(expected) - 8
     else:
