@@ -35,8 +35,9 @@ def epsilon(
 
     As is customary, batches are accounted for as Poisson samples of rate batch_size / records,
     while they are drawn by shuffling; with full batches there is no sampling, and no difference.
-    Batches that are not drawn (`LocalTraining.shuffle`) are no samples: of these a record is in one
-    step of every epoch, and epsilon is that of `batch_size=None` and so many steps as epochs.
+    Batches that are not drawn (`LocalTraining.shuffle`) are no samples, and the promise does not
+    hold of them: a record is in the same step of every epoch, and one that is left out moves those
+    behind it into other batches.
 
     Args:
       noise_multiplier: of `DPSGD`.

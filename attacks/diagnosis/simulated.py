@@ -15,7 +15,7 @@ from attacks.diagnosis.numbers import Finding
 from attacks.fit import FitWarning
 from attacks.fixed_draws import fixed_key
 from attacks.path import is_linear
-from jaxfl import ClassWeights, LocalTraining, Messages, Model
+from jaxfl import ClassWeights, LocalTraining, Messages, Model, Plugin
 
 RUNS, TANGENTS, PASSES = 128, 4, 2
 """Runs, tangents and passes of `gls_unrolled`: fewer than to read a client, enough to see whether
@@ -26,7 +26,13 @@ def is_simulated(training: LocalTraining, records: int) -> bool:
     """Whether a recipe is one of these."""
     if is_linear(training.optimizer):
         return training.repeats_batches(records)
-    return training.steps(records) > 1
+    in_batches = len(training.batch_sizes(records)) > 1
+    return in_batches or (training.steps(records) > 1 and not _unread(training))
+
+
+def _unread(training: LocalTraining) -> list[Plugin]:
+    """Plug-ins of a recipe that `gls_unrolled` does not take."""
+    return [plugin for plugin in training.plugins if not isinstance(plugin, ClassWeights)]
 
 
 def by_simulation(
@@ -38,9 +44,9 @@ def by_simulation(
 ) -> Diagnosis:
     """Whether the recipe explains the messages; what else may be the cause is not tried. `findings`
     are what the numbers say."""
-    odd = [plugin for plugin in training.plugins if not isinstance(plugin, ClassWeights)]
-    if odd:
-        evidence = f"no attack reads such clients with {type(odd[0]).__name__}"
+    unread = _unread(training)
+    if unread:
+        evidence = f"no attack reads such clients with {type(unread[0]).__name__}"
         unknown = Finding("cannot be judged", evidence, 0.0)
         return Diagnosis((*findings, unknown), None, "none: the recipe cannot be simulated")
     settings = UnrolledGLS(training, runs=RUNS, tangents=TANGENTS, passes=PASSES)
@@ -52,8 +58,10 @@ def by_simulation(
     if fit.misfit > 1:
         evidence = (
             "this recipe, simulated, does not explain the messages: another rate, batch size, "
-            "number of epochs or optimiser; drawn batches; other records, model or loss"
+            "number of epochs or optimiser; other records, model or loss"
         )
+        if training.repeats_batches(len(knowledge.x)):
+            evidence += "; drawn batches, or records in another order"
         others = [*others, Finding(UNKNOWN, evidence, 0.5)]
     elif fit.misfit <= 1:
         others = [Finding("as told", "the recipe, simulated, explains the messages", 1.0), *others]

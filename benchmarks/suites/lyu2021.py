@@ -125,9 +125,9 @@ def _grid(
         for source in sources:
             codings = {"encoding": ("scalar", "onehot")} if source == "genome" else {}
             ours = SIZES[size]
-            printed_here = (small_records if size == "small" else None) or records
-            printed_here = printed_here or RECORDS[source]
-            counts = [ours[printed] for printed in printed_here if printed in ours]
+            fewer = small_records if size == "small" else None
+            every = fewer or records or RECORDS[source]
+            counts = [ours[printed] for printed in every if printed in ours]
             made += [
                 one(size, names[source], values, count, attribute)
                 for values in product(codings | varied)

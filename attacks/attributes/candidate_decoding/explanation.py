@@ -4,10 +4,10 @@ The client is simulated on the answer `RUNS` times, in fresh orders, or `SURE_RU
 draws none. What is left of its messages, r = u - mean, is compared with what is left of a run, e_m
 = u_m - mean of the others. Wrong values of the unknown columns add to r what the candidates'
 gradients span, so that this span, over all rounds together, is taken off r and e_m by least
-squares. If model, recipe and known data are right, r is
-then noise as the e_m are. It is compared in its length and along two directions: the gradient,
-which another learning rate or number of steps adds to, and the model, which weight decay does. How
-far r may lie out is said by the prediction interval of Student's t over the runs.
+squares. If model, recipe and known data are right, r is then noise as the e_m are. It is compared
+in its length and along two directions: the gradient, which another learning rate or number of steps
+adds to, and the model, which weight decay does. How far r may lie out is said by the prediction
+interval of Student's t over the runs.
 
 Gradients are taken at the centre of the client's path, which is exact to first order; the answer
 that does not pass is corrected by the least squares and judged again, while that brings it closer,

@@ -100,7 +100,8 @@ def gls_unrolled(
     Args:
       model: the model (static), whose operations mix no records (no batch normalisation).
       messages: the client's.
-      knowledge: what is known; `y=None` and several columns as for `gls`.
+      knowledge: what is known; `y=None` and several columns as for `gls`. Where batches are not
+        drawn (`LocalTraining.shuffle`), its records must be in the client's order.
       key: draws simulated orders, and dropout.
       settings: see `UnrolledGLS`.
 
