@@ -15,7 +15,7 @@ from benchmarks.harness.intervals import (
 from benchmarks.harness.report import GUESSES
 from benchmarks.measurements.attributes.uncommon import NULL_STATUS, UNCOMMON
 
-DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos")
+DECODERS = ("gls", "decode_adam", "gls_unrolled", "closed_form", "cos", "decode_numbers")
 """Attacks on an attribute, the one that reads most kinds of client first: that is chosen before
 anything is scored."""
 ROUNDING = 1e-6
@@ -96,6 +96,7 @@ class Finding:
       levels: without protection first, then from weak protection to strong.
       usual: accuracy of a model that always names the most frequent class.
       ranges: whether the values are ranges of a number.
+      within: of numbers, how near one must be to be right; else 0.
     """
 
     column: str
@@ -103,10 +104,13 @@ class Finding:
     levels: tuple[Level, ...]
     usual: float
     ranges: bool = False
+    within: float = 0.0
 
     @property
     def name(self) -> str:
         """What is named, in words."""
+        if self.within:
+            return f"{self.column!r} (to within {self.within:.3g})"
         of = f" (which of {len(self.values)} ranges)" if self.ranges else ""
         return f"{self.column!r}{of}"
 

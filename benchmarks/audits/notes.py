@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.audits.findings import DOUBTS, Finding, Rows, Whole, mean
+from benchmarks.audits.findings import DOUBTS, Finding, Rows, Whole, margin_of, mean
 from benchmarks.audits.sentences import listed, of_hundred, protection
 from benchmarks.harness.intervals import accuracy_interval, wilson_interval
+from benchmarks.harness.report import GUESSES
 
 HALVES = "with", "without"
 NEARLY_ALL = 0.9
@@ -204,6 +205,47 @@ def _clustered(rows: Rows) -> str:
         if told
         else ""
     )
+
+
+def numbered(column: str, rows: Rows) -> list[Told]:
+    """How well a column's numbers are read, from the rows of that column, if there are."""
+    told = _scored(rows, "decode_numbers", "told")
+    plain = [row for row in told if not _is_private(row)]
+    leaks = bool(plain) and _beats_guesses(plain)
+    return [Told(note, leaks) for note in _numbered(rows, column)]
+
+
+def _beats_guesses(rows: Rows) -> bool:
+    """Whether more numbers are read than are guessed, with 95 % confidence."""
+    best = [max(row[g] or 0.0 for g in GUESSES) for row in rows]
+    sizes = [int(row["detail"]["scored_records"]) for row in rows]
+    return margin_of([row["value"] for row in rows], best, sizes).low > 0
+
+
+def _numbered(rows: Rows, column: str) -> list[str]:
+    """How well a column's numbers are read, in words; `rows` are of that column."""
+    told = _scored(rows, "decode_numbers", "told")
+    if not told:
+        return []
+    half = _by_protection(_scored(rows, "decode_numbers", "median_error"), "epsilon")
+    by_epsilon = _by_protection(told, "epsilon")
+    within = mean([row["detail"]["within"] for row in told])
+    named = listed(
+        f"{of_hundred(mean([row['value'] for row in mine]))} people {_with(epsilon)}"
+        for epsilon, mine in by_epsilon
+    )
+    off = listed(
+        f"{mean([row['value'] for row in mine]):.3g} {_with(epsilon)}" for epsilon, mine in half
+    )
+    guesses = [mean([row[guess] for row in told]) for guess in ("majority", "imputation")]
+    others = mean([row["imputation"] for _, mine in half for row in mine])
+    return [
+        f"Numbers of {column!r}, not their ranges: read to within {within:.3g} of {named}; without "
+        f"updates the best number to say of everyone is that near for {of_hundred(guesses[0])}, "
+        f"and a guess from the other columns for {of_hundred(guesses[1])}. Half of the numbers "
+        f"that are read are off by more than {off}; of those that are guessed from the other "
+        f"columns, by more than {others:.3g}.{_doubted(by_epsilon, 'updates')}"
+    ]
 
 
 def _scored(rows: Rows, method: str, metric: str) -> list[Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from benchmarks.audits import plan
+from benchmarks.audits.questions import QUESTIONS
 from benchmarks.harness.command_line import UsageError, check_options, option
 from jaxfl.domains import Count, Index, NotNegativeFloat, PositiveFloat, Share
 from jaxfl.models.architectures import Activation
@@ -122,7 +123,7 @@ class Arguments:
     """Local passes over the records in a round."""
     epsilon: str = "none,10,3,1"
     """Private trainings to be tried, comma-separated; "none" is tried in any case."""
-    questions: str = ",".join(plan.QUESTIONS)
+    questions: str = ",".join(QUESTIONS)
     """What is asked of simulated clients: of a sensitive column (always), of whether a person is
     there, of whole records; what updates show of the epsilon that is promised; which clients hold
     many people with the column's rarer value, by sums alone; whose a record is; which updates
@@ -310,10 +311,10 @@ def of_files(text: str) -> str:
 def questions(text: str) -> tuple[str, ...]:
     """Names of the tables that are measured."""
     asked = names("questions", text)
-    if set(asked) - set(plan.QUESTIONS) or plan.QUESTIONS[0] not in asked:
+    if set(asked) - set(QUESTIONS) or QUESTIONS[0] not in asked:
         raise UsageError(
-            f"--questions {text!r} must hold {plan.QUESTIONS[0]}, and may hold "
-            f"{', '.join(plan.QUESTIONS[1:])}"
+            f"--questions {text!r} must hold {QUESTIONS[0]}, and may hold "
+            f"{', '.join(QUESTIONS[1:])}"
         )
     return asked
 

@@ -8,67 +8,23 @@ from typing import Any
 import numpy as np
 import optax
 
-from attacks import GLS, CosMatching, DetectorTraining, UnrolledGLS
+from benchmarks.audits import questions
 from benchmarks.audits.findings import Rows, Whole, whole_of
-from benchmarks.harness.jobs import Cell, Place, Suite, Table
+from benchmarks.audits.optimizers import is_adam
+from benchmarks.harness.jobs import Cell, Place, Suite
 from benchmarks.harness.settings import flatten
-from benchmarks.measurements.attributes import EXPERIMENT as ATTRIBUTES
-from benchmarks.measurements.canaries import EXPERIMENT as CANARIES
-from benchmarks.measurements.linkability import EXPERIMENT as LINKABILITY
-from benchmarks.measurements.linkability import LinkSettings
-from benchmarks.measurements.local_models.experiment import EXPERIMENT as LOCAL_MODELS
-from benchmarks.measurements.local_models.work import FirstMessages, LocalModelSettings
-from benchmarks.measurements.membership import EXPERIMENT as MEMBERSHIP
-from benchmarks.measurements.properties import EXPERIMENT as PROPERTIES
-from benchmarks.measurements.properties import PropertySettings
-from benchmarks.measurements.whole_records import EXPERIMENT as RECORDS
-from benchmarks.scenarios.canaries import CanarySettings
 from benchmarks.scenarios.phases import EVERY_ROUND
 from benchmarks.scenarios.sources import classified, own_table
-from benchmarks.scenarios.splits import (
-    held_out_rows,
-    public_rows,
-    sure_records,
-    training_rows,
-)
-from benchmarks.scenarios.sums import TableSettings
+from benchmarks.scenarios.splits import sure_records, training_rows
 from benchmarks.scenarios.victims import VictimSettings
-from benchmarks.scenarios.whole_records import WholeRecordsSettings
 from jaxfl import LocalTraining
 from jaxfl.datasets import Dataset
+from jaxfl.datasets.csv import are_ranges
 
 NAME = "audit"
-QUESTIONS = (
-    "attribute",
-    "membership",
-    "records",
-    "epsilon",
-    "property",
-    "source",
-    "linkability",
-)
 MOST_RECORDS, FEWEST_RECORDS = 200, 10
-READ_TOGETHER = 16
-"""Records of the one update of which whole records are read."""
-COS_STEPS = 200
-"""Iterations, and below runs, few enough for an audit to end within minutes."""
-DETECTORS = DetectorTraining(every=2)
-DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
-UNROLLED = UnrolledGLS(LocalTraining(), runs=256, tangents=4, passes=2)
 MOST_CATEGORIES = 100
 """Texts that a column may hold."""
-SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 5
-"""Clients, at most, whose records are told apart, and how many updates of each tell."""
-NEEDS = {
-    "membership": "clients that take one step of plain SGD on all of their records a round "
-    "(--batch-size 0 and --epochs 1)",
-    "epsilon": "private clients of plain SGD",
-    "property": "four clients or more",
-    "source": "clients of plain SGD",
-    "linkability": "two rounds or more",
-}
-FEWEST_SUMMED, SURE_SHARE = 4, 0.8
-"""Clients: of fewer, halves are no sums; and what share of the training records they take."""
 LEAST_SHARE = 0.01
 """Share of the second most frequent value below which there is nothing to be told apart."""
 
@@ -137,37 +93,27 @@ def suite_of(asked: Asked, federation: Federation) -> Suite:
     any_source = next(iter(sources.values()))
     _check_trains(asked.target, any_source)
     federation = _of_table(any_source, asked.client, federation)
-    attributes, membership = [], []
-    for column, name in named.items():
-        place = [each.name for each in sources[column].columns].index(column)
-        for epsilon in (math.inf, *federation.epsilons):
-            settings = _victim(place, federation, epsilon)
-            attributes.append(Place(name, settings, _attacks()))
-            membership.append(Place(name, _alone(settings, any_source)))
+    places = {name: [c.name for c in data.columns].index(name) for name, data in sources.items()}
+    attributes = [
+        Place(name, _victim(places[column], federation, epsilon), questions.attacks())
+        for column, name in named.items()
+        for epsilon in (math.inf, *federation.epsilons)
+    ]
     levels = attributes[: len(federation.epsilons) + 1]
+    ranges = [c for c, data in sources.items() if are_ranges(data.column(c).categories)]
+    numeric = [(asked.source(""), places[column]) for column in ranges]
     plain = federation.training.optimizer is optax.sgd
     return Suite(
         NAME,
         (
-            Table(
-                QUESTIONS[0],
-                "A sensitive column of a client's records",
-                ATTRIBUTES,
-                lambda size, data_dir: attributes,
-                ("majority", "cos", "closed_form", "gls", "decode_adam", "gls_unrolled"),
-            ),
-            Table(
-                QUESTIONS[1],
-                "Whether a record is a client's",
-                MEMBERSHIP,
-                lambda size, data_dir: membership[: len(federation.epsilons) + 1],
-                ("closed_form",),
-            ),
-            _read_whole(levels),
-            _shown(levels[1:] if plain else []),
-            _of_sums(attributes, federation.clients, any_source),
-            _sources(levels if plain else [], federation.clients),
-            _anonymous(levels, federation.clients, any_source),
+            questions.attribute(attributes),
+            questions.membership(levels, any_source),
+            questions.read_whole(levels),
+            questions.shown(levels[1:] if plain else []),
+            questions.of_sums(attributes, federation.clients, any_source),
+            questions.sources(levels if plain else [], federation.clients),
+            questions.anonymous(levels, federation.clients, any_source),
+            questions.numbers([] if is_adam(federation.training.optimizer) else levels, numeric),
         ),
     )
 
@@ -186,154 +132,28 @@ def _victim(place: int, federation: Federation, epsilon: float) -> VictimSetting
         participants=federation.clients,
         hidden=federation.hidden,
         rounds=federation.rounds,
-        training=fitting(federation.training, federation.records),
+        training=questions.fitting(federation.training, federation.records),
         epsilon=epsilon,
         phases=(EVERY_ROUND,),
     )
 
 
-def _alone(victim: VictimSettings, data: Dataset) -> VictimSettings:
-    """The victim for whose records as many held-out ones are there to be told apart."""
-    records = min(victim.records, held_out_rows(data))
-    training = fitting(victim.training, records)
-    return dataclasses.replace(victim, participants=1, records=records, training=training)
-
-
 def victim_of(suite: Suite) -> VictimSettings:
     """The federation of which a sensitive column is asked."""
-    settings: VictimSettings = suite.table(QUESTIONS[0]).places("small", None)[0].settings
+    settings: VictimSettings = suite.table(questions.QUESTIONS[0]).places("small", None)[0].settings
     return settings
-
-
-def _whole(victim: VictimSettings) -> WholeRecordsSettings:
-    """One update on few of a client's records, under the protection of its whole training."""
-    training = LocalTraining(plugins=victim.recipe.plugins)
-    return WholeRecordsSettings(
-        min(READ_TOGETHER, victim.records), victim.hidden, training=training
-    )
-
-
-def _read_whole(levels: Sequence[Place]) -> Table:
-    places = [Place(level.dataset, _whole(level.settings)) for level in levels]
-    about = "Whole records of one update, nothing known of them"
-    methods = "public", "reconstruct_records"
-    return Table(QUESTIONS[2], about, RECORDS, lambda size, data_dir: places, methods)
-
-
-def _shown(private: Sequence[Place]) -> Table:
-    """Table of clients as private as those of `private`, with canaries. Canaries are measured in
-    plain SGD alone."""
-    places = []
-    for place in private:
-        victim: VictimSettings = place.settings
-        audited = CanarySettings(
-            victim.records,
-            hidden=victim.hidden,
-            rounds=victim.rounds,
-            training=victim.training,
-            epsilon=victim.epsilon,
-        )
-        places.append(Place(place.dataset, audited))
-    about = "What updates show of the epsilon that is promised"
-    return Table(QUESTIONS[3], about, CANARIES, lambda size, data_dir: places, ("canaries",))
-
-
-def _of_sums(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
-    """Table about half of the clients, whose records have the attribute more often than the
-    others': what sums over another half of the clients in every round tell."""
-    public, places = len(public_rows(data, seed=0)), []
-    most = public // 2
-    if data.group is None:  # by chance more records with the attribute are asked for than expected
-        most = min(most, int(SURE_SHARE * training_rows(data)) // clients)
-    for place in levels if clients >= FEWEST_SUMMED else ():
-        victim: VictimSettings = place.settings
-        half, records = clients // 2, min(victim.records, most)
-        settings = PropertySettings(
-            "",
-            "prevalence",
-            records,
-            clients=clients,
-            positives=half,
-            clients_per_round=half,
-            training=fitting(victim.training, records),
-            auxiliary=public,
-            rounds=victim.rounds,
-            tabular=TableSettings(victim.attribute, hidden=victim.hidden, epsilon=victim.epsilon),
-            detectors=DETECTORS,
-            seen=victim.rounds,
-        )
-        places.append(Place(place.dataset, settings))
-    about = "Which clients' records have an attribute more often, by sums alone"
-    return Table(QUESTIONS[4], about, PROPERTIES, lambda size, data_dir: places, ("gibbs",))
-
-
-def _sources(levels: Sequence[Place], clients: int) -> Table:
-    """Whose is a record that some client holds, to someone who sees what all clients send."""
-    places = []
-    for place in levels:
-        victim: VictimSettings = place.settings
-        settings = LocalModelSettings(
-            hidden=victim.hidden,
-            clients=clients,
-            records=victim.records,
-            training=victim.training,
-            rounds=victim.rounds,
-            every=1,
-            defense="dp" if victim.private else "none",
-            epsilon=victim.epsilon,
-            attacked=min(clients, SOURCE_CLIENTS),
-            measures=("source",),
-            targets=0,
-        )
-        places.append(
-            Place(place.dataset, settings, {"decode_sources": FirstMessages(SOURCE_ROUNDS)})
-        )
-    about = "Whose is a record"
-    methods = "decode_sources", "drop"
-    return Table(QUESTIONS[5], about, LOCAL_MODELS, lambda size, data_dir: places, methods)
-
-
-def _anonymous(levels: Sequence[Place], clients: int, data: Dataset) -> Table:
-    """Which updates without names come from one client. The server's own federation, by whose
-    records' gradients it measures, has as many records."""
-    places = []
-    for place in levels if levels[0].settings.rounds > 1 else ():
-        victim: VictimSettings = place.settings
-        records = min(victim.records, len(data) // (2 * clients))
-        settings = LinkSettings(
-            split="iid" if data.group is None else "named",
-            clients=clients,
-            records=records,
-            training=fitting(victim.training, records),
-            hidden=victim.hidden,
-            epsilon=victim.epsilon,
-            first=0,
-            window=victim.rounds,
-            trunk_round=0,
-            shadow_every=1,
-        )
-        places.append(Place(place.dataset, settings))
-    about = "Which updates without names come from one client"
-    methods = ("matched_filter",)
-    return Table(QUESTIONS[6], about, LINKABILITY, lambda size, data_dir: places, methods)
-
-
-def fitting(training: LocalTraining, records: int) -> LocalTraining:
-    """A recipe in whose batches so many records fit."""
-    whole = training.batch_size is None or training.batch_size >= records
-    return dataclasses.replace(training, batch_size=None, drop_last=False) if whole else training
 
 
 def not_asked(suite: Suite, asked: Sequence[str]) -> list[str]:
     """What each question needs that cannot be asked, in words."""
     tables = [suite.table(name) for name in asked]
     empty = [t.name for t in tables if not suite.jobs(t, "small", t.methods, (0,), None)]
-    return [f"Not asked: {name}, which needs {NEEDS[name]}." for name in empty]
+    return [f"Not asked: {name}, which needs {questions.NEEDS[name]}." for name in empty]
 
 
 def wholes_of(suite: Suite, rows: Rows) -> list[Whole]:
     """What was read of whole records, without protection first, then from weak to strong."""
-    attribute, table = (suite.table(QUESTIONS[place]) for place in (0, 2))
+    attribute, table = (suite.table(questions.QUESTIONS[place]) for place in (0, 2))
     victims, cells = (t.cells(NAME, "small", None) for t in (attribute, table))
     mine = [row for row in rows if row["table"] == table.name]
     read = [
@@ -345,10 +165,6 @@ def wholes_of(suite: Suite, rows: Rows) -> list[Whole]:
 
 def _is_of(row: Mapping[str, Any], cell: Cell) -> bool:
     return bool(flatten(cell.settings).items() <= row["settings"].items())
-
-
-def _attacks() -> dict[str, Any]:
-    return {"cos": CosMatching(steps=COS_STEPS), "gls": DECODING, "gls_unrolled": UNROLLED}
 
 
 def _check_trains(target: str, data: Dataset) -> None:

@@ -22,9 +22,11 @@ from benchmarks.audits import (
 )
 from benchmarks.audits.findings import Finding
 from benchmarks.audits.options import Arguments
+from benchmarks.audits.recorded_numbers import are_numbers, check_asked
 from benchmarks.audits.recorded_sums import (
     Answer,
     Game,
+    Participation,
     check_participants,
     game_of,
     read_participation,
@@ -145,7 +147,9 @@ def _asked(
             table.values_of(columns)
         except ValueError as error:
             raise UsageError(re.sub("^columns?=", "--sensitive ", str(error))) from None
-    games = [game_of(run, table, columns, participation) for columns in attributes]
+        if clients and are_numbers(table, columns):
+            check_asked(columns[0], training, clients)
+    games = [_game(run, table, columns, participation) for columns in attributes]
     missing = next((game for game in games if isinstance(game, str)), "")
     if not clients and all(isinstance(game, str) for game in games):
         raise UsageError(
@@ -154,6 +158,19 @@ def _asked(
             f"Nor can be asked {missing}"
         )
     return Asked(model, training, clients, attributes, games)
+
+
+def _game(
+    run: Recording,
+    table: Inputs,
+    columns: Sequence[str],
+    participation: Participation | None,
+) -> Game | str:
+    """What is asked of sums: which clients hold many people with a value, of which numbers have
+    none."""
+    if are_numbers(table, columns):
+        return f"which clients hold many people of one kind: {columns[0]!r} has numbers, no kinds"
+    return game_of(run, table, columns, participation)
 
 
 def _whose_records(clients: Sequence[recorded_clients.Client]) -> list[str]:

@@ -17,7 +17,7 @@ from attacks import Prevalence, Property, gibbs, observe, train_detectors
 from attacks.metrics import ranking
 from attacks.precision import cast
 from benchmarks.audits.notes import Told, by_sums
-from benchmarks.audits.plan import DETECTORS, FEWEST_SUMMED, fitting
+from benchmarks.audits.questions import DETECTORS, FEWEST_SUMMED, fitting
 from benchmarks.harness.command_line import UsageError
 from benchmarks.harness.intervals import wilson_interval
 from benchmarks.scenarios.sums import parting_share

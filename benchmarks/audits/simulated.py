@@ -10,6 +10,7 @@ from rich.console import Console
 
 from benchmarks.audits import findings, notes, options, page, plan, recipe, request, sentences
 from benchmarks.audits.options import Arguments
+from benchmarks.audits.questions import QUESTIONS
 from benchmarks.harness.devices import prepare_devices
 from benchmarks.harness.jobs import Suite, group
 from benchmarks.harness.runner import engine_of, resumption, run_groups, unfinished
@@ -67,7 +68,9 @@ def _told(
     """The page of a simulated audit."""
     made = [_found(asked, column, rows) for column in asked.sensitive]
     sums = [told for column in asked.sensitive for told in _summed(asked, column, rows)]
+    numbers = {column: _numbered(asked, column, rows) for column in asked.sensitive}
     beside = notes.answered_beside(rows)
+    beside += [f"the numbers of {c!r}" for c, told in numbers.items() if told and told[0].leaks]
     if any(told.leaks for told in sums):
         beside.append(sentences.BY_SUMS)
     wholes, count = plan.wholes_of(suite, rows), len(seeds_of(arguments.seeds))
@@ -95,6 +98,7 @@ def _told(
             ),
             *notes.of_rows(rows, made, wholes),
             *plan.not_asked(suite, options.questions(arguments.questions)),
+            *(told.note for each in numbers.values() for told in each),
             *(told.note for told in sums),
             *failed,
         ],
@@ -133,9 +137,7 @@ def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Find
     name = asked.source(column)
     data, of_dataset = classified(name, None), [row for row in rows if row["dataset"] == name]
     read = [
-        row
-        for row in of_dataset
-        if row["table"] == plan.QUESTIONS[0] and row["metric"] == "accuracy"
+        row for row in of_dataset if row["table"] == QUESTIONS[0] and row["metric"] == "accuracy"
     ]
     usual = float(np.bincount(data.y).max() / len(data))
     values = data.column(column).categories
@@ -143,10 +145,23 @@ def _found(asked: plan.Asked, column: str, rows: findings.Rows) -> findings.Find
     return dataclasses.replace(made, ranges=are_ranges(values))
 
 
+def _numbered(asked: plan.Asked, column: str, rows: findings.Rows) -> list[notes.Told]:
+    """What the rows of an audit say of a column's numbers."""
+    name = asked.source("")
+    place = [each.name for each in classified(name, None).columns].index(column)
+    of_table = [
+        row
+        for row in rows
+        if (row["dataset"], row["table"]) == (name, QUESTIONS[7])
+        and row["settings"]["attribute"] == place
+    ]
+    return notes.numbered(column, of_table)
+
+
 def _summed(asked: plan.Asked, column: str, rows: findings.Rows) -> list[notes.Told]:
     """What the rows of an audit say of a column through sums."""
     name = asked.source(column)
-    data, table = classified(name, None), plan.QUESTIONS[4]
+    data, table = classified(name, None), QUESTIONS[4]
     of_table = [row for row in rows if (row["dataset"], row["table"]) == (name, table)]
     value = data.column(column).categories[rarer_value(data, column)]
     return notes.summed(column, value, [r for r in of_table if r["metric"] == "accuracy"])

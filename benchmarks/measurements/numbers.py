@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attacks import FitWarning, NumberDecoding, Status, decode_numbers
+from attacks import FitWarning, Knowledge, NumberDecoding, Status, decode_numbers
 from attacks.fit import STATES, Fit
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.experiment import Experiment, Method, Metric
@@ -45,16 +45,22 @@ def _mean(view: View, settings: None) -> Told:
 
 
 def _imputation(view: View, settings: None) -> Told:
+    return Told(imputed(view.knowledge, view.public_x, view.public_y))
+
+
+def imputed(knowledge: Knowledge, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Numbers of the known records `[records]`, as a forest guesses them that has learned from
+    records `x` of others, with labels `y`."""
     from sklearn.ensemble import RandomForestRegressor
 
-    (position,) = np.asarray(view.knowledge.columns[0].positions)
+    (position,) = np.asarray(knowledge.columns[0].positions)
     forest = RandomForestRegressor(random_state=0)
 
     def seen(x: Any, y: Any) -> np.ndarray:
         return np.column_stack([np.delete(np.asarray(x), position, 1), np.asarray(y)])
 
-    forest.fit(seen(view.public_x, view.public_y), _column(view))
-    return Told(forest.predict(seen(view.knowledge.x, view.knowledge.y)))
+    forest.fit(seen(x, y), x[:, position])
+    return forest.predict(seen(knowledge.x, knowledge.y))
 
 
 def _column(view: View) -> np.ndarray:
@@ -71,7 +77,7 @@ def _decoded(view: View, settings: NumberDecoding) -> Told:
 
 
 def _with_recipe(settings: NumberDecoding, cell: NumberSettings) -> NumberDecoding:
-    return dataclasses.replace(settings, training=cell.training)
+    return dataclasses.replace(settings, training=cell.recipe)
 
 
 GUESSES = _mean, _imputation
@@ -112,6 +118,7 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
     cell, seed = jobs[0].cell, jobs[0].seed
     client = draw(cell.dataset, cell.settings, data_dir, seed)
     blind, imputed = (_scores(client, guess(client.view, None).values) for guess in GUESSES)
+    blind["told"] = commonest(client.truth, TENTH * client.deviation)
     for job in jobs:
         clock = Clock()
         answer: Told = job.how.run(client.view, job.method_settings)
@@ -119,7 +126,8 @@ def run(jobs: Sequence[Job], data_dir: str | None) -> Iterator[list[Outcome]]:
         if answer.status == Status.FAILED:
             yield [Outcome(job, metric.name, None, status="failed") for metric in METRICS]
             continue
-        detail: dict[str, Any] = {"scored_records": len(answer.values)}
+        within = TENTH * client.deviation * client.unit
+        detail: dict[str, Any] = {"scored_records": len(answer.values), "within": within}
         if np.isfinite(answer.error):
             detail |= {"expected_rmse": answer.error * client.unit}
         shared: dict[str, Any] = {
@@ -164,6 +172,13 @@ def _scores(client: Numbered, values: np.ndarray) -> dict[str, float]:
         "rmse": float(np.sqrt((off**2).mean()) * client.unit),
         "median_error": float(np.median(off) * client.unit),
     }
+
+
+def commonest(numbers: np.ndarray, within: float) -> float:
+    """Share of numbers `[records]` that lie so near to one number: the best one to say of all."""
+    ordered = np.sort(numbers)
+    last = np.searchsorted(ordered, ordered + 2 * within, side="right")
+    return float((last - np.arange(len(ordered))).max() / len(ordered))
 
 
 EXPERIMENT = Experiment("numbers", NumberSettings, METHODS, METRICS, run, batched=False)

@@ -1,6 +1,9 @@
-"""One client whose records are known but for a numeric attribute."""
+"""One client whose records are known but for a numeric attribute; it trains alone or in a
+federation."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -11,7 +14,18 @@ from attacks import Knowledge, UnknownColumn
 from benchmarks.scenarios.sources import source
 from benchmarks.scenarios.splits import public_rows, split
 from benchmarks.scenarios.streams import Stream, stream
-from jaxfl import Federated, LocalTraining, Messages, Model, mlp, simulate, stack_clients
+from benchmarks.scenarios.victims import private_training
+from jaxfl import (
+    Federated,
+    Keep,
+    LocalTraining,
+    Messages,
+    Model,
+    Transcript,
+    mlp,
+    simulate,
+    stack_clients,
+)
 
 Array = jax.Array
 Task = Literal["classification", "regression"]
@@ -23,17 +37,26 @@ class NumberSettings:
 
     Attributes:
       attribute: 0-based number of the unknown attribute, which is numeric.
-      records: of the client.
+      records: of each client.
+      participants: clients in the federation; 1 is a client alone.
       hidden: widths of the hidden layers.
       rounds: communication rounds, all of which are seen.
-      training: of the client.
+      training: of every client.
+      epsilon: of each client's whole training, as in `VictimSettings`.
     """
 
     attribute: int
     records: int
+    participants: int = 1
     hidden: tuple[int, ...] = (64,)
     rounds: int = 20
     training: LocalTraining = LocalTraining(0.1)
+    epsilon: float = math.inf
+
+    @property
+    def recipe(self) -> LocalTraining:
+        """What a client does in a round, its privacy included."""
+        return private_training(self.training, self.epsilon, self.records, self.rounds)
 
 
 class View(NamedTuple):
@@ -43,7 +66,6 @@ class View(NamedTuple):
       model: the shared model.
       messages: the client's, of all rounds.
       knowledge: its records; of the column the bounds alone, which are those of the whole source.
-      training: its recipe.
       public_x, public_y: records of others, the column included.
       key: what is random in an attack.
     """
@@ -51,7 +73,6 @@ class View(NamedTuple):
     model: Model
     messages: Messages
     knowledge: Knowledge
-    training: LocalTraining
     public_x: np.ndarray
     public_y: np.ndarray
     key: Array
@@ -90,17 +111,22 @@ def draw(name: str, settings: NumberSettings, data_dir: str | None, seed: int) -
             f"attribute={settings.attribute} of {name} is categorical; it is no number"
         )
     (position,) = column.positions
-    drawn, public = split(data, settings.records, 1, seed), public_rows(data, seed)
+    drawn = split(data, settings.records, settings.participants, seed)
+    public = public_rows(data, seed)
     x, y = data.x[drawn.victim], data.y[drawn.victim]
     start_key, training_key = jax.random.split(jax.random.key(seed))
     kind: Task = "classification" if data.classes else "regression"
     model = mlp(data.x.shape[1], settings.hidden, data.classes or 1, task=kind)
-    federated = Federated(settings.rounds, settings.training)
 
-    def messages_of(x: np.ndarray, y: np.ndarray) -> Messages:
-        start, client = model.init(start_key), stack_clients([(x, y)])
-        return simulate(model, start, client, training_key, federated).messages(0)
+    def run_of(clients: Sequence[np.ndarray]) -> Transcript:
+        kept = Keep(clients=tuple(range(min(len(clients), 2))))
+        federated = Federated(settings.rounds, settings.recipe, keep=kept)
+        records = stack_clients([(data.x[rows], data.y[rows]) for rows in clients])
+        return simulate(model, model.init(start_key), records, training_key, federated)
 
+    run = run_of([drawn.victim, *drawn.others])
+    alone = settings.participants == 1
+    null = run_of([drawn.null]).messages(0) if alone else run.messages(1)
     truth, numbers = x[:, position].copy(), data.x[:, position]
     known = x.copy()
     known[:, position] = np.nan
@@ -109,7 +135,6 @@ def draw(name: str, settings: NumberSettings, data_dir: str | None, seed: int) -
         jnp.asarray(known), jnp.asarray(y), (UnknownColumn(jnp.asarray([position]), ends),)
     )
     key = stream(training_key, Stream.ATTACK)
-    seen = messages_of(x, y), knowledge, settings.training, data.x[public], data.y[public], key
-    null = messages_of(data.x[drawn.null], data.y[drawn.null])
+    seen = run.messages(0), knowledge, data.x[public], data.y[public], key
     units = column.numbers.deviation, float(numbers.std())
     return Numbered(View(model, *seen), null, truth, *units, data.note)

@@ -11,7 +11,7 @@ import pytest
 from attacks import Diagnosis, Finding, Fit, Reconstruction
 from attacks.diagnosis.advice import advice
 from benchmarks import audit
-from benchmarks.audits import recipe, recorded, recorded_clients
+from benchmarks.audits import recipe, recorded, recorded_clients, recorded_notes
 from benchmarks.audits.coding import other_coding
 from benchmarks.audits.options import Arguments, in_options, of_files
 from jaxfl import ClassWeights, LocalTraining, mlp
@@ -68,8 +68,8 @@ def test_the_target_says_not_whose_a_record_is() -> None:
 
 
 def test_another_rate_than_told_is_said() -> None:
-    assert recorded._other_rate("a", 0.1, LocalTraining(0.1)) == []
-    told = recorded._other_rate("a", 0.1, LocalTraining(0.3))
+    assert recorded_notes.other_rate("a", 0.1, LocalTraining(0.1)) == []
+    told = recorded_notes.other_rate("a", 0.1, LocalTraining(0.3))
     assert told == ["a takes steps at rate 0.1, not 0.3 as told."]
 
 
@@ -192,15 +192,15 @@ def test_what_was_not_told_is_asked_for_by_its_option(
     assert audit.main([*asked, *words, "--out", str(tmp_path)]) == 0
     page = " ".join((tmp_path / "report.html").read_text().split())
     assert "It cannot be told" in page
-    assert f"Tell it by {recorded.OPTION_OF[option]}, and ask again" in page
+    assert f"Tell it by {recorded_notes.OPTION_OF[option]}, and ask again" in page
 
 
 def test_messages_that_a_second_look_explains_are_said_to_be_barely_outside() -> None:
     explained = Diagnosis((Finding("as told", "the recipe explains the messages", 1.0),), None, "")
-    assert "asked again the recipe explains them" in recorded._why("ana", explained)
+    assert "asked again the recipe explains them" in recorded_notes.why("ana", explained)
     noised = Diagnosis((Finding("noise", "what is left has no direction", 0.9),), None, "")
-    assert "Tell it by --upload-noise" in recorded._why("ana", noised)
-    assert recorded.WHO_TOOK_PART in recorded._why(recorded_clients.EVERYONE, noised)
+    assert "Tell it by --upload-noise" in recorded_notes.why("ana", noised)
+    assert recorded_notes.WHO_TOOK_PART in recorded_notes.why(recorded_clients.EVERYONE, noised)
 
 
 @pytest.fixture
@@ -265,9 +265,9 @@ def test_batches_of_clients_side_by_side_are_batches_of_all() -> None:
     ]
     # The mean weighs clients of 40, 60 and 50 records.
     assert deviations == pytest.approx([0.01, 0.01 * np.hypot(40, np.hypot(60, 50)) / 150])
-    (note,) = recorded._side_by_side(everyone, told, everyone.recipe(told))
+    (note,) = recorded_notes.side_by_side(everyone, told, everyone.recipe(told))
     assert "Steps of 3 clients side by side, in batches of 16" in note
-    assert not recorded._side_by_side(everyone, LocalTraining(0.1), LocalTraining(0.1))
+    assert not recorded_notes.side_by_side(everyone, LocalTraining(0.1), LocalTraining(0.1))
 
 
 def test_weights_of_one_logit_are_no_shares_of_a_batch() -> None:
@@ -292,16 +292,16 @@ def test_a_model_of_one_output_is_right_of_both_labels() -> None:
     kernel[0] = 1
     params = {"Dense_0": {"kernel": kernel, "bias": np.zeros(1)}}
     right = ((table.x[:, 0] > 0) == table.y).mean()
-    assert recorded._accuracy(model, params, table) == pytest.approx(right)
+    assert recorded.accuracy(model, params, table) == pytest.approx(right)
     assert not np.isclose(right, (table.y == 0).mean())
 
 
 def test_causes_that_have_options_are_those_of_the_diagnosis() -> None:
-    other, told = advice("anything else", LocalTraining(0.1), None), set(recorded.OPTION_OF)
+    other, told = advice("anything else", LocalTraining(0.1), None), set(recorded_notes.OPTION_OF)
     unknown = [cause for cause in told if advice(cause, LocalTraining(0.1), None) == other]
     assert unknown == ["rate and weight decay"]  # two causes at once
     words = {name.replace("_", "-") for name in hints_of(Arguments)}
-    said = re.findall(r"--([\w-]+)", " ".join(recorded.OPTION_OF.values()))
+    said = re.findall(r"--([\w-]+)", " ".join(recorded_notes.OPTION_OF.values()))
     assert set(said) <= words
 
 
@@ -342,7 +342,7 @@ def test_batches_in_the_order_of_the_table_are_read_exactly(
 
 def test_an_answer_that_falls_short_is_said_on_the_page() -> None:
     fit = Fit(np.asarray(0.9964), np.asarray(1.0), np.asarray(0.005))
-    (note,) = recorded._short("a", dataclasses.replace(EMPTY, fit=fit))
+    (note,) = recorded_notes.short("a", fit)
     assert "leaves 0.0036 of them unexplained, where a right one leaves 0 at most: some" in note
-    right = dataclasses.replace(EMPTY, fit=dataclasses.replace(fit, explained=np.asarray(1.0)))
-    assert recorded._short("a", right) == []
+    right = dataclasses.replace(fit, explained=np.asarray(1.0))
+    assert recorded_notes.short("a", right) == []

@@ -57,8 +57,11 @@ from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
-NODES, FEWEST, USUAL_UNKNOWNS = 9, 3, 2_400
-"""Nodes on a window, as many as unknowns allow, which are records x (nodes - 1)."""
+NODES, FEWEST, USUAL_UNKNOWNS = 41, 3, 2_000
+"""Nodes on a window that is as wide as the bounds, as many as unknowns allow, which are records x
+(nodes - 1): between few nodes a gradient has bends, and windows close in on wrong numbers."""
+NARROWER, NARROWEST = 9, 5
+"""Nodes, at most, on windows after a quarter of the passes, and after half of them."""
 LARGEST = 8_000
 """The most unknowns: their matrix takes half a gigabyte, of which several are held, and one of two
 candidates' gradients four times as much."""
@@ -79,9 +82,9 @@ class NumberDecoding:
       training: the client's recipe, as `GLS.training`.
       orders: simulated runs per round and pass, as `GLS.orders` (static); two of a client that does
         nothing at random.
-      nodes: candidates on a window (static), in the later half of the passes nodes // 2 + 1; by
-        default nine, or as many as keep the unknowns within 2,400, three at least. Fewer end more
-        often at numbers that are far off.
+      nodes: candidates on a window (static), in a first quarter of the passes; then nine and, in
+        the later half, five at most. By default 41, or as many as keep the unknowns within 2,000,
+        three at least. Fewer end more often at numbers that are far off.
       passes: how often windows close in (static).
     """
 
@@ -244,13 +247,15 @@ def _decode(
 
     start = jnp.full(len(knowledge.x), (lower + upper) / 2, dtype)
     windows = start, jnp.full_like(start, upper - lower)
-    wide, narrow = jnp.split(jax.random.split(key, passes), [(passes + 1) // 2])
+    half = (passes + 1) // 2
+    keys = jnp.split(jax.random.split(key, passes), [(half + 1) // 2, half])
+    counts, widths = (nodes, min(nodes, NARROWER), min(nodes, NARROWEST)), []
     with jax.default_matmul_precision("highest"):
-        at_first = functools.partial(one_pass, nodes, False)
-        windows, first = jax.lax.scan(at_first, windows, wide)
-        in_the_end = functools.partial(one_pass, nodes // 2 + 1, True)
-        (values, _), last = jax.lax.scan(in_the_end, windows, narrow)
-    return values, jnp.concatenate([first, last])
+        for count, some, narrow in zip(counts, keys, (False, False, True), strict=True):
+            closing = functools.partial(one_pass, count, narrow)
+            windows, mean_widths = jax.lax.scan(closing, windows, some)
+            widths.append(mean_widths)
+    return windows[0], jnp.concatenate(widths)
 
 
 @struct.dataclass
