@@ -101,10 +101,20 @@ def noise_multiplier(
       records, batch_size, steps, delta, mixup: as those of `epsilon`.
 
     Raises:
-      ValueError: as `epsilon`.
+      ValueError: as `epsilon`; if `epsilon` is so small that no noise is known to be enough: Renyi
+        accounting tells of epsilons from some ln(1 / delta) / 1,000 on.
     """
     with of_extra("privacy"):
         import dp_accounting
+
+    # Of no divergence at all (Canonne, Kamath, Steinke 2020, Proposition 12).
+    most = max(ORDERS)
+    least = math.log1p(-1 / most) - (math.log(delta) + math.log(most)) / (most - 1)
+    if epsilon <= least:
+        raise ValueError(
+            f"epsilon={epsilon:g} is smaller than Renyi accounting can tell at delta={delta:g}, "
+            f"whatever the noise: it must be above {least:.2g}"
+        )
 
     def event(multiplier: float) -> Any:
         return dp_accounting.SelfComposedDpEvent(

@@ -21,6 +21,9 @@ INVERSE_PENALTY = 0.3
 in validation."""
 FOLDS = 3
 """Folds of the cross-validation by which a classifier is chosen."""
+FEW, HALF = 0.05, 0.5
+"""Shares of public records with no candidate's value above which that is said: where all are
+nearest to one candidate, and else."""
 EXPECTED = 10
 """Public records that should have a label, and of whom none has it where it is coded otherwise."""
 
@@ -81,17 +84,19 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
 
 
 def _warn_of_other_codes(truths: list[np.ndarray], x: np.ndarray, knowledge: Knowledge) -> None:
-    """Warn if all public records are nearest to one candidate and none of them has its value. Where
-    they have it, the others may be so rare that nobody here has them."""
+    """Warn if many public records have the value of no candidate, and all are nearest to one, or
+    most of them do."""
     for number, (near, column) in enumerate(zip(truths, knowledge.columns, strict=True)):
         public = x[:, np.asarray(column.positions)]
         distances = np.abs(public - np.asarray(column.candidates)[near]).max(1)
-        if len(np.unique(near)) > 1 or distances.min() <= UNLIKE:
+        share = float((distances > UNLIKE).mean())
+        if share <= (FEW if len(np.unique(near)) == 1 else HALF):
             continue
+        other = public[int(distances.argmax())]
         warnings.warn(
-            f"impute: the values of all of x_public (the first: {public[0]}) are nearest to one "
-            f"candidate of knowledge.columns[{number}], which they are not. Is the column coded in "
-            "another way there? Nothing can be learned of it",
+            f"impute: {share:.0%} of x_public have none of the values that "
+            f"knowledge.columns[{number}] may have (one of them: {other}), and were taken to have "
+            "the nearest. Is the column coded in another way there, or in another place?",
             FitWarning,
             stacklevel=4,
         )

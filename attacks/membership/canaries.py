@@ -24,7 +24,7 @@ from scipy import optimize, stats
 
 from attacks.fit import FALSE_ALARMS, MisfitWarning, Status
 from attacks.precision import in_type_here
-from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, local_update
+from jaxfl import DPSGD, ClientData, LocalTraining, Messages, Model, _check, local_update
 from jaxfl._check import plain_sgd
 from jaxfl.accounting import gaussian_epsilon
 from jaxfl.clients import OneClient, check_records_of_one
@@ -34,6 +34,8 @@ from jaxfl.plugins.canaries import Canaries
 from jaxfl.watching import on_host
 
 Array = jax.Array
+LEAST_CONFIDENCE = 0.5
+"""Of a lower bound: below, it lies above what is most likely."""
 CLOSE = 1e-3
 """To orthonormal, as rounding leaves directions."""
 FAR = 10.0
@@ -107,7 +109,7 @@ def measure_epsilon(
       training: its recipe: SGD, with `Canaries` for its only plug-in.
       key: draws batches of the training that is taken away.
       delta: of the guarantee.
-      confidence: of `lower`, one-sided.
+      confidence: of `lower`, one-sided; one half at least.
 
     Warns:
       MisfitWarning: if the messages' noise or canaries are not those of the recipe.
@@ -118,6 +120,7 @@ def measure_epsilon(
       ModuleNotFoundError: without the extra "privacy".
     """
     check_parameters(model, messages.model_shapes, "messages")
+    _check.at_least(LEAST_CONFIDENCE, confidence=confidence)
     first = jax.tree.map(lambda a: a[0], messages.received)
     check_records_of_one(model, first, data, "data")
     records = int(np.asarray(data.mask).sum())

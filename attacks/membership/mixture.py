@@ -20,6 +20,7 @@ from attacks.attributes.candidate_decoding.candidates import candidate_records
 from attacks.attributes.knowledge import Knowledge, check_knowledge, check_one_column
 from attacks.fit import MisfitWarning, Status, UncheckedWarning
 from attacks.precision import in_type_here
+from attacks.told_labels import warn_of_other_labels
 from jaxfl import Messages, Model, _check
 from jaxfl.domains import Index, Params, checked
 from jaxfl.models import check_labelled, check_parameters, inputs_and_errors
@@ -86,7 +87,8 @@ def variance_mixture(
       seed: of the mixture's five starts.
 
     Warns:
-      MisfitWarning: if the records are no two groups.
+      MisfitWarning: if the records are no two groups, or the model names the labels more seldom
+        than by chance.
       UncheckedWarning: if they are fewer than `FEWEST`.
 
     Raises:
@@ -98,8 +100,13 @@ def variance_mixture(
     if len(knowledge.x) < 2:
         raise ValueError("x has 1 record; a mixture of two needs at least 2")
     last = jax.tree.map(lambda a: a[-1], messages.returned)
-    variance = gradient_variance(model, last, *candidate_records(model, knowledge))
+    x, y = candidate_records(model, knowledge)
+    one = jax.tree.map(lambda a: jnp.asarray(a)[None], last)
+    others = warn_of_other_labels("variance_mixture", model, one, x[:, 0], y[:, 0])
+    variance = gradient_variance(model, last, x, y)
     answer = split_variances(np.asarray(variance), seed=seed)
+    if others and answer.status in (Status.OK, Status.UNCHECKED):
+        return dataclasses.replace(answer, status=Status.MISFIT)
     if answer.status in WARNED:
         warning, words = WARNED[Status(answer.status)]
         warnings.warn(f"variance_mixture: {words}", warning, stacklevel=3)

@@ -9,6 +9,7 @@ where clients' records are distributed apart: `by_discriminants`.
 
 import functools
 import hashlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,13 @@ from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.simulated_client import trains_at_random
 from attacks.attributes.knowledge import float_type
-from attacks.fit import Fit, precision, status_of, warn_of_fit
+from attacks.fit import Fit, FitWarning, precision, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike
 from attacks.membership.source_fit import Seen, judge_sources
 from attacks.membership.source_weights import decoded_weights
 from attacks.path import at_path_centres
 from attacks.precision import arithmetic, cast
+from attacks.told_labels import warn_of_other_labels
 from jaxfl import LocalTraining, Messages, Model, _check
 from jaxfl.domains import Count, Key, NotNegative, Params, checked
 from jaxfl.models import check_labelled, check_parameters
@@ -61,11 +63,15 @@ def least_loss(
     Returns:
       Places of the clients `[records]`, the first of several; -1 where a loss is not finite.
 
+    Warns:
+      FitWarning: if some clients have one model, as absent ones are recorded to; or the models name
+        the labels more seldom than by chance.
+
     Raises:
       ValueError: if the model does not take the records, there is not one label per record, or all
         clients have one model.
     """
-    _check_candidates(model, params, x, y, "params", 1)
+    _check_candidates("least_loss", model, params, x, y, 1)
     return _least_loss(model, params, jnp.asarray(x), jnp.asarray(y))
 
 
@@ -74,20 +80,49 @@ def _least_loss(model: Model, params: Any, x: Array, y: Array) -> Array:
     return _least(jax.lax.map(lambda p: losses(model, p, x, y), params))
 
 
-def _check_candidates(model: Model, models: Any, x: Any, y: Any, name: str, axes: int) -> None:
-    """Raise `ValueError` unless these are models, called by a name and with so many leading axes,
-    the clients' last, which differ between clients and take the records."""
+def _check_candidates(attack: str, model: Model, models: Any, x: Any, y: Any, axes: int) -> None:
+    """Raise `ValueError` unless these are models with so many leading axes, the clients' last,
+    which differ between clients and take the records. Warn where labels are not theirs, or some
+    clients have one model."""
+    name = "returned" if axes > 1 else "params"
     check_parameters(model, models, name, axes)
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[axes:], a.dtype), models)
     check_labelled(model, one, jnp.asarray(x), jnp.asarray(y))
     if _check.is_unseen(models):
         return
-    leaves = [jnp.moveaxis(leaf, axes - 1, 0) for leaf in jax.tree.leaves(models)]
+    last = models if axes == 1 else jax.tree.map(lambda a: jnp.asarray(a)[-1], models)
+    warn_of_other_labels(attack, model, last, jnp.asarray(x), jnp.asarray(y))
+    leaves = [jnp.moveaxis(leaf, axes - 1, 0) for leaf in _leaves(models)]
     if len(leaves[0]) > 1 and all(bool((leaf == leaf[:1]).all()) for leaf in leaves):
         raise ValueError(
             f"{name} holds one model for all {len(leaves[0])} clients, which tells none of them "
             "apart; is it what they received?"
         )
+    _warn_of_shared(attack, name, models, axes)
+
+
+def _warn_of_shared(attack: str, name: str, models: Any, axes: int) -> None:
+    """Warn if some clients have one model: what an absent client is recorded to have returned."""
+    sums = jnp.stack([leaf.reshape(*leaf.shape[:axes], -1).sum(-1) for leaf in _leaves(models)])
+    rounds = np.asarray(sums).reshape(len(sums), -1, sums.shape[-1]).transpose(1, 2, 0)
+    shared = []
+    for number, clients in enumerate(rounds):
+        _, places, counts = np.unique(clients, axis=0, return_index=True, return_counts=True)
+        shared += [(number, places[n], counts[n]) for n in np.flatnonzero(counts > 1)]
+    if shared:
+        number, place, count = shared[0]
+        of_round = f" in row {number} and in {len(shared) - 1} others" if axes > 1 else ""
+        warnings.warn(
+            f"{attack}: {name} holds one model for {count} clients (the first: {place}){of_round}. "
+            "Were they absent? What was sent to them is not theirs, and records are named after "
+            "them all the same: give the clients and rounds that took part alone",
+            FitWarning,
+            stacklevel=4,
+        )
+
+
+def _leaves(tree: Any) -> list[Array]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def _least(scores: Array) -> Array:
@@ -121,10 +156,13 @@ def majority_of_rounds(
       x: records `[records, ...]`.
       y: their labels `[records]`.
 
+    Warns:
+      FitWarning: as `least_loss`.
+
     Raises:
       ValueError: as `least_loss`.
     """
-    _check_candidates(model, returned, x, y, "returned", 2)
+    _check_candidates("majority_of_rounds", model, returned, x, y, 2)
     return _majority_of_rounds(model, returned, jnp.asarray(x), jnp.asarray(y))
 
 
@@ -153,10 +191,13 @@ def largest_drop(
     Returns:
       Places of the clients `[records]`; -1 where a loss is not finite.
 
+    Warns:
+      FitWarning: as `least_loss`.
+
     Raises:
       ValueError: as `least_loss`.
     """
-    _check_candidates(model, returned, x, y, "returned", 2)
+    _check_candidates("largest_drop", model, returned, x, y, 2)
     return _largest_drop(model, returned, jnp.asarray(x), jnp.asarray(y))
 
 

@@ -47,6 +47,7 @@ from attacks.properties.shadows import (
     slopes,
     target_loss,
 )
+from attacks.told_labels import warn_of_other_labels
 from jaxfl import Behavior, LocalTraining, Model, _check
 from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.models import check_labelled, check_parameters, check_records
@@ -83,6 +84,9 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
       records: records per client (static).
       settings: see `DetectorTraining`.
 
+    Warns:
+      MisfitWarning: if the last model names the labels more seldom than by chance.
+
     Raises:
       ValueError: if the records do not fit the model, half of them are fewer than a client has, the
         property is none, all or none of the records have its attribute, or a setting is out of
@@ -97,6 +101,8 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
     if prop.target is not None:
         _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
     _check_apart(prop, len(x))
+    last = jax.tree.map(lambda a: jnp.asarray(a)[-1:], received)
+    warn_of_other_labels("train_detectors", model, last, x, y)
     if records > len(x) // 2:
         raise ValueError(
             f"x holds {len(x)} auxiliary records; shadow clients of records={records} need at "

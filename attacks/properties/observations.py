@@ -222,10 +222,13 @@ def _identifiability(
 
     def one(t: Array) -> tuple[Array, Array, Array]:
         inside = participation * prefix(len(participation), t)[:, None]
-        inverse = jnp.linalg.pinv(inside)
-        diagonal = jnp.diag(inverse @ inside)
+        # Nothing that is told of a client depends on its unit, and digits go further in a fair one.
+        lengths = jnp.linalg.norm(inside, axis=0)
+        lengths = jnp.where(lengths > 0, lengths, 1)
+        inverse = jnp.linalg.pinv(inside / lengths)
+        diagonal = jnp.diag(inverse @ (inside / lengths))
         resolved = diagonal > 1 - tolerance
-        variance = jnp.where(resolved, (inverse**2).sum(1), jnp.inf)
+        variance = jnp.where(resolved, (inverse**2).sum(1) / lengths**2, jnp.inf)
         return jnp.round(diagonal.sum()).astype(int), resolved, variance
 
     with jax.default_matmul_precision("highest"):

@@ -4,6 +4,7 @@ Threat model: as in `attacks.records.reconstruction`.
 """
 
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Num
 
+from attacks.fit import UncheckedWarning
 from attacks.records.gradients import dense_gradients, dense_of, looked_at
 from attacks.records.spans import MARGIN, off_rows, scales_of, span_of, told_by
 from jaxfl import Messages, Model, _check
@@ -81,6 +83,9 @@ def lies_in_span(
       combination of what it takes of records, as it is for all of a client with more records than
       the layer has inputs, or if messages tell nothing.
 
+    Warns:
+      UncheckedWarning: if messages tell nothing, as those of clients of Adam or with weight decay.
+
     Raises:
       ValueError: as `count_records`; if the model does not take such records, or mixes those of a
         batch.
@@ -100,8 +105,10 @@ def lies_in_span(
         inputs = _inputs_of(
             model, layers.names[0], messages.select([int(messages.rounds[0])]), records
         )
+        _warn_of_nothing(_rank(first))
         return _may_lie_in(first, inputs[0], _rank(first))
     ranks = np.asarray([[_rank(g) for g in layer] for layer in gradients])
+    _warn_of_nothing(int(ranks.max()))
     if not ranks.any():
         return np.ones(len(records), bool)
     place = int(ranks.max(1).argmax())
@@ -109,6 +116,17 @@ def lies_in_span(
     told = [r for r, rank in enumerate(ranks[place]) if rank]
     each = [_may_lie_in(gradients[place][r], inputs[r], ranks[place][r]) for r in told]
     return np.any(each, axis=0)
+
+
+def _warn_of_nothing(rank: int) -> None:
+    if not rank:
+        warnings.warn(
+            "lies_in_span: messages tell of no record's inputs, so that any record may be the "
+            "client's: its gradients are not sums over records (Adam, weight decay, noise?), or it "
+            "has more records than the layer has inputs",
+            UncheckedWarning,
+            stacklevel=4,
+        )
 
 
 def _inputs_of(model: Model, layer: str, messages: Messages, records: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from jaxtyping import Int, Num
 
 from attacks.fit import FitWarning
 from attacks.matching import Virtual
+from attacks.told_labels import warn_of_other_labels
 from jaxfl import Model, _check
 from jaxfl.domains import Count, Params, checked
 from jaxfl.models import check_labelled, check_parameters, log_probabilities
@@ -93,23 +94,34 @@ def infer_counts(
         raise ValueError(
             "infer_counts needs a model that names its trunk and last layer (see jaxfl.trunk_cnn)"
         )
-    classes = len(probabilities)
     if "bias" not in dict(observed).get(model.trunk.head, ()):
         raise ValueError(f"observed holds no bias of the model's last layer, {model.trunk.head!r}")
     gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
-    system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
-    shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
-    _warn_of_negative(shares)
+    shares = _shares(gradient, probabilities)
+    _warn_of_negative("infer_counts", _negative(shares))
     return round_counts(jnp.where(gradient.any(), shares, jnp.nan), images)
 
 
-def _warn_of_negative(shares: Array) -> None:
-    if _check.is_unseen(shares):
+def _shares(gradient: Array, probabilities: Array) -> Array:
+    """Shares of the classes `[classes]` of which the bias has this gradient."""
+    classes = len(probabilities)
+    system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
+    return jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
+
+
+def _negative(shares: Array) -> Array:
+    """How much is below zero of shares `[..., classes]`."""
+    return -jnp.minimum(shares, 0).sum(-1)
+
+
+def _warn_of_negative(name: str, negative: Array) -> None:
+    """Of half of the updates, or more."""
+    if _check.is_unseen(negative):
         return
-    below = -float(np.minimum(np.asarray(shares), 0).sum())
+    below = float(np.median(np.asarray(negative)))
     if below > NEGATIVE:
         warnings.warn(
-            f"infer_counts: {below:.2g} of the images would be fewer than none of a class; is the "
+            f"{name}: {below:.2g} of the images would be fewer than none of a class; is the "
             "update's sign, or its scale (`virtual`), another?",
             FitWarning,
             stacklevel=4,
@@ -126,7 +138,7 @@ def infer_all_counts(
     images: Count,
     virtual: Virtual,
 ) -> Int[Array, "rounds participants classes"]:
-    """`infer_counts` of every update of every round, without its warning.
+    """`infer_counts` of every update of every round.
 
     Args:
       model: a classifier with a trunk (static).
@@ -139,27 +151,40 @@ def infer_all_counts(
     Returns:
       Counts `[rounds, participants, classes]`, integers; -1 where an update is not finite.
 
+    Warns:
+      FitWarning: as `infer_counts`, if it is so of half of the updates; if the last model names
+        the labels y more seldom than by chance.
+
     Raises:
       ValueError: if models, biases and records are not of one model, or records not finite.
     """
     check_parameters(model, received, "received", 1)
     check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
     _check.shape((len(jax.tree.leaves(received)[0]), None, model.classes), bias=bias)
-    return _infer_all_counts(model, received, bias, jnp.asarray(x), jnp.asarray(y), images, virtual)
+    known = jnp.asarray(x), jnp.asarray(y)
+    last = jax.tree.map(lambda a: jnp.asarray(a)[-1:], received)
+    warn_of_other_labels("infer_all_counts", model, last, *known)
+    counts, negative = _infer_all_counts(model, received, bias, *known, images, virtual)
+    _warn_of_negative("infer_all_counts", negative)
+    return counts
 
 
 @functools.partial(jax.jit, static_argnames=("model", "images"))
 def _infer_all_counts(
     model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual
-) -> Array:
+) -> tuple[Array, Array]:
+    """Counts, and how much of each update's shares is below zero."""
     head = model.trunk.head if model.trunk else ""
 
-    def one_round(arguments: tuple[Any, Array]) -> Array:
+    def one_round(arguments: tuple[Any, Array]) -> tuple[Array, Array]:
         params, seen = arguments
         probabilities = class_probabilities(model, params, x, y)
-        return jax.vmap(
-            lambda b: infer_counts(model, {head: {"bias": b}}, probabilities, images, virtual)
-        )(seen)
+
+        def one(b: Array) -> tuple[Array, Array]:
+            counts = infer_counts(model, {head: {"bias": b}}, probabilities, images, virtual)
+            return counts, _negative(_shares(b / virtual.scale(images), probabilities))
+
+        return jax.vmap(one)(seen)
 
     return map_clients(one_round, (received, bias), "map")
 

@@ -28,7 +28,10 @@ NOTES = "; "
 Kind = Literal["numeric", "categorical"]
 BOOLEANS = frozenset({"true", "false"})
 LIKE_CODES = re.compile(r"[-+]?0[0-9]")
-LIKE_NUMBERS = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}([.,][0-9]{3})+)([.,][0-9]+)?\s*%?")
+LIKE_NUMBERS = re.compile(
+    r"[-+−–]?\s?[$€£¥]?\s?([0-9]+|[0-9]{1,3}([.,\s'’][0-9]{3})+)([.,][0-9]+)?([eE][-+]?[0-9]+)?"
+    r"\s*[%$€£¥]?"
+)
 MOSTLY = 0.9
 """Share of a column's texts that look like numbers, from which on they were meant as such."""
 
@@ -120,6 +123,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
         columns.append(column)
     used = {name: cells[name] for name in [*features, target]}
     notes += csv_notes.of_columns(target, used, classes, decimal)
+    notes += [] if client is None else csv_notes.of_clients(client, cells[client])
     return Table(
         Path(path).stem,
         np.stack([values for values, _ in columns], 1).astype(np.float64),

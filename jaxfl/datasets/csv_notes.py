@@ -14,6 +14,8 @@ MANY_CLASSES = 20
 """Numbers that are taken for classes without a word."""
 FEWEST_NUMBERED = 10
 """Rows of which a column that counts them is no chance."""
+WHOLE = re.compile(r"[1-9][0-9]{0,5}(\.0*)?|0(\.0*)?")
+"""Whole numbers, with zeros after a point or without; zeros before one say that it is a code."""
 REPEATED = re.compile(r"(.+)\.\d+")
 """How the second column of a name is called."""
 
@@ -56,6 +58,11 @@ def of_columns(
     return [*of_target, *beside, *within]
 
 
+def of_clients(name: str, texts: Sequence[str]) -> list[str]:
+    """What is to be said of clients whose names differ in nothing but their spelling."""
+    return _of_spellings(name, texts)
+
+
 def _of_cells(name: str, texts: Sequence[str], decimal: str) -> list[str]:
     """What is to be said of a column that numbers the rows, or spells one text in two ways."""
     if are_numbers(texts, decimal):
@@ -63,13 +70,25 @@ def _of_cells(name: str, texts: Sequence[str], decimal: str) -> list[str]:
             all(text == str(first + row) for row, text in enumerate(texts)) for first in (0, 1)
         )
         return [f"{name!r} numbers the rows: leave it out (drop)"] if counts else []
+    return _of_spellings(name, texts)
+
+
+def _of_spellings(name: str, texts: Sequence[str]) -> list[str]:
+    """Which two texts differ in capitals, space or a point at the end alone, or as numbers are
+    written."""
     spelt: dict[str, list[str]] = {}
     for text in sorted(set(texts)):
-        spelt.setdefault(text.casefold(), []).append(text)
+        spelt.setdefault(_plain(text), []).append(text)
     two = next((ways for ways in spelt.values() if len(ways) > 1), None)
     if two is None:
         return []
     return [f"{name!r} holds {two[0]!r} and {two[1]!r}, which count as different values"]
+
+
+def _plain(text: str) -> str:
+    """A text without what its writers differ in."""
+    plain = " ".join(text.casefold().split()).rstrip(".")
+    return f"{float(plain):g}" if WHOLE.fullmatch(plain) else plain
 
 
 def _of_names(names: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Reading a recorded run: files of models, or models at hand."""
 
 import functools
+import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,9 @@ CHECKED, MANY, ROUNDED = 3, 2, 8
 """Rounds that are looked at for what was sent; parameters for each client, of which fewer are
 always nearly a mean of what came back; relative errors of such a mean, in units of the precision.
 """
+AGAINST, LONGER = -0.5, 10
+"""Cosine of what clients change together and of the global model's step below which one of the two
+has the other sign; and how many times as long makes one of another scale."""
 UNLIKE, ALIKE = 0.5, 0.9
 """Cosines with the model that was sent: of a change less than this, of a returned model more."""
 
@@ -89,6 +93,7 @@ def read_rounds(  # noqa: PLR0913 - what nobody overrides is how files are usual
         check_sent_before(globals_by_round, by_client)
     if by_client:
         _doubt_kind(_pairs(globals_by_round, by_client), returned_as)
+        _doubt_direction(globals_by_round, by_client)
     return Recording(reader.layout, globals_by_round, by_client)
 
 
@@ -288,6 +293,36 @@ def _doubt_kind(pairs: Sequence[tuple[Any, Any]], returned_as: Returned) -> None
     warnings.warn(
         f"files of what came back are called {kind} (returned_as={returned_as!r}), but their "
         f"cosine with the model that was sent is {middle:.2f}: {mend}",
+        RecordingWarning,
+        stacklevel=4,
+    )
+
+
+def _doubt_direction(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
+    """Warn if clients' mean change goes against every step of the global model, or is many times as
+    long as a step of its direction."""
+    told, numbers = [], list(sent)
+    for number, following in itertools.pairwise(numbers):
+        models = [_flat(back[number]) for back in by_client.values() if number in back]
+        start, end = _flat(sent[number]), _flat(sent[following])
+        if not models or following != number + 1 or (start == end).all():
+            continue
+        step, change = end - start, np.mean(models, 0) - start
+        length = float(np.linalg.norm(change))
+        if length:
+            cosine = float(change @ step) / (length * float(np.linalg.norm(step)))
+            told.append((cosine, length / float(np.linalg.norm(step))))
+    if not told:
+        return
+    cosine, times = np.median(told, 0)
+    if all(c < AGAINST for c, _ in told):
+        doubt = "goes against the global model's next step: is its sign the other (returned_as)?"
+    elif all(c > ALIKE and ratio > LONGER for c, ratio in told):
+        doubt = "is too long for the global model's next step: were changes weighed by records?"
+    else:
+        return
+    warnings.warn(
+        f"what clients change together {doubt} (cosine {cosine:.2f}, {times:.3g} times as long)",
         RecordingWarning,
         stacklevel=4,
     )

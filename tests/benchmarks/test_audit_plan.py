@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.audits import plan
+from benchmarks.audits.questions import QUESTIONS
 from benchmarks.harness.jobs import Suite
 from benchmarks.scenarios.sources import classified
 from benchmarks.scenarios.splits import held_out_rows
@@ -36,8 +37,8 @@ def test_membership_is_asked_of_as_many_records_as_are_held_out(tmp_path: Path) 
 
 def test_batches_as_large_as_clients_are_one_step(tmp_path: Path) -> None:
     for batch in (None, 50, 64):
-        assert not plan.not_asked(suite_of(tmp_path, batch_size=batch), plan.QUESTIONS[:4])
-    said = plan.not_asked(suite_of(tmp_path, batch_size=16), plan.QUESTIONS[:4])
+        assert not plan.not_asked(suite_of(tmp_path, batch_size=batch), QUESTIONS[:4])
+    said = plan.not_asked(suite_of(tmp_path, batch_size=16), QUESTIONS[:4])
     assert len(said) == 1
     assert said[0].startswith("Not asked: membership, which needs clients that take one step")
 

@@ -69,6 +69,8 @@ CLOSING, EDGE = 0.7, 0.05
 """How much of a window the next pass looks at, and what share on either side is its edge."""
 INTERIOR = 20
 """Steps of each least squares, whose answer need not be exact but for the last ones."""
+MORE = 10
+"""Times what is left of a simulated client: what more is left, more than the usual errors leave."""
 SLACK = 1e-9
 """Pull towards the guess, relative to the normal equations' diagonal: nodes of a narrow window are
 alike."""
@@ -145,7 +147,8 @@ def decode_numbers(
       `DecodedNumbers`. Arithmetic is in float64, which is switched on for the call; inside an outer
       `jit` that runs without 64-bit types, in float32, in which narrow windows tell little. Results
       are float32. The misfit is what a grid across the bounds leaves, over what it leaves of
-      clients with these numbers, or with any if that is more.
+      clients with these numbers, or with any if that is more. At least ten times what the attack
+      leaves of a simulated client is allowed.
 
     Raises:
       ValueError: as `gls`; if labels are unknown, another number of columns than one is, the column
@@ -176,10 +179,12 @@ def decode_numbers(
         error *= jnp.sqrt(jnp.maximum(left / of_trial, 1))
         lower, upper = bounds(knowledge)
         error = jnp.minimum(error, upper - lower)
-        values, error, widths = cast((values, error, widths), jnp.float32)
+        values, error, widths, of_trial = cast((values, error, widths, of_trial), jnp.float32)
     failed = ~(jnp.isfinite(values).all() & jnp.isfinite(error)) | messages.unchanged
     decoded = after(values, error)
     fit = fit_of_numbers(model, messages, knowledge, decoded, settings.training, key)
+    # Numbers are never exact: what is left is compared with what errors of the expected size leave.
+    fit = dataclasses.replace(fit, allowed=jnp.minimum(fit.allowed, 1 - MORE * of_trial))
     status = status_of(failed, fit)
     warn_of_unchanged("decode_numbers", messages)
     warn_of_fit("decode_numbers", status, fit)
