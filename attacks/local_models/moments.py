@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Num
 from scipy.optimize import least_squares
 
-from attacks.fit import MisfitWarning
+from attacks.fit import MisfitWarning, UncheckedWarning
 from attacks.local_models.optimum import LocalOptimum, linear_parameters
 from attacks.path import path_centre
 from jaxfl import Messages, _check
@@ -27,6 +27,9 @@ nowhere."""
 SUMMED, ROOTED = 16, 10
 """Relative errors of a client's mean of products, in units of its precision; and the root of a
 number of records of which they are twice as large."""
+FEWEST_DIGITS, WIDER, LOOSE = 1e-3, 10, 0.1
+"""By how much a number of records may differ from a whole one, at least, and in units of rounding;
+and from which difference on any number would do."""
 UNDETERMINED = 1e-3
 """Share of a parameter in directions of which nothing is known, above which it is not determined:
 far above what rounding brings about, far below the share of a column which depends on others."""
@@ -41,7 +44,8 @@ class Moments:
       second: X'X / m `[parameters, parameters]`.
       cross: X'y / m `[parameters]`.
       learning_rate: the client's step size.
-      exact: False if the messages contradict them; then they bound nothing.
+      exact: False if the messages contradict them; then they bound nothing. True where nothing
+        does, so that they are as right as the recipe that was told.
       rounding: by how much an entry may be off, since messages were recorded in so many digits.
     """
 
@@ -76,6 +80,9 @@ class Moments:
 def local_moments(optimum: LocalOptimum, *, epochs: Count = 1) -> Moments:
     """Decode X'X / m and X'y / m: `2 eta X'X / m = I - (I - W)^(1 / E)`, and eta by the intercept's
     own entry, which is 1.
+
+    The recipe is taken as told: other epochs, momentum or decay lead to other moments, and nothing
+    in an optimum contradicts them. A rate that is known tells: it is `Moments.learning_rate`.
 
     Args:
       optimum: an identified one.
@@ -130,7 +137,8 @@ def structured_moments(
                                                                  q = s'y / m.
 
     So two messages are enough, of a deterministic run too, where the generic decoder has nothing to
-    go by. Of one message nothing contradicts a wrong rate. Beyond Driouich 2022 and 2023.
+    go by. Of one message a wrong rate is contradicted by the number of records with the attribute
+    alone, which is whole. Beyond Driouich 2022 and 2023.
 
     Args:
       messages: of a linear model whose client takes full-batch steps. With several `steps` per
@@ -145,6 +153,7 @@ def structured_moments(
     Warns:
       MisfitWarning: if messages contradict each other, or what is known of the moments, by more
         than rounding may: they are of another rate or recipe, of noise, or of other records.
+      UncheckedWarning: of one message of so few digits that any rate would do.
 
     Raises:
       ValueError: if shapes do not fit, the attribute does not exist, or no message gives it any
@@ -185,7 +194,32 @@ def structured_moments(
     if not exact:
         _warn_of_other_steps(left / least, steps, step)
     rounding = float((stored if steps == 1 else 2 * stored) * amplified)
+    if len(received) == 1 and exact:
+        exact = _counts_records(float(decoded.second[attribute, -1]), len(x), rounding)
     return Moments(decoded.second, decoded.cross, step, exact, rounding)
+
+
+def _counts_records(share: float, records: int, rounding: float) -> bool:
+    """Whether a share of records with the attribute is of so many of them. Else warn, and where
+    that cannot be told: of one message nothing else contradicts a wrong rate."""
+    count, slack = share * records, max(FEWEST_DIGITS, WIDER * rounding * records)
+    off = abs(count - round(count))
+    if slack > LOOSE:
+        warnings.warn(
+            "structured_moments: of one message, of so few digits, nothing could contradict a "
+            "wrong learning_rate",
+            UncheckedWarning,
+            stacklevel=4,
+        )
+    elif off > slack:
+        warnings.warn(
+            f"structured_moments: one message tells, at this learning_rate, of {count:.4g} records "
+            "with the attribute, which is no whole number: it is of another rate or recipe, or of "
+            "other records",
+            MisfitWarning,
+            stacklevel=4,
+        )
+    return off <= slack
 
 
 class _Decoded(NamedTuple):

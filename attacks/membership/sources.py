@@ -9,7 +9,6 @@ where clients' records are distributed apart: `by_discriminants`.
 
 import functools
 import hashlib
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +20,9 @@ from jaxtyping import Int, Num
 
 from attacks.attributes.candidate_decoding.simulated_client import trains_at_random
 from attacks.attributes.knowledge import float_type
-from attacks.fit import Fit, FitWarning, precision, status_of, warn_of_fit
+from attacks.fit import Fit, precision, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike
+from attacks.membership.shared_models import warn_of_shared_models
 from attacks.membership.source_fit import Seen, judge_sources
 from attacks.membership.source_weights import decoded_weights
 from attacks.path import at_path_centres
@@ -98,27 +98,7 @@ def _check_candidates(attack: str, model: Model, models: Any, x: Any, y: Any, ax
             f"{name} holds one model for all {len(leaves[0])} clients, which tells none of them "
             "apart; is it what they received?"
         )
-    _warn_of_shared(attack, name, models, axes)
-
-
-def _warn_of_shared(attack: str, name: str, models: Any, axes: int) -> None:
-    """Warn if some clients have one model: what an absent client is recorded to have returned."""
-    sums = jnp.stack([leaf.reshape(*leaf.shape[:axes], -1).sum(-1) for leaf in _leaves(models)])
-    rounds = np.asarray(sums).reshape(len(sums), -1, sums.shape[-1]).transpose(1, 2, 0)
-    shared = []
-    for number, clients in enumerate(rounds):
-        _, places, counts = np.unique(clients, axis=0, return_index=True, return_counts=True)
-        shared += [(number, places[n], counts[n]) for n in np.flatnonzero(counts > 1)]
-    if shared:
-        number, place, count = shared[0]
-        of_round = f" in row {number} and in {len(shared) - 1} others" if axes > 1 else ""
-        warnings.warn(
-            f"{attack}: {name} holds one model for {count} clients (the first: {place}){of_round}. "
-            "Were they absent? What was sent to them is not theirs, and records are named after "
-            "them all the same: give the clients and rounds that took part alone",
-            FitWarning,
-            stacklevel=4,
-        )
+    warn_of_shared_models(attack, name, models, axes)
 
 
 def _leaves(tree: Any) -> list[Array]:

@@ -31,6 +31,9 @@ explains fewer in any order."""
 SELDOM, HALF = 0.1, 0.5
 """The share of these that may explain the sums better, where an answer is a probability; and where
 it is not, so that it is sure of a client where detectors tell little too."""
+DECISIVE = 4.0
+"""Difference of two logarithms of a likelihood, by which right participants lose to their absence
+in one case of fifty at most."""
 ALIKE = 1e-5
 """Relative difference of two likelihoods that rounding makes."""
 
@@ -46,7 +49,10 @@ def warn_of_exchanged_rounds(
     known = np.nan_to_num(np.asarray(p))
     sure = (known.max(1, initial=0.0) > SURE) & (known.min(1, initial=1.0) < EVEN)
     rounds = np.asarray(seen)[sure & (np.asarray(seen) >= ENOUGH * np.shape(p)[1])]
-    if len(rounds) and float(_likelier(observations, jnp.asarray(rounds.max()))) > share:
+    if not len(rounds):
+        return
+    last = jnp.asarray(rounds.max())
+    if float(_likelier(observations, last)) > share:
         warnings.warn(
             f"{name}: it is sure of a client, and the sums go with who took part no better than "
             "with other rounds' participants: participation is of other rounds, or the detectors "
@@ -54,6 +60,26 @@ def warn_of_exchanged_rounds(
             MisfitWarning,
             stacklevel=4,
         )
+    elif float(_better_absent(observations, last)) > DECISIVE:
+        warnings.warn(
+            f"{name}: it is sure of a client, and the sums go with who is said to have been absent "
+            "better than with who took part: is participation the other way round?",
+            MisfitWarning,
+            stacklevel=4,
+        )
+
+
+@jax.jit
+def _better_absent(observations: Observations, seen: Array) -> Array:
+    """By how much the sums' log-likelihood is larger where those took part who did not `[]`."""
+    known = until(observations, seen)
+
+    def explained(participation: Array) -> Array:
+        other = dataclasses.replace(known, participation=participation)
+        return log_likelihood(other, boxes(other, seen[None], ROUGHLY)[0])
+
+    told = known.participation
+    return explained(jnp.where(told > 0, 0, 1).astype(told.dtype)) - explained(told)
 
 
 @jax.jit

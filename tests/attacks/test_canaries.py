@@ -188,6 +188,9 @@ def test_what_cannot_be_measured_is_named():
     told = {"model": MODEL, "messages": run.messages(0), "data": one_client(*records), "key": key}
     with pytest.raises(ValueError, match=r"training.plugins holds nothing; it must hold Canaries"):
         measure_epsilon(**told, training=LocalTraining())
+    for confidence in (0.05, 0.49):  # alpha, taken for it, makes a bound above the estimate
+        with pytest.raises(ValueError, match=f"confidence holds {confidence}"):
+            measure_epsilon(**told, training=recipe(1.0, directions), confidence=confidence)
     with pytest.raises(ValueError, match="orthonormal"):
         measure_epsilon(**told, training=recipe(1.0, 2 * directions))
     forgotten = dataclasses.replace(recipe(1.0, directions), batch_size=8)

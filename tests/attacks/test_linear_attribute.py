@@ -21,7 +21,7 @@ from attacks import (
     local_optimum,
     structured_moments,
 )
-from attacks.fit import MisfitWarning
+from attacks.fit import MisfitWarning, UncheckedWarning
 from attacks.local_models import attribute
 from jaxfl import Federated, LocalTraining, linear, simulate, stack_clients
 from tests.attacks.linear_clients import as_messages, optimum_of, trained
@@ -149,6 +149,23 @@ def test_two_messages_of_a_deterministic_run_are_enough_where_public_columns_are
         )
     with pytest.raises(ValueError, match="learning_rate=0"):
         structured_moments(messages, hidden, y, 0, 0)
+
+
+def test_of_one_message_a_wrong_rate_tells_of_no_whole_number_of_records():
+    x, y, messages = trained(9, 300, participants=None)
+    one = messages.select([40])
+    assert structured_moments(one, x, y, 0, 0.01).exact  # warnings are errors
+    for rate in (0.008, 0.0095, 0.013):
+        with pytest.warns(MisfitWarning, match="one message tells.* no whole number"):
+            assert not structured_moments(one, x, y, 0, rate).exact
+
+    def in_digits(kind):
+        ends = [jax.tree.map(kind, tree) for tree in (one.received, one.returned)]
+        return dataclasses.replace(one, received=ends[0], returned=ends[1])
+
+    assert structured_moments(in_digits(np.float32), x, y, 0, 0.01).exact
+    with pytest.warns(UncheckedWarning, match="of so few digits"):
+        structured_moments(in_digits(np.float16), x, y, 0, 0.01)
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from attacks import RecordSearch, Status, count_records, lies_in_span, reconstruct_records
+from attacks.fit import UncheckedWarning
 from jaxfl import (
     Federated,
     Keep,
@@ -297,6 +298,8 @@ def test_spans_tell_the_number_of_records_and_whether_one_is_among_them():
     ends = (jax.tree.map(np.asarray, tree) for tree in (messages.received, messages.returned))
     signs = jax.tree.map(lambda w, v: w - 0.01 * np.sign(w - v), *ends)
     assert count_records(MODEL, messages.replace(returned=signs)) == 0  # as Adam's first step
+    with pytest.warns(UncheckedWarning, match="any record may be the client's"):
+        assert lies_in_span(MODEL, messages.replace(returned=signs), DATA.x[:50]).all()
     others = DATA.x[~np.isclose(DATA.x[:, None], x[None], atol=1e-3).all(-1).any(1)]
     assert lies_in_span(MODEL, messages, x).all()
     assert lies_in_span(MODEL, messages, others[:50]).mean() < 0.1

@@ -126,8 +126,11 @@ def test_imputation_uses_other_columns_and_the_label():
     with pytest.raises(ValueError, match="y_public holds 'a'; labels must be numbers"):
         impute(knowledge, x, np.full(len(x), "a"))
     coded = np.where(np.arange(x.shape[1]) == 4, 5 + 4 * x, x)
-    with pytest.warns(FitWarning, match=r"one candidate of knowledge\.columns\[0\]"):
-        impute(knowledge, coded, y)
+    from_one, shifted = x.copy(), np.random.default_rng(1).normal(size=x.shape)
+    from_one[:, 4] += 1
+    for other, share in ((coded, 100), (from_one, round(100 * x[:, 4].mean())), (shifted, 100)):
+        with pytest.warns(FitWarning, match=rf"{share}% of x_public have none of the values"):
+            impute(knowledge, other, y)
     with pytest.warns(FitWarning, match="no public record has the label 0 of knowledge.y"):
         impute(knowledge, x, y + 1)
     with pytest.raises(ValueError, match="y_public holds 1 values that are not finite"):

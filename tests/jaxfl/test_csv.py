@@ -316,3 +316,30 @@ def test_large_whole_numbers_are_standardised_in_float64(tmp_path):
         load(path, target="y", sensitve="id")
     with pytest.raises(FileNotFoundError, match=r"path='.*none\.csv' is no file"):
         load(tmp_path / "none.csv", target="y")
+
+
+def test_spellings_that_differ_in_little_are_noted(tmp_path):
+    path = tmp_path / "joined.csv"
+    incomes = ["<=50K", ">50K", "<=50K.", ">50K."]
+    rows = [f"{i * 7 % 40},{incomes[i % 4]},{['Ana', 'ana', '1.0', '1'][i % 4]}" for i in range(80)]
+    path.write_text("age,income,owner\n" + "\n".join(rows))
+    assert "'<=50K' and '<=50K.', which count as different" in read_csv(path, "income").note
+    note = read_csv(path, "income", client="owner").note
+    assert "'owner' holds '1' and '1.0', which count as different values" in note
+    path.write_text(path.read_text().replace("1.0", "2"))
+    assert "'owner' holds 'Ana' and 'ana'" in read_csv(path, "income", client="owner").note
+
+
+def test_zero_begins_no_thousands(tmp_path):
+    path = tmp_path / "shares.csv"
+    path.write_text("a;y\n" + "".join(f"0.{100 + i * 37 % 900};{i % 2}\n" for i in range(40)))
+    with pytest.raises(ValueError, match=r"'0\.100' that look like numbers and are none with dec"):
+        read_csv(path, "y", decimal=",")
+
+
+@pytest.mark.parametrize("text", ["\N{MINUS SIGN}{}.5", "${}.50", "{}\N{NO-BREAK SPACE}500"])
+def test_few_texts_that_were_meant_as_numbers_are_refused(tmp_path, text):
+    path = tmp_path / "odd.csv"
+    path.write_text("a;y\n" + "".join(f"{text.format(1 + i % 4)};{i % 2}\n" for i in range(40)))
+    with pytest.raises(ValueError, match="look like numbers and are none"):
+        read_csv(path, "y")

@@ -219,6 +219,8 @@ def test_epsilon_is_recomputed():
         noise = accounting.noise_multiplier(10.0, **settings)
         assert accounting.epsilon(noise, **settings) == pytest.approx(10, abs=0.01)
         assert accounting.epsilon(2 * noise, **settings) < 5
+    with pytest.raises(ValueError, match=r"epsilon=0.001 is smaller than .* must be above 0.0035"):
+        accounting.noise_multiplier(1e-3, records=100, batch_size=None, steps=1, delta=1e-5)
     # Without sampling the Gaussian mechanism's own conversion is at hand.
     import dp_accounting
 

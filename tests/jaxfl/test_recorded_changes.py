@@ -47,6 +47,22 @@ def written(folder: Path, returned_as: str) -> Path:
 
 
 @pytest.mark.parametrize("returned_as", ["changes", "gradients"])
+def test_changes_of_the_other_sign_are_doubted(returned_as: Any, tmp_path: Path) -> None:
+    other = "gradients" if returned_as == "changes" else "changes"
+    with pytest.warns(RecordingWarning, match="goes against the global model's next step"):
+        read_rounds(written(tmp_path, returned_as), MODEL, returned_as=other)
+
+
+def test_changes_weighed_by_records_are_doubted(tmp_path: Path) -> None:
+    for path in written(tmp_path, "changes").glob("*client*"):
+        changes = read_arrays(path)
+        path.unlink()
+        np.savez(path.with_suffix(".npz"), **{name: 50 * a for name, a in changes.items()})
+    with pytest.warns(RecordingWarning, match="too long for the global model's next step"):
+        read_rounds(tmp_path, MODEL, returned_as="changes")
+
+
+@pytest.mark.parametrize("returned_as", ["changes", "gradients"])
 def test_files_called_another_kind_than_they_are_are_doubted(
     returned_as: Any, tmp_path: Path
 ) -> None:
