@@ -22,6 +22,7 @@ from attacks.attributes.candidate_decoding.simulated_client import trains_at_ran
 from attacks.attributes.knowledge import float_type
 from attacks.fit import Fit, precision, status_of, warn_of_fit
 from attacks.membership.alike import warn_of_alike
+from attacks.membership.held_out_answers import warn_of_untold_clients
 from attacks.membership.shared_models import warn_of_shared_models
 from attacks.membership.source_fit import Seen, judge_sources
 from attacks.membership.source_weights import decoded_weights
@@ -209,6 +210,10 @@ def by_discriminants(
       Places of the clients `[records]`, without an answer too, of those that are named more than
       once; or `sources`, if there are no two such clients.
 
+    Warns:
+      UncheckedWarning: if answers that are held out are told no better than by naming the most
+        frequent client: records do not tell clients apart, or the answers are of other records.
+
     Raises:
       ValueError: if there is not one source per record, or records are not finite.
     """
@@ -221,10 +226,9 @@ def by_discriminants(
     if len(classes) < 2:
         return answers
     named = np.isin(answers, classes)
-    rule = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(
-        features[named], answers[named]
-    )
-    return rule.predict(features)
+    rule = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+    warn_of_untold_clients(rule, features[named], answers[named])
+    return rule.fit(features[named], answers[named]).predict(features)
 
 
 @struct.dataclass

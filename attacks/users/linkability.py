@@ -11,6 +11,7 @@ themselves; the others need no training, and tell how hard a federation is.
 """
 
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -18,13 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Bool, Int, Num
+from scipy import stats
 
+from attacks.fit import MisfitWarning, UncheckedWarning
 from attacks.users.siamese import check_several, partners
 from jaxfl import Model, _check
 from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.models import check_parameters
 
 Array = jax.Array
+FEWEST_PAIRS, BY_CHANCE = 20, 0.01
+"""Pairs of either kind of which it can be told whether similarities tell them apart; and how often
+chance does so too."""
 TINY, NEARLY_UNIT = 1e-6, 0.02
 """Length of a descriptor of an update of zeros, at most; and what rounding to 16 bits may change
 of a unit."""
@@ -147,8 +153,45 @@ def _pair_similarities(
 def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"]) -> Num[Array, ""]:
     """The threshold above which pairs are best taken for one client's (a scalar): half way between
     two neighbours, or minus infinity, if it is best to call every pair one client's; NaN if a
-    similarity is not finite."""
+    similarity is not finite.
+
+    Args:
+      similarities: of pairs `[pairs]`; the larger, the more alike.
+      same: whether each is of one client `[pairs]`.
+
+    Warns:
+      MisfitWarning: if pairs of one client are less alike than others, beyond chance: these are
+        distances, or the truths are of other pairs.
+      UncheckedWarning: if they are no more alike than others, by some twenty pairs of either.
+    """
+    _warn_of_chance(similarities, same)
     return _fit_threshold(similarities, same)
+
+
+def _warn_of_chance(similarities: Array, same: Array) -> None:
+    if _check.is_unseen((similarities, same)):
+        return
+    values, truth = np.asarray(similarities), np.asarray(same)
+    if not np.isfinite(values).all() or min(truth.sum(), (~truth).sum()) < FEWEST_PAIRS:
+        return
+    more, less = (
+        stats.mannwhitneyu(values[truth], values[~truth], alternative=side).pvalue
+        for side in ("greater", "less")
+    )
+    if less < BY_CHANCE:
+        warnings.warn(
+            "fit_threshold: pairs of one client are less alike than others: are similarities "
+            "distances, or is `same` of other pairs?",
+            MisfitWarning,
+            stacklevel=4,
+        )
+    elif more > BY_CHANCE:
+        warnings.warn(
+            "fit_threshold: pairs of one client are no more alike than others, so that a threshold "
+            "tells nothing; are identities those of these updates, in their order?",
+            UncheckedWarning,
+            stacklevel=4,
+        )
 
 
 @jax.jit

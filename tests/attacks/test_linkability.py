@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attacks.fit import MisfitWarning, UncheckedWarning
 from attacks.users import linkability as link
 from attacks.users import siamese
 from jaxfl import mlp
@@ -86,6 +87,17 @@ def test_pairs_are_of_one_client_and_of_two_by_turns():
     alone = jnp.asarray([0, 0, 1])
     with pytest.raises(ValueError, match="identities names 2 clients, and 1 for 1 of the samples"):
         link.pair_similarities(jnp.eye(3), alone, jax.random.key(0), 4)
+
+
+def test_similarities_that_tell_nothing_apart_are_said_to():
+    rng = np.random.default_rng(0)
+    same = jnp.asarray(np.arange(400) % 3 == 0)
+    alike = jnp.asarray(rng.normal(size=400) + 2 * np.asarray(same))
+    link.fit_threshold(alike, same)  # warnings are errors
+    with pytest.warns(MisfitWarning, match="are similarities distances"):
+        link.fit_threshold(-alike, same)
+    with pytest.warns(UncheckedWarning, match="no more alike than others"):
+        link.fit_threshold(alike, jnp.asarray(rng.permutation(np.asarray(same))))
 
 
 def test_no_threshold_is_better_than_the_fitted_one():

@@ -132,7 +132,9 @@ def _drop(view: View, settings: None) -> Sources:
 
 def _drop_lda(view: View, settings: None) -> Sources:
     named = largest_drop(view.model, view.returned, *view.asked)
-    return Sources([by_discriminants(named, view.asked[0])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # its score tells whether answers are lost
+        return Sources([by_discriminants(named, view.asked[0])])
 
 
 def _decode_sources(view: View, settings: FirstMessages) -> Sources:
