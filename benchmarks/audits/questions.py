@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from attacks import GLS, CosMatching, DetectorTraining, NumberDecoding, UnrolledGLS
 from benchmarks.harness.jobs import Place, Table
 from benchmarks.measurements.attributes import EXPERIMENT as ATTRIBUTES
@@ -43,7 +45,6 @@ COS_STEPS = 200
 DETECTORS = DetectorTraining(every=2)
 DECODING = GLS(LocalTraining(), orders=32, points=4, passes=2)
 UNROLLED = UnrolledGLS(LocalTraining(), runs=256, tangents=4, passes=2)
-NUMBER_DECODING = NumberDecoding(LocalTraining(), orders=16, nodes=5, passes=12)
 SOURCE_CLIENTS, SOURCE_ROUNDS = 10, 5
 """Clients, at most, whose records are told apart, and how many updates of each tell."""
 NEEDS = {
@@ -57,8 +58,9 @@ NEEDS = {
 }
 FEWEST_SUMMED, SURE_SHARE = 4, 0.8
 """Clients: of fewer, halves are no sums; and what share of the training records they take."""
-MOST_NUMBERED = 1_000
-"""Records of a client whose numbers are read: the time grows with their cube."""
+MOST_NUMBERED, UNKNOWNS = 1_000, 800
+"""Records of a client whose numbers are read, and how many unknowns the nodes of its records are
+kept to: the time grows with their cube."""
 
 
 def attribute(places: Sequence[Place]) -> Table:
@@ -222,9 +224,15 @@ def numbers(levels: Sequence[Place], named: Sequence[tuple[str, int]]) -> Table:
                 epsilon=victim.epsilon,
             )
             if victim.records <= MOST_NUMBERED:
-                places.append(Place(name, settings, {"decode_numbers": NUMBER_DECODING}))
+                places.append(Place(name, settings, {"decode_numbers": _decoding(victim.records)}))
     about = "Numbers of a client's records, between bounds"
     return Table(QUESTIONS[7], about, NUMBERS, lambda size, data_dir: places, ("decode_numbers",))
+
+
+def _decoding(records: int) -> NumberDecoding:
+    """Between few nodes numbers end far off, and many take minutes."""
+    nodes = int(np.clip(UNKNOWNS // records + 1, 3, 41))
+    return NumberDecoding(LocalTraining(), orders=16, nodes=nodes, passes=12)
 
 
 def fitting(training: LocalTraining, records: int) -> LocalTraining:

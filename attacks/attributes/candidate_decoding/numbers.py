@@ -20,6 +20,7 @@ client's, the error is taken to be larger: what is left unexplained grows with t
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -58,8 +59,8 @@ from jaxfl.domains import Count, Key, checked
 
 Array = jax.Array
 NODES, FEWEST, USUAL_UNKNOWNS = 41, 3, 2_000
-"""Nodes on a window that is as wide as the bounds, as many as unknowns allow, which are records x
-(nodes - 1): between few nodes a gradient has bends, and windows close in on wrong numbers."""
+"""Nodes on a window that is as wide as the bounds, at most, as many as unknowns allow, which are
+records x (nodes - 1)."""
 NARROWER, NARROWEST = 9, 5
 """Nodes, at most, on windows after a quarter of the passes, and after half of them."""
 LARGEST = 8_000
@@ -85,8 +86,10 @@ class NumberDecoding:
       orders: simulated runs per round and pass, as `GLS.orders` (static); two of a client that does
         nothing at random.
       nodes: candidates on a window (static), in a first quarter of the passes; then nine and, in
-        the later half, five at most. By default 41, or as many as keep the unknowns within 2,000,
-        three at least. Fewer end more often at numbers that are far off.
+        the later half, five at most. By default nine, or as many as keep the unknowns within 2,000,
+        three at least. Of a client that does nothing at random a second attempt is made with up to
+        41: between few nodes a gradient has bends, and with many there may be too few equations.
+        What explains the messages better counts.
       passes: how often windows close in (static).
     """
 
@@ -163,19 +166,14 @@ def decode_numbers(
     least_squares = GLS(settings.training, orders=settings.orders if at_random else 2)
     check_gls(least_squares, model, knowledge)
     _check_column(knowledge.columns[0])
-    nodes = _nodes(settings, knowledge)
-    looked = nodes, settings.passes
+    counts = _counts(settings, len(knowledge.x), at_random)
     with arithmetic(np.dtype(np.float64), messages, knowledge, key, least_squares):
-        seen = model, messages, knowledge, key, least_squares
-        values, widths = _decode(*seen, *looked)
-        trial = tried_client(*seen[:4], settings.training, values)
-        again_key, left_key = jax.random.split(trial.key)
-        again, _ = _decode(model, trial.messages, knowledge, again_key, least_squares, *looked)
+        looked = model, knowledge, least_squares, counts, settings.passes
+        values, widths, left = _closest(messages, key, *looked)
+        trial = tried_client(model, messages, knowledge, key, settings.training, values)
+        again, _, of_trial = _closest(trial.messages, trial.key, *looked)
         error = jnp.sqrt(jnp.square(again - trial.numbers).mean(where=trial.drawn))
         # What is left grows with the square of errors, beside what the recipe leaves of both.
-        told = settings.training, left_key
-        left = left_unexplained(model, messages, knowledge, values, *told)
-        of_trial = left_unexplained(model, trial.messages, knowledge, again, *told)
         error *= jnp.sqrt(jnp.maximum(left / of_trial, 1))
         lower, upper = bounds(knowledge)
         error = jnp.minimum(error, upper - lower)
@@ -192,16 +190,44 @@ def decode_numbers(
     return DecodedNumbers(values, error, widths, status, fit)
 
 
-def _nodes(settings: NumberDecoding, knowledge: Knowledge) -> int:
-    """How many candidates stand on a window."""
-    records = len(knowledge.x)
-    nodes = settings.nodes or int(np.clip(USUAL_UNKNOWNS // records + 1, FEWEST, NODES))
+def _counts(settings: NumberDecoding, records: int, at_random: bool) -> tuple[int, ...]:
+    """How many candidates stand on a window, in one attempt or another."""
+    most = int(np.clip(USUAL_UNKNOWNS // records + 1, FEWEST, NODES))
+    few = min(most, NARROWER)
+    usual = (few,) if at_random or few == most else (few, most)
+    counts = usual if settings.nodes is None else (settings.nodes,)
+    nodes = counts[-1]
     if nodes < 2 or records * (nodes - 1) > LARGEST:
         raise ValueError(
             f"nodes={settings.nodes}: {nodes} of {records} records make {records * (nodes - 1)} "
             f"unknowns; {LARGEST} can be told at most, and two nodes are the least"
         )
-    return nodes
+    return counts
+
+
+def _closest(
+    messages: Messages,
+    key: Array,
+    model: Model,
+    knowledge: Knowledge,
+    settings: GLS,
+    counts: Sequence[int],
+    passes: int,
+) -> tuple[Array, Array, Array]:
+    """Of attempts with so many nodes each, the numbers `[records]` that leave the least of the
+    messages, the mean widths of windows, and how much they leave."""
+    attempt_key, left_key = jax.random.split(key)
+
+    def attempt(nodes: int) -> tuple[Array, Array, Array]:
+        seen = model, messages, knowledge
+        values, widths = _decode(*seen, attempt_key, settings, nodes, passes)
+        return values, widths, left_unexplained(*seen, values, settings.training, left_key)
+
+    best, *others = map(attempt, counts)
+    for other in others:
+        worse = ~(best[2] <= other[2])  # also where it is no number
+        best = jax.tree.map(functools.partial(jnp.where, worse), other, best)
+    return best
 
 
 def _check_column(column: UnknownColumn) -> None:
