@@ -122,8 +122,7 @@ def read_csv(  # noqa: PLR0913 - what nobody overrides is inferred
             notes += csv_notes.of_missing(name, texts, column[1])
         columns.append(column)
     used = {name: cells[name] for name in [*features, target]}
-    notes += csv_notes.of_columns(target, used, classes, decimal)
-    notes += [] if client is None else csv_notes.of_clients(client, cells[client])
+    notes += csv_notes.of_columns(target, used, classes, decimal, client, cells)
     return Table(
         Path(path).stem,
         np.stack([values for values, _ in columns], 1).astype(np.float64),

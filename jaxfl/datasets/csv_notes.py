@@ -49,18 +49,20 @@ def of_missing(name: str, texts: Sequence[str], options: Sequence[str]) -> list[
 
 
 def of_columns(
-    target: str, texts: Mapping[str, Sequence[str]], classes: int | None, decimal: str
+    target: str,
+    texts: Mapping[str, Sequence[str]],
+    classes: int | None,
+    decimal: str,
+    client: str | None,
+    cells: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """What is to be said of the target, and of columns beside each other."""
+    """What is to be said of the target, of columns `texts` beside each other, and of the column of
+    all `cells` that names clients."""
     of_target = _of_classes(target, texts[target], classes, decimal)
     beside = [*_of_names(list(texts)), *_of_copies(target, texts)]
     within = [note for name, column in texts.items() for note in _of_cells(name, column, decimal)]
-    return [*of_target, *beside, *within]
-
-
-def of_clients(name: str, texts: Sequence[str]) -> list[str]:
-    """What is to be said of clients whose names differ in nothing but their spelling."""
-    return _of_spellings(name, texts)
+    of_clients = [] if client is None else _of_spellings(client, cells[client])
+    return [*of_target, *beside, *within, *of_clients]
 
 
 def _of_cells(name: str, texts: Sequence[str], decimal: str) -> list[str]:
