@@ -101,8 +101,9 @@ def noise_multiplier(
       records, batch_size, steps, delta, mixup: as those of `epsilon`.
 
     Raises:
-      ValueError: as `epsilon`; if `epsilon` is so small that no noise is known to be enough: Renyi
-        accounting tells of epsilons from some ln(1 / delta) / 1,000 on.
+      ValueError: as `epsilon`; if `epsilon` is so small that no order of the accountant tells how
+        much noise it takes (0.0035 at delta 1e-5): only noise of some 1 / delta would be known to
+        be enough.
     """
     with of_extra("privacy"):
         import dp_accounting
@@ -112,8 +113,8 @@ def noise_multiplier(
     least = math.log1p(-1 / most) - (math.log(delta) + math.log(most)) / (most - 1)
     if epsilon <= least:
         raise ValueError(
-            f"epsilon={epsilon:g} is smaller than Renyi accounting can tell at delta={delta:g}, "
-            f"whatever the noise: it must be above {least:.2g}"
+            f"epsilon={epsilon:g} is smaller than Renyi accounting tells apart at "
+            f"delta={delta:g}, short of noise of some 1 / delta: it must be above {least:.2g}"
         )
 
     def event(multiplier: float) -> Any:

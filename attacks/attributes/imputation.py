@@ -46,9 +46,10 @@ def impute(knowledge: Knowledge, x_public: Any, y_public: Any = None) -> tuple[n
       Index of the named candidate `[records]`, per unknown column.
 
     Warns:
-      FitWarning: if no public record has a candidate's value of an unknown column, and all are
-        nearest to one; or if none has a frequent label: then something is coded in another way
-        there. Other columns may be distributed otherwise than a client's, and say nothing.
+      FitWarning: if more than a half of the public records have the value of no candidate of an
+        unknown column, or more than a twentieth where all are nearest to one candidate; or if none
+        has a frequent label: then something is coded in another way there. Other columns may be
+        distributed otherwise than a client's, and say nothing.
 
     Raises:
       ValueError: if public records are none, not finite, differ in features, or lack labels that

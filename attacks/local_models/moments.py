@@ -211,7 +211,8 @@ def _counts_records(share: float, records: int, rounding: float) -> bool:
             UncheckedWarning,
             stacklevel=4,
         )
-    elif off > slack:
+        return True
+    if off > slack or not 0 <= round(count) <= records:
         warnings.warn(
             f"structured_moments: one message tells, at this learning_rate, of {count:.4g} records "
             "with the attribute, which is no whole number: it is of another rate or recipe, or of "
@@ -219,7 +220,8 @@ def _counts_records(share: float, records: int, rounding: float) -> bool:
             MisfitWarning,
             stacklevel=4,
         )
-    return off <= slack
+        return False
+    return True
 
 
 class _Decoded(NamedTuple):

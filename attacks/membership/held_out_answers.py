@@ -16,7 +16,7 @@ ERRORS = 2
 """Standard errors by which held-out answers must be told better than by the most frequent one."""
 
 
-def warn_of_untold_clients(rule: Any, x: np.ndarray, answers: np.ndarray) -> None:
+def warn_of_untold_clients(name: str, rule: Any, x: np.ndarray, answers: np.ndarray) -> None:
     """Warn if a rule of scikit-learn that learns from some answers `[records]` tells the others no
     better from records `x [records, features]` than the most frequent client is named."""
     from sklearn.model_selection import cross_val_score
@@ -30,7 +30,7 @@ def warn_of_untold_clients(rule: Any, x: np.ndarray, answers: np.ndarray) -> Non
     usual = float(counts.max() / len(answers))
     if told <= usual + ERRORS * np.sqrt(usual * (1 - usual) / len(answers)):
         warnings.warn(
-            f"by_discriminants: records tell {told:.0%} of answers that are held out, and the most "
+            f"{name}: records tell {told:.0%} of answers that are held out, and the most "
             f"frequent client is named in {usual:.0%}: records do not tell these clients apart "
             "(are they those of the answers, in that order?), so that answers are lost",
             UncheckedWarning,

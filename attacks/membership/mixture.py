@@ -87,8 +87,8 @@ def variance_mixture(
       seed: of the mixture's five starts.
 
     Warns:
-      MisfitWarning: if the records are no two groups, or the model names the labels more seldom
-        than by chance.
+      MisfitWarning: if the records are no two groups, or the model names the labels far
+        more seldom than by chance.
       UncheckedWarning: if they are fewer than `FEWEST`.
 
     Raises:

@@ -66,7 +66,7 @@ def least_loss(
 
     Warns:
       FitWarning: if some clients have one model, as absent ones are recorded to; or the models name
-        the labels more seldom than by chance.
+        the labels far more seldom than by chance.
 
     Raises:
       ValueError: if the model does not take the records, there is not one label per record, or all
@@ -92,7 +92,7 @@ def _check_candidates(attack: str, model: Model, models: Any, x: Any, y: Any, ax
     if _check.is_unseen(models):
         return
     last = models if axes == 1 else jax.tree.map(lambda a: jnp.asarray(a)[-1], models)
-    warn_of_other_labels(attack, model, last, jnp.asarray(x), jnp.asarray(y))
+    warn_of_other_labels(attack, model, last, jnp.asarray(x), jnp.asarray(y), 5)
     leaves = [jnp.moveaxis(leaf, axes - 1, 0) for leaf in _leaves(models)]
     if len(leaves[0]) > 1 and all(bool((leaf == leaf[:1]).all()) for leaf in leaves):
         raise ValueError(
@@ -227,7 +227,7 @@ def by_discriminants(
         return answers
     named = np.isin(answers, classes)
     rule = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
-    warn_of_untold_clients(rule, features[named], answers[named])
+    warn_of_untold_clients("by_discriminants", rule, features[named], answers[named])
     return rule.fit(features[named], answers[named]).predict(features)
 
 

@@ -85,7 +85,7 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
       settings: see `DetectorTraining`.
 
     Warns:
-      MisfitWarning: if the last model names the labels more seldom than by chance.
+      MisfitWarning: if the last model names the labels far more seldom than by chance.
 
     Raises:
       ValueError: if the records do not fit the model, half of them are fewer than a client has, the
@@ -101,7 +101,7 @@ def train_detectors(  # noqa: PLR0913 - what the threat model grants, item by it
     if prop.target is not None:
         _check_target(model, jax.tree.map(lambda a: a[0], received), prop.target, x.shape[1:])
     _check_apart(prop, len(x))
-    last = jax.tree.map(lambda a: jnp.asarray(a)[-1:], received)
+    last = jax.tree.map(lambda a: jnp.asarray(a)[1:][-1:], received)  # the first one is untrained
     warn_of_other_labels("train_detectors", model, last, x, y)
     if records > len(x) // 2:
         raise ValueError(

@@ -32,8 +32,8 @@ SELDOM, HALF = 0.1, 0.5
 """The share of these that may explain the sums better, where an answer is a probability; and where
 it is not, so that it is sure of a client where detectors tell little too."""
 DECISIVE = 4.0
-"""Difference of two logarithms of a likelihood, by which right participants lose to their absence
-in one case of fifty at most."""
+"""Difference of two logarithms of a likelihood, from which on it is said: weak evidence, that of
+right participants lay below 0 in all federations that were looked at."""
 ALIKE = 1e-5
 """Relative difference of two likelihoods that rounding makes."""
 
@@ -79,7 +79,9 @@ def _better_absent(observations: Observations, seen: Array) -> Array:
         return log_likelihood(other, boxes(other, seen[None], ROUGHLY)[0])
 
     told = known.participation
-    return explained(jnp.where(told > 0, 0, 1).astype(told.dtype)) - explained(told)
+    inside = (jnp.arange(len(told)) < seen) & (told > 0).any(1)
+    absent = jnp.where((told > 0) | ~inside[:, None], 0, 1).astype(told.dtype)
+    return explained(absent) - explained(told)
 
 
 @jax.jit

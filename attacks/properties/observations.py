@@ -201,8 +201,8 @@ def identifiability(
     Args:
       participation: with what weight each client took part `[rounds, clients]`.
       seen: after how many rounds `[prefixes]`.
-      tolerance: how far a client's entry in the diagonal of pinv(P) P, P being participation, may
-        lie below 1 for its contribution to count as determined.
+      tolerance: how far a client's entry in the diagonal of pinv(P) P, P being participation with
+        columns of unit length, may lie below 1 for its contribution to count as determined.
 
     Raises:
       ValueError: if participation has other axes or is not finite, `seen` exceeds its rounds, or

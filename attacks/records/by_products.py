@@ -105,8 +105,9 @@ def lies_in_span(
         inputs = _inputs_of(
             model, layers.names[0], messages.select([int(messages.rounds[0])]), records
         )
-        _warn_of_nothing(_rank(first))
-        return _may_lie_in(first, inputs[0], _rank(first))
+        rank = _rank(first)
+        _warn_of_nothing(rank)
+        return _may_lie_in(first, inputs[0], rank)
     ranks = np.asarray([[_rank(g) for g in layer] for layer in gradients])
     _warn_of_nothing(int(ranks.max()))
     if not ranks.any():

@@ -118,7 +118,8 @@ def _warn_of_negative(name: str, negative: Array) -> None:
     """Of half of the updates, or more."""
     if _check.is_unseen(negative):
         return
-    below = float(np.median(np.asarray(negative)))
+    finite = np.asarray(negative)[np.isfinite(negative)]
+    below = float(np.median(finite)) if len(finite) else 0.0
     if below > NEGATIVE:
         warnings.warn(
             f"{name}: {below:.2g} of the images would be fewer than none of a class; is the "
@@ -153,7 +154,7 @@ def infer_all_counts(
 
     Warns:
       FitWarning: as `infer_counts`, if it is so of half of the updates; if the last model names
-        the labels y more seldom than by chance.
+        the labels y far more seldom than by chance.
 
     Raises:
       ValueError: if models, biases and records are not of one model, or records not finite.
@@ -162,7 +163,7 @@ def infer_all_counts(
     check_labelled(model, jax.tree.map(lambda a: a[0], received), x, y)
     _check.shape((len(jax.tree.leaves(received)[0]), None, model.classes), bias=bias)
     known = jnp.asarray(x), jnp.asarray(y)
-    last = jax.tree.map(lambda a: jnp.asarray(a)[-1:], received)
+    last = jax.tree.map(lambda a: jnp.asarray(a)[1:][-1:], received)  # the first one is untrained
     warn_of_other_labels("infer_all_counts", model, last, *known)
     counts, negative = _infer_all_counts(model, received, bias, *known, images, virtual)
     _warn_of_negative("infer_all_counts", negative)

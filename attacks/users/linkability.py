@@ -28,9 +28,10 @@ from jaxfl.domains import Count, Key, Params, checked
 from jaxfl.models import check_parameters
 
 Array = jax.Array
-FEWEST_PAIRS, BY_CHANCE = 20, 0.01
-"""Pairs of either kind of which it can be told whether similarities tell them apart; and how often
-chance does so too."""
+FEWEST_PAIRS, LEAST_AREA, TURNED = 20, 0.55, 0.4
+"""Pairs of either kind of which it can be told whether similarities tell them apart; the area under
+the curve below which they do not, and below which they do the other way round. Pairs share updates,
+so that no error of the area follows from their number."""
 TINY, NEARLY_UNIT = 1e-6, 0.02
 """Length of a descriptor of an update of zeros, at most; and what rounding to 16 bits may change
 of a unit."""
@@ -160,8 +161,8 @@ def fit_threshold(similarities: Num[Array, "pairs"], same: Bool[Array, "pairs"])
       same: whether each is of one client `[pairs]`.
 
     Warns:
-      MisfitWarning: if pairs of one client are less alike than others, beyond chance: these are
-        distances, or the truths are of other pairs.
+      MisfitWarning: if pairs of one client are less alike than others: these are distances, or the
+        truths are of other pairs.
       UncheckedWarning: if they are no more alike than others, by some twenty pairs of either.
     """
     _warn_of_chance(similarities, same)
@@ -174,18 +175,16 @@ def _warn_of_chance(similarities: Array, same: Array) -> None:
     values, truth = np.asarray(similarities), np.asarray(same)
     if not np.isfinite(values).all() or min(truth.sum(), (~truth).sum()) < FEWEST_PAIRS:
         return
-    more, less = (
-        stats.mannwhitneyu(values[truth], values[~truth], alternative=side).pvalue
-        for side in ("greater", "less")
-    )
-    if less < BY_CHANCE:
+    greater = stats.mannwhitneyu(values[truth], values[~truth]).statistic
+    area = float(greater / (truth.sum() * (~truth).sum()))
+    if area < TURNED:
         warnings.warn(
             "fit_threshold: pairs of one client are less alike than others: are similarities "
             "distances, or is `same` of other pairs?",
             MisfitWarning,
             stacklevel=4,
         )
-    elif more > BY_CHANCE:
+    elif area < LEAST_AREA:
         warnings.warn(
             "fit_threshold: pairs of one client are no more alike than others, so that a threshold "
             "tells nothing; are identities those of these updates, in their order?",

@@ -211,6 +211,7 @@ def numbered(column: str, rows: Rows) -> list[Told]:
     """How well a column's numbers are read, from the rows of that column, if there are."""
     told = _scored(rows, "decode_numbers", "told")
     plain = [row for row in told if not _is_private(row)]
+    plain = [row for row in plain if row["status"] != "misfit"]
     leaks = bool(plain) and _beats_guesses(plain)
     return [Told(note, leaks) for note in _numbered(rows, column)]
 
@@ -239,12 +240,14 @@ def _numbered(rows: Rows, column: str) -> list[str]:
     )
     guesses = [mean([row[guess] for row in told]) for guess in ("majority", "imputation")]
     others = mean([row["imputation"] for _, mine in half for row in mine])
+    nodes = told[0]["settings"]["decode_numbers.nodes"]
     return [
         f"Numbers of {column!r}, not their ranges: read to within {within:.3g} of {named}; without "
         f"updates the best number to say of everyone is that near for {of_hundred(guesses[0])}, "
         f"and a guess from the other columns for {of_hundred(guesses[1])}. Half of the numbers "
         f"that are read are off by more than {off}; of those that are guessed from the other "
-        f"columns, by more than {others:.3g}.{_doubted(by_epsilon, 'updates')}"
+        f"columns, by more than {others:.3g}. Of every record {nodes} numbers at a time were "
+        f"weighed; more of them may read more.{_doubted(by_epsilon, 'updates')}"
     ]
 
 

@@ -59,8 +59,8 @@ NEEDS = {
 FEWEST_SUMMED, SURE_SHARE = 4, 0.8
 """Clients: of fewer, halves are no sums; and what share of the training records they take."""
 MOST_NUMBERED, UNKNOWNS = 1_000, 800
-"""Records of a client whose numbers are read, and how many unknowns the nodes of its records are
-kept to: the time grows with their cube."""
+"""Records of a client whose numbers are read, and how many unknowns its records' nodes are kept to
+where three of each record are not more: the time grows with their cube."""
 
 
 def attribute(places: Sequence[Place]) -> Table:

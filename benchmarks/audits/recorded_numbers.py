@@ -49,9 +49,10 @@ def check_asked(column: str, training: LocalTraining, clients: Sequence[Client])
     """Raise `UsageError` on clients whose numbers cannot be asked for."""
     values = len(clients[0].table.values_of([column])[1])
     most = max(len(client.records.y) for client in clients)
+    in_order = any(c.recipe(training).repeats_batches(len(c.records.y)) for c in clients)
     refused = [
         (is_adam(training.optimizer), "--optimizer adam is not among them"),
-        (not training.shuffle, "--unshuffled is not among them"),
+        (in_order, "--unshuffled is not among them"),
         (most > MOST_RECORDS, f"a client has {most} records, and {MOST_RECORDS} can be asked for"),
     ]
     for refuses, why in refused:
@@ -120,7 +121,8 @@ def _decoded(
 
 def notes_of_numbers(column: str, near: float, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How far off a column's numbers are, in words."""
-    told = [row["detail"] for row in rows if row["value"] is not None]
+    sure = [row for row in rows if row["status"] == "ok"] or rows  # as in the share of right ones
+    told = [row["detail"] for row in sure if row["value"] is not None]
     if not told:
         return []
     off = np.concatenate([detail["off"] for detail in told])

@@ -61,7 +61,7 @@ def of_columns(
     of_target = _of_classes(target, texts[target], classes, decimal)
     beside = [*_of_names(list(texts)), *_of_copies(target, texts)]
     within = [note for name, column in texts.items() for note in _of_cells(name, column, decimal)]
-    of_clients = [] if client is None else _of_spellings(client, cells[client])
+    of_clients = [] if client is None else _of_spellings(client, cells[client], decimal)
     return [*of_target, *beside, *within, *of_clients]
 
 
@@ -72,25 +72,25 @@ def _of_cells(name: str, texts: Sequence[str], decimal: str) -> list[str]:
             all(text == str(first + row) for row, text in enumerate(texts)) for first in (0, 1)
         )
         return [f"{name!r} numbers the rows: leave it out (drop)"] if counts else []
-    return _of_spellings(name, texts)
+    return _of_spellings(name, texts, decimal)
 
 
-def _of_spellings(name: str, texts: Sequence[str]) -> list[str]:
+def _of_spellings(name: str, texts: Sequence[str], decimal: str) -> list[str]:
     """Which two texts differ in capitals, space or a point at the end alone, or as numbers are
     written."""
     spelt: dict[str, list[str]] = {}
-    for text in sorted(set(texts)):
-        spelt.setdefault(_plain(text), []).append(text)
+    for text in sorted({text for text in texts if not is_missing(text)}):
+        spelt.setdefault(_plain(text, decimal), []).append(text)
     two = next((ways for ways in spelt.values() if len(ways) > 1), None)
     if two is None:
         return []
     return [f"{name!r} holds {two[0]!r} and {two[1]!r}, which count as different values"]
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, decimal: str) -> str:
     """A text without what its writers differ in."""
     plain = " ".join(text.casefold().split()).rstrip(".")
-    return f"{float(plain):g}" if WHOLE.fullmatch(plain) else plain
+    return plain.split(".")[0] if decimal == "." and WHOLE.fullmatch(plain) else plain
 
 
 def _of_names(names: Sequence[str]) -> list[str]:

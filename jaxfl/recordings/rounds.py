@@ -27,9 +27,9 @@ CHECKED, MANY, ROUNDED = 3, 2, 8
 """Rounds that are looked at for what was sent; parameters for each client, of which fewer are
 always nearly a mean of what came back; relative errors of such a mean, in units of the precision.
 """
-AGAINST, LONGER = -0.5, 10
+AGAINST, LONGER, FEWEST_STEPS = -0.5, 10, 2
 """Cosine of what clients change together and of the global model's step below which one of the two
-has the other sign; and how many times as long makes one of another scale."""
+has the other sign; how many times as long makes one of another scale; and of how many steps."""
 UNLIKE, ALIKE = 0.5, 0.9
 """Cosines with the model that was sent: of a change less than this, of a returned model more."""
 
@@ -60,7 +60,8 @@ def read_rounds(  # noqa: PLR0913 - what nobody overrides is how files are usual
       layers, transposed: see `layout_of`.
 
     Warns:
-      RecordingWarning: if what came back looks like changes and is called models, or the reverse.
+      RecordingWarning: if what came back looks like changes and is called models, or the reverse;
+        or what clients change goes against all steps of the global model, or is ten times as long.
 
     Raises:
       ValueError: if no file fits a name, a file is unreadable or of another model, a client's round
@@ -119,7 +120,7 @@ def messages_from(
       returned_as, layers, transposed: see `read_rounds`.
 
     Warns:
-      RecordingWarning: as `read_rounds`.
+      RecordingWarning: if what came back looks like changes and is called models, or the reverse.
 
     Raises:
       ValueError: if lengths differ, or a model is not of this kind.
@@ -299,8 +300,8 @@ def _doubt_kind(pairs: Sequence[tuple[Any, Any]], returned_as: Returned) -> None
 
 
 def _doubt_direction(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[int, Any]]) -> None:
-    """Warn if clients' mean change goes against every step of the global model, or is many times as
-    long as a step of its direction."""
+    """Warn if clients' mean change, and each one's, goes against every step of the global model, or
+    the mean is many times as long as a step of its direction."""
     told, numbers = [], list(sent)
     for number, following in itertools.pairwise(numbers):
         models = [_flat(back[number]) for back in by_client.values() if number in back]
@@ -308,17 +309,20 @@ def _doubt_direction(sent: Mapping[int, Any], by_client: Mapping[str, Mapping[in
         if not models or following != number + 1 or (start == end).all():
             continue
         step, change = end - start, np.mean(models, 0) - start
-        length = float(np.linalg.norm(change))
+        length, far = float(np.linalg.norm(change)), float(np.linalg.norm(step))
         if length:
-            cosine = float(change @ step) / (length * float(np.linalg.norm(step)))
-            told.append((cosine, length / float(np.linalg.norm(step))))
-    if not told:
+            along = any(float((model - start) @ step) > 0 for model in models)
+            told.append((float(change @ step) / (length * far), length / far, along))
+    if len(told) < FEWEST_STEPS:
         return
-    cosine, times = np.median(told, 0)
-    if all(c < AGAINST for c, _ in told):
+    cosine, times, _ = np.median(told, 0)
+    if all(c < AGAINST and not along for c, _, along in told):
         doubt = "goes against the global model's next step: is its sign the other (returned_as)?"
-    elif all(c > ALIKE and ratio > LONGER for c, ratio in told):
-        doubt = "is too long for the global model's next step: were changes weighed by records?"
+    elif all(c > ALIKE and ratio > LONGER for c, ratio, _ in told):
+        doubt = (
+            "is too long for the global model's next step: were changes weighed by records, or is "
+            "the server's rate small?"
+        )
     else:
         return
     warnings.warn(

@@ -115,10 +115,11 @@ def test_what_stands_in_the_column_changes_nothing():
     messages, knowledge, numbers = client(model, FULL, rounds=3)
     filled = np.array(knowledge.x)
     filled[:, PLACE] = numbers
-    erased, told = (
-        decoded(model, messages, dataclasses.replace(knowledge, x=x), FULL, passes=3)
-        for x in (knowledge.x, filled)
-    )
+    with pytest.warns(FitWarning):  # three passes leave much to be told
+        erased, told = (
+            decoded(model, messages, dataclasses.replace(knowledge, x=x), FULL, passes=3)
+            for x in (knowledge.x, filled)
+        )
     assert jax.tree.all(jax.tree.map(jnp.array_equal, erased, told))
 
 

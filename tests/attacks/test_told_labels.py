@@ -116,3 +116,23 @@ def test_counts_of_updates_with_the_other_sign_are_said_to_be():
     assert off <= 8
     with pytest.warns(FitWarning, match="infer_all_counts.*fewer than none"):
         infer_all_counts(model, federation.received, -bias, *asked)
+
+
+def test_models_that_share_sums_and_differ_are_different_clients():
+    """Gradients of logistic regression sum to zero over classes: so do all clients' kernels."""
+    rng, model = np.random.default_rng(2), mlp(FEATURES, (), 2)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=(4, *a.shape))), model.init(KEY))
+    params = jax.tree.map(lambda a: a - a.mean(-1, keepdims=True), params)
+    params = jax.tree.map(lambda a: jnp.stack([a[0], a[0][..., ::-1]]), params)
+    x = rng.normal(size=(30, FEATURES)).astype(np.float32)
+    least_loss(model, params, x, rng.integers(0, 2, 30))  # warnings are errors
+
+
+@pytest.mark.parametrize("records", [100, 5_000])
+def test_untrained_models_contradict_no_labels(records):
+    """They are somewhat better or worse than chance, which many records tell apart from it."""
+    rng, model = np.random.default_rng(3), mlp(FEATURES, (64,), 2)
+    x = rng.normal(size=(records, FEATURES)).astype(np.float32)
+    for seed in range(30):
+        one = jax.tree.map(lambda a: a[None], model.init(jax.random.key(seed)))
+        assert not warn_of_other_labels("", model, one, x, (x[:, 0] > 0).astype(int))

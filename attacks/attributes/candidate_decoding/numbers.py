@@ -70,8 +70,9 @@ CLOSING, EDGE = 0.7, 0.05
 """How much of a window the next pass looks at, and what share on either side is its edge."""
 INTERIOR = 20
 """Steps of each least squares, whose answer need not be exact but for the last ones."""
-MORE = 10
-"""Times what is left of a simulated client: what more is left, more than the usual errors leave."""
+MORE, MOST_LEFT = 10, 1e-4
+"""Times what is left of a simulated client: what is allowed to be left, and that at most, so that a
+search which ends short of both clients does not allow itself that."""
 SLACK = 1e-9
 """Pull towards the guess, relative to the normal equations' diagonal: nodes of a narrow window are
 alike."""
@@ -89,7 +90,7 @@ class NumberDecoding:
         the later half, five at most. By default nine, or as many as keep the unknowns within 2,000,
         three at least. Of a client that does nothing at random a second attempt is made with up to
         41: between few nodes a gradient has bends, and with many there may be too few equations.
-        What explains the messages better counts.
+        What explains the messages better counts. A number that is given makes one attempt.
       passes: how often windows close in (static).
     """
 
@@ -151,7 +152,7 @@ def decode_numbers(
       `jit` that runs without 64-bit types, in float32, in which narrow windows tell little. Results
       are float32. The misfit is what a grid across the bounds leaves, over what it leaves of
       clients with these numbers, or with any if that is more. At least ten times what the attack
-      leaves of a simulated client is allowed.
+      leaves of a simulated client is allowed, but no more than a ten-thousandth on that account.
 
     Raises:
       ValueError: as `gls`; if labels are unknown, another number of columns than one is, the column
@@ -182,7 +183,8 @@ def decode_numbers(
     decoded = after(values, error)
     fit = fit_of_numbers(model, messages, knowledge, decoded, settings.training, key)
     # Numbers are never exact: what is left is compared with what errors of the expected size leave.
-    fit = dataclasses.replace(fit, allowed=jnp.minimum(fit.allowed, 1 - MORE * of_trial))
+    usual = 1 - jnp.minimum(MORE * of_trial, MOST_LEFT)
+    fit = dataclasses.replace(fit, allowed=jnp.minimum(fit.allowed, usual))
     status = status_of(failed, fit)
     warn_of_unchanged("decode_numbers", messages)
     warn_of_fit("decode_numbers", status, fit)
