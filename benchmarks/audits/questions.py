@@ -232,7 +232,7 @@ def numbers(levels: Sequence[Place], named: Sequence[tuple[str, int]]) -> Table:
 def _decoding(records: int) -> NumberDecoding:
     """Between few nodes numbers end far off, and many take minutes."""
     nodes = int(np.clip(UNKNOWNS // records + 1, 3, 41))
-    return NumberDecoding(LocalTraining(), orders=8, nodes=nodes, passes=8)
+    return NumberDecoding(LocalTraining(), orders=8, nodes=nodes, passes=12)
 
 
 def fitting(training: LocalTraining, records: int) -> LocalTraining:

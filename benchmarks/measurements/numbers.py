@@ -69,7 +69,8 @@ def _column(view: View) -> np.ndarray:
 
 
 def _decoded(view: View, settings: NumberDecoding) -> Told:
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # the row tells it
         seen = view.model, view.messages, view.knowledge, view.key
         answer = decode_numbers(*seen, settings=settings)
     status, error = Status(int(answer.status)), float(answer.error)
@@ -151,9 +152,7 @@ def _null(job: Job, client: Numbered) -> dict[str, float]:
     """Scores of the same attack on another client's messages; none of a guess."""
     if not job.how.observes:
         return {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)  # they are not of the records
-        answer: Told = job.how.run(client.view._replace(messages=client.null), job.method_settings)
+    answer: Told = job.how.run(client.view._replace(messages=client.null), job.method_settings)
     return {} if answer.status == Status.FAILED else _scores(client, answer.values)
 
 
