@@ -32,11 +32,8 @@ def warn_of_other_labels(
     warned."""
     if model.classes is None or _check.is_unseen((models, x, y)):
         return False
-    if (
-        not len(jax.tree.leaves(models)[0])
-        or np.ndim(y) != 1
-        or np.asarray(y).dtype.kind not in "iub"
-    ):
+    there = len(jax.tree.leaves(models)[0])
+    if not there or np.ndim(y) != 1 or np.asarray(y).dtype.kind not in "iub":
         return False
     named = np.asarray(_named(model, models, x))
     classes, labels = range(int(named.max(initial=1)) + 1), np.asarray(y).astype(int)

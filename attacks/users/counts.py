@@ -97,21 +97,19 @@ def infer_counts(
     if "bias" not in dict(observed).get(model.trunk.head, ()):
         raise ValueError(f"observed holds no bias of the model's last layer, {model.trunk.head!r}")
     gradient = observed[model.trunk.head]["bias"] / virtual.scale(images)
-    shares = _shares(gradient, probabilities)
-    _warn_of_negative("infer_counts", _negative(shares))
-    return round_counts(jnp.where(gradient.any(), shares, jnp.nan), images)
+    counts, negative = _counted(gradient, probabilities, images)
+    _warn_of_negative("infer_counts", negative)
+    return counts
 
 
-def _shares(gradient: Array, probabilities: Array) -> Array:
-    """Shares of the classes `[classes]` of which the bias has this gradient."""
+def _counted(gradient: Array, probabilities: Array, images: int) -> tuple[Array, Array]:
+    """Counts `[classes]` of which the bias has this gradient, and how much of their shares is below
+    zero."""
     classes = len(probabilities)
     system = jnp.concatenate([jnp.eye(classes) - probabilities.T, jnp.ones((1, classes))])
-    return jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
-
-
-def _negative(shares: Array) -> Array:
-    """How much is below zero of shares `[..., classes]`."""
-    return -jnp.minimum(shares, 0).sum(-1)
+    shares = jnp.linalg.lstsq(system, jnp.append(-gradient, 1.0))[0]
+    counts = round_counts(jnp.where(gradient.any(), shares, jnp.nan), images)
+    return counts, -jnp.minimum(shares, 0).sum()
 
 
 def _warn_of_negative(name: str, negative: Array) -> None:
@@ -175,17 +173,12 @@ def _infer_all_counts(
     model: Model, received: Any, bias: Array, x: Array, y: Array, images: int, virtual: Virtual
 ) -> tuple[Array, Array]:
     """Counts, and how much of each update's shares is below zero."""
-    head = model.trunk.head if model.trunk else ""
 
     def one_round(arguments: tuple[Any, Array]) -> tuple[Array, Array]:
         params, seen = arguments
         probabilities = class_probabilities(model, params, x, y)
-
-        def one(b: Array) -> tuple[Array, Array]:
-            counts = infer_counts(model, {head: {"bias": b}}, probabilities, images, virtual)
-            return counts, _negative(_shares(b / virtual.scale(images), probabilities))
-
-        return jax.vmap(one)(seen)
+        gradients = seen / virtual.scale(images)
+        return jax.vmap(lambda gradient: _counted(gradient, probabilities, images))(gradients)
 
     return map_clients(one_round, (received, bias), "map")
 

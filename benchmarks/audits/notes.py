@@ -210,8 +210,7 @@ def _clustered(rows: Rows) -> str:
 def numbered(column: str, rows: Rows) -> list[Told]:
     """How well a column's numbers are read, from the rows of that column, if there are."""
     told = _scored(rows, "decode_numbers", "told")
-    plain = [row for row in told if not _is_private(row)]
-    plain = [row for row in plain if row["status"] != "misfit"]
+    plain = [row for row in told if not _is_private(row) and row["status"] != "misfit"]
     leaks = bool(plain) and _beats_guesses(plain)
     return [Told(note, leaks) for note in _numbered(rows, column)]
 

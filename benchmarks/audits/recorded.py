@@ -77,7 +77,7 @@ def read(
     numbers = are_numbers(clients[0].table, columns)
     for place, client in enumerate(clients):
         recipe = client.recipe(training)
-        ask = _row_of_number if numbers else _row
+        ask = row_of_numbers if numbers else _row
         row, told = ask(model, client, clients[place - 1], columns, recipe)
         row["test_accuracy"] = _accuracy(model, client)
         rows.append(row)
@@ -99,18 +99,6 @@ def read(
         return Read(dataclasses.replace(finding, within=near), notes)
     named = tuple(map(recorded_notes.value, values))
     return Read(dataclasses.replace(finding, values=named), notes)
-
-
-def _row_of_number(
-    model: Model,
-    client: Client,
-    other: Client,
-    columns: Sequence[str],
-    training: LocalTraining,
-) -> tuple[dict[str, Any], Callable[[], list[str]]]:
-    """As `_row`, of a column of numbers."""
-    (column,) = columns
-    return row_of_numbers(model, client, other, column, training)
 
 
 def _row(

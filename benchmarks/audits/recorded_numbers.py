@@ -65,10 +65,15 @@ def check_asked(column: str, training: LocalTraining, clients: Sequence[Client])
 
 
 def row_of_numbers(
-    model: Model, client: Client, other: Client, column: str, training: LocalTraining
+    model: Model,
+    client: Client,
+    other: Client,
+    columns: Sequence[str],
+    training: LocalTraining,
 ) -> tuple[dict[str, Any], Callable[[], list[str]]]:
-    """One client's outcome, as a row of the sweep's results without the model's accuracy, and what
-    else its messages say, which may take minutes."""
+    """One client's outcome in the one column that is asked for, as a row of the sweep's results
+    without the model's accuracy, and what else its messages say, which may take minutes."""
+    (column,) = columns
     table, records, near = client.table, client.records, within(client.table, column)
     place = table.names.index(column)
     truth, x = records.x[:, place].astype(np.float64), records.x.copy()

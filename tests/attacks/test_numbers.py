@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from attacks import (
+    GLS,
     FitWarning,
     Knowledge,
     MisfitWarning,
@@ -18,6 +19,7 @@ from attacks import (
     binary_column,
     decode_numbers,
 )
+from attacks.attributes.candidate_decoding import numbers as windows
 from jaxfl import Federated, LocalTraining, Model, cross_entropy, mlp, simulate, stack_clients
 
 FULL = LocalTraining(0.1)
@@ -189,3 +191,18 @@ def test_what_it_cannot_take_is_named(change, settings, message):
     knowledge = dataclasses.replace(knowledge, **change)
     with pytest.raises(ValueError, match=message):
         decode_numbers(model, messages, knowledge, jax.random.key(0), settings=settings)
+
+
+@pytest.mark.parametrize("broken", [9, 25])
+def test_an_attempt_that_ends_in_no_numbers_does_not_count(broken, monkeypatch):
+    model = mlp(FEATURES, (16,), 2)
+    messages, knowledge, truth = client(model, FULL, rounds=2)
+
+    def attempted(model, messages, knowledge, key, settings, nodes, passes):
+        return jnp.asarray(truth if nodes != broken else np.nan * truth), jnp.zeros(passes)
+
+    monkeypatch.setattr(windows, "_decode", attempted)
+    looked = model, knowledge, GLS(FULL, orders=2), (9, 25), 3
+    values, _, left = windows._closest(messages, jax.random.key(0), *looked)
+    np.testing.assert_array_equal(values, jnp.asarray(truth))
+    assert np.isfinite(left)

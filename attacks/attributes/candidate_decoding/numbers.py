@@ -227,8 +227,8 @@ def _closest(
 
     best, *others = map(attempt, counts)
     for other in others:
-        worse = ~(best[2] <= other[2])  # also where it is no number
-        best = jax.tree.map(functools.partial(jnp.where, worse), other, best)
+        better = (other[2] < best[2]) | jnp.isnan(best[2])
+        best = jax.tree.map(functools.partial(jnp.where, better), other, best)
     return best
 
 
