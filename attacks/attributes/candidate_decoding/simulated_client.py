@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from attacks.precision import cast
@@ -16,6 +17,7 @@ from jaxfl import (
     ClassWeights,
     LocalTraining,
     Model,
+    Plugin,
     client_round,
     local_update,
     mean_loss,
@@ -27,8 +29,6 @@ from jaxfl.parallel import Strategy, map_clients
 Array = jax.Array
 RUNS, SURE_RUNS = 16, 4
 """Simulated runs, which tell the noise; of a client that does nothing at random but rounding."""
-UNREACHED = 1e30
-"""A norm that no gradient has; infinity times no noise would be no number."""
 
 
 class Guess(NamedTuple):
@@ -117,10 +117,24 @@ def guess_of(
 def _unclipped(training: LocalTraining, records: int) -> LocalTraining:
     """The recipe without clipping and noise, whose short last batch is divided by the nominal size
     all the same."""
-    plain = training.without(DPSGD)
-    if len(set(training.batch_sizes(records))) == 1:
+    plain, sizes = training.without(DPSGD), training.batch_sizes(records)
+    if len(set(sizes)) == 1:
         return plain
-    return dataclasses.replace(plain, plugins=(*plain.plugins, DPSGD(UNREACHED, 0.0)))
+    return dataclasses.replace(plain, plugins=(*plain.plugins, _NominalSize(sizes[0])))
+
+
+@struct.dataclass
+class _NominalSize(Plugin):
+    """The sum of a batch's losses is divided by the nominal size of batches (static)."""
+
+    size: int = struct.field(pytree_node=False)
+
+    def step_gradient(
+        self, model: Model, params: Any, x: Array, y: Array, mask: Array, key: Array
+    ) -> Any:
+        """See `jaxfl.Plugin`."""
+        share = mask.sum() / self.size
+        return jax.grad(lambda p: share * mean_loss(model, p, x, y, key=key, mask=mask))(params)
 
 
 def clipping(squares: Array, clip: float | Array) -> Array:
