@@ -15,6 +15,7 @@ is said of them v_t. Thresholds come from the noise, so that no more than `FALSE
 that follow the stated recipe exceed them.
 """
 
+import dataclasses
 import enum
 import warnings
 from typing import Any
@@ -73,6 +74,18 @@ SOME_WRONG = (
     "would: some of its values are wrong"
 )
 """Of an answer that is no misfit, and explains less than is allowed."""
+UNRESOLVED = (
+    "noise and rounding are larger than what tells the values apart: drawn again, they would leave "
+    "most of another answer that explains these messages as well"
+)
+"""Of an answer of which less than `LEAST_RESOLVED` is resolved."""
+PARTLY_RESOLVED = (
+    "nothing contradicts the answer, but noise and rounding hide some of the values: drawn again, "
+    "they would leave others, which explain these messages as well"
+)
+"""Of an answer of which less than `MOSTLY_RESOLVED` is resolved."""
+LEAST_RESOLVED, MOSTLY_RESOLVED = 0.5, 0.8
+"""Shares of the values that noise leaves as they are."""
 
 
 class FitWarning(UserWarning):
@@ -105,12 +118,14 @@ class Fit:
         of how far the known records' weights are from what they should be, over what is allowed,
         if         that is more. NaN where there are as many unknowns as equations, so that
         everything would fit, and where a search may have ended short.
-
+      resolved: share of the values that would be read the same if noise and rounding were drawn
+        again: 1 for all, 0 for no more than by chance. NaN where it is not asked.
     """
 
     explained: Num[Array, ""]
     allowed: Num[Array, ""]
     misfit: Num[Array, ""]
+    resolved: Num[Array, ""] = dataclasses.field(default_factory=lambda: jnp.asarray(jnp.nan))
 
 
 def no_fit() -> Fit:
@@ -122,7 +137,8 @@ def no_fit() -> Fit:
 @jax.jit
 def status_of(failed: Array, fit: Fit) -> Array:
     """`Status` as an integer array, like `failed`."""
-    unchecked = jnp.isfinite(fit.explained) & (jnp.isnan(fit.misfit) | (fit.allowed <= 0))
+    untold = _contradicts_nothing(fit) | (fit.resolved < LEAST_RESOLVED)
+    unchecked = jnp.isfinite(fit.explained) & untold
     cases = {
         Status.FAILED: failed,
         Status.MISFIT: fit.misfit > 1,
@@ -132,17 +148,27 @@ def status_of(failed: Array, fit: Fit) -> Array:
     return jnp.select(list(cases.values()), states, jnp.int32(Status.OK))
 
 
+def _contradicts_nothing(fit: Fit) -> Any:
+    """Whether messages could contradict no answer, whatever noise hides."""
+    return jnp.isnan(fit.misfit) | (fit.allowed <= 0)
+
+
 def reason_of(status: Any, fit: Fit) -> str:
     """A status in words, and whether the fit says that some values are wrong."""
     state = Status(int(status))
-    short = bool(fit.explained < fit.allowed)
-    return SOME_WRONG if state == Status.OK and short else REASONS[state]
+    if state == Status.UNCHECKED and not _contradicts_nothing(fit):
+        return UNRESOLVED
+    if state == Status.OK and fit.explained < fit.allowed:
+        return SOME_WRONG
+    if state == Status.OK and fit.resolved < MOSTLY_RESOLVED:
+        return PARTLY_RESOLVED
+    return REASONS[state]
 
 
 def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None:
-    """Warn of misfits, of answers that nothing checks and of those that explain too little, in
-    words, at the boundary: where values are no tracers; `stacklevel` is that of whoever called the
-    attack."""
+    """Warn of misfits, of answers that nothing checks, of those that explain too little and of
+    values that noise hides, in words, at the boundary: where values are no tracers; `stacklevel` is
+    that of whoever called the attack."""
     if _check.is_unseen(status, fit):
         return
     left, allowed = 1 - np.asarray(fit.explained), 1 - np.asarray(fit.allowed)
@@ -152,9 +178,7 @@ def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None
         words = f"{attack}: {SOME_WRONG}. It leaves {np.ravel(left)[place]:.3g} of them unexplained"
         words += f", a right one {np.ravel(allowed)[place]:.3g} at most; see the answer's `fit`"
         warnings.warn(words, SomeWrongWarning, stacklevel=stacklevel)
-    if (np.asarray(status) == Status.UNCHECKED).any():
-        words = f"{attack}: {REASONS[Status.UNCHECKED]}; see the answer's `fit`"
-        warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
+    _warn_of_resolution(attack, np.asarray(status), fit, short, stacklevel + 1)
     misfits = np.asarray(status) == Status.MISFIT
     if misfits.any():
         worst = float(np.nanmax(np.where(misfits, np.asarray(fit.misfit), np.nan)))
@@ -165,6 +189,23 @@ def warn_of_fit(attack: str, status: Any, fit: Fit, stacklevel: int = 4) -> None
             MisfitWarning,
             stacklevel=stacklevel,
         )
+
+
+def _warn_of_resolution(
+    attack: str, status: np.ndarray, fit: Fit, short: np.ndarray, stacklevel: int
+) -> None:
+    unchecked, resolved = status == Status.UNCHECKED, np.asarray(fit.resolved)
+    hidden = ~np.asarray(_contradicts_nothing(fit))
+    reasons = {REASONS[Status.UNCHECKED]: unchecked & ~hidden, UNRESOLVED: unchecked & hidden}
+    for reason, these in reasons.items():
+        if these.any():
+            words = f"{attack}: {reason}; see the answer's `fit`"
+            warnings.warn(words, UncheckedWarning, stacklevel=stacklevel)
+    partly = (status == Status.OK) & ~short & (resolved < MOSTLY_RESOLVED)
+    if partly.any():
+        words = f"{attack}: {PARTLY_RESOLVED}. {resolved[partly].min():.0%} of what a guess "
+        words += "leaves open is resolved; see the answer's `fit`"
+        warnings.warn(words, SomeWrongWarning, stacklevel=stacklevel)
 
 
 def energies(updates: Any) -> Array:

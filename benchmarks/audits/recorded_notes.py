@@ -7,7 +7,7 @@ import numpy as np
 
 from attacks import Decoding, Diagnosis, Reconstruction
 from attacks.diagnosis.advice import IN_ORDER
-from attacks.fit import Fit
+from attacks.fit import MOSTLY_RESOLVED, Fit
 from benchmarks.audits.coding import Coding
 from benchmarks.audits.recorded_clients import EVERYONE, Client
 from jaxfl import LocalTraining
@@ -77,10 +77,12 @@ def unchecked(client: str, reason: str) -> str:
 
 
 def short(client: str, fit: Fit) -> list[str]:
-    """That some of an answer's values are wrong, as its fit says."""
+    """That some of an answer's values are wrong or hidden, as its fit says."""
     left, allowed = 1 - float(fit.explained), 1 - float(fit.allowed)
     if not left > allowed:
-        return []
+        hidden = float(fit.resolved) < MOSTLY_RESOLVED
+        words = f"Noise and rounding hide some of the values of {client}: of what a guess leaves "
+        return [f"{words}open, they leave {float(fit.resolved):.0%}."] if hidden else []
     return [
         f"Updates of {client} contradict nothing that was told, but the answer leaves {left:.2g} "
         f"of them unexplained, where a right one leaves {allowed:.2g} at most: some of its values "

@@ -168,21 +168,21 @@ def test_several_settings_warn_once_of_what_is_answered():
 
 
 def test_noise_that_is_known_is_no_misfit():
-    noise = Upload(clip=1.0, noise_multiplier=1e-3)
+    noise = Upload(clip=1.0, noise_multiplier=1e-4)
     model, messages, known, _ = client("right", LocalTraining(RATE), 0, plugins=(noise,))
     with pytest.warns(MisfitWarning):
         closed_form(model, messages, known, settings=ClosedForm(RATE))
-    told = closed_form(model, messages, known, settings=ClosedForm(RATE, noise=1e-3))
+    told = closed_form(model, messages, known, settings=ClosedForm(RATE, noise=1e-4))
     assert told.status == Status.OK
 
 
 @pytest.mark.slow
 def test_private_training_fits_its_own_recipe():
-    told = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.5),))
+    told = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.1),))
     model, messages, known, _ = client("right", told, 0)
     answer = gls(model, messages, known, KEY, settings=GLS(told, orders=16))
     assert answer.status == Status.OK
-    half = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.25),))
+    half = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.05),))
     with pytest.warns(MisfitWarning):
         gls(model, messages, known, KEY, settings=GLS(half, orders=16))
 

@@ -56,13 +56,16 @@ from attacks.attributes.candidate_decoding.normal_equations import (
     off_whole,
     precisions,
 )
+from attacks.attributes.candidate_decoding.resolution import resolved
 from attacks.attributes.candidate_decoding.shortlist import MANY, Shortlist, is_needed, shortlist
 from attacks.attributes.candidate_decoding.solution import (
     MOST_DIRECT,
     ClosedForm,
+    Matrix,
     Solution,
     least_squares,
 )
+from attacks.attributes.candidate_decoding.within_bounds import nearest_of, within_bounds
 from attacks.attributes.knowledge import (
     Knowledge,
     answered,
@@ -80,6 +83,7 @@ from attacks.fit import (
     rounding,
     warn_of_fit,
 )
+from attacks.lapack import after
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, checked
@@ -176,39 +180,55 @@ def _closed_form(
         start = jnp.append(start, 0) if rate is None else start
         solution = solve_for(seen, rate, members, start)
         weights, rest = jnp.split(solution.unknowns, [records * (count - 1)])
-        if rates is None:
-            rates = jnp.asarray(1 / rest[0] if rate is None else rate)
-        close = None
-        if listed is not None and solution.covariance is not None:
-            close = precisions(solution.covariance(), records, count - 1)
+        least_rate = 1 / rest[0] if rate is None else rate
+        rates = jnp.asarray(least_rate) if rates is None else rates
+        matrix, close = solution.matrix, _precisions_of(solution.matrix, listed, records, count - 1)
         absence = members is not None
         answer = decoded(knowledge, weights.reshape(records, -1), close, listed, absence)
         averaged = len(x) if members is None else members
-        allowed = _allowed(
-            messages, rates * len(x) / averaged * solution.lengths, eps, settings.noise
-        )
+        lengths = rates * len(x) / averaged * solution.lengths
+        allowed = _allowed(messages, lengths, eps, settings.noise)
         counted = members if settings.learning_rate is None else None
-        more = 0.0 if members is None else off_whole(weights, solution.covariance, counted)
+        more = 0.0 if members is None else off_whole(weights, matrix and matrix.covariance, counted)
 
         def judged(answer: Decoded) -> tuple[Array, Fit]:
             rounded = solution.left(jnp.concatenate([answer.rounded, rest]))
-            return rounded, _fit(seen, solution, rounded, rates, averaged, allowed, more)
+            fit = _fit(seen, solution, rounded, rates, averaged, allowed, more)
+            return rounded, fit if listed is None else _of_list(fit)
 
         rounded, fit = judged(answer)
         told = settings.learning_rate is not None
+        unit, stay = _unit(seen, rates, averaged), jnp.full_like(rounded, jnp.nan)
         # Candidates of many values are so alike that wrong ones within the bounds explain as much.
-        if solution.within is not None and told and listed is None and count <= MANY:
+        if matrix and solution.within and told and listed is None and count <= MANY:
             short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
             # True of all numbers: so that the loop waits for the solution (`attacks.lapack`).
             short &= (solution.condition > 0) | ~(solution.condition > 0)
-            answer = _within_bounds(solution.within, answer, short, knowledge, absence)
+            solve = solution.within, matrix, _deviation(seen, fit, unit)
+            answer, stay = within_bounds(*solve, answer, short, knowledge, absence)
             rounded, fit = judged(answer)
-        if listed is not None:  # values that are on no list may explain what these do not
-            enough = (fit.misfit <= 1) & (fit.explained >= fit.allowed)
-            fit = dataclasses.replace(fit, misfit=jnp.where(enough, fit.misfit, jnp.nan))
+        if matrix is not None:
+            at = after(matrix.factor, fit.explained), answer.rounded, _deviation(seen, fit, unit)
+            stay = jnp.where(jnp.isnan(stay), resolved(*at, nearest_of(records, close)), stay)
+        fit = dataclasses.replace(fit, resolved=stay)
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)
+
+
+def _of_list(fit: Fit) -> Fit:
+    """Values that are on no list may explain what those on one do not."""
+    enough = (fit.misfit <= 1) & (fit.explained >= fit.allowed)
+    return dataclasses.replace(fit, misfit=jnp.where(enough, fit.misfit, jnp.nan))
+
+
+def _precisions_of(
+    matrix: Matrix | None, listed: Shortlist | None, records: int, each: int
+) -> Array | None:
+    """Of the weights of a shortlist's candidates, which may be much alike; else None."""
+    if listed is None or matrix is None:
+        return None
+    return precisions(matrix.covariance(), records, each)
 
 
 def _candidates(
@@ -256,25 +276,6 @@ def _rates_first(
     return product.unknowns.sum() / members, None, messages
 
 
-def _within_bounds(
-    solve: Callable[[], Array], answer: Decoded, short: Array, knowledge: Knowledge, absence: bool
-) -> Decoded:
-    """The answer, or that of weights within all bounds where it falls short: of equations that
-    hardly tell records apart, the solution without bounds is rounding that the bounds rule out.
-    It is taken even where it explains less after it was rounded: where both are partly wrong, it
-    names more."""
-
-    def again(tried: tuple[Array, Decoded]) -> tuple[Array, Decoded]:
-        weights = solve().reshape(len(knowledge.x), -1)
-        bounded = decoded(knowledge, weights, None, None, absence)
-        sound = jnp.isfinite(weights).all()
-        kept = jax.tree.map(functools.partial(jnp.where, sound), bounded, answer)
-        return jnp.zeros((), bool), kept
-
-    # A loop of one step at most: of many clients at once, it is taken where one needs it.
-    return jax.lax.while_loop(lambda tried: tried[0], again, (short, answer))[1]
-
-
 def _allowed(messages: Messages, lengths: Array, eps: Array, noise: float | Array) -> Array:
     """Energy `[rounds]` that rounding and stated noise may leave of a right answer; `lengths` as
     `gradients` of `rounding`."""
@@ -309,8 +310,7 @@ def _fit(
     moved = energies(updates) > 0
     each = jnp.broadcast_to(rates, moved.shape)
     forwards, seen = jnp.where(moved, each > 0, True).all(), moved.sum()
-    # Of the right-hand side, in that of updates.
-    unit = (jnp.where(moved, jnp.abs(each), 0).sum() / seen / averaged) ** 2 / seen
+    unit = _unit(messages, rates, averaged)
     noise = jnp.where(moved, allowed, 0).sum() / seen
     most = noise + unit * solution.pull + _inexact(solution) * unit
     # Conjugate gradients may have stopped early: what their rounded answer explains is explained.
@@ -322,6 +322,22 @@ def _fit(
     fitted = seen if rates.ndim else 0  # rates of rounds, to the same equations
     told = equations(updates) > len(solution.unknowns) + fitted
     return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
+
+
+def _unit(messages: Messages, rates: Array, averaged: int) -> Array:
+    """Squares of the right-hand side, in those of updates."""
+    moved = energies(messages.pseudo_gradient) > 0
+    each = jnp.broadcast_to(rates, moved.shape)
+    seen = moved.sum()
+    return (jnp.where(moved, jnp.abs(each), 0).sum() / seen / averaged) ** 2 / seen
+
+
+def _deviation(messages: Messages, fit: Fit, unit: Array) -> Array:
+    """Of the noise in every equation: what the answer leaves, or what a right one may, if that is
+    less. Rounding repeats itself where models hardly move, and then much of it lies where unknowns
+    do: so what these leave of it says too little."""
+    left = jnp.maximum(1 - jnp.maximum(fit.explained, fit.allowed), 0)
+    return jnp.sqrt(left / unit / equations(messages.pseudo_gradient))
 
 
 def _inexact(solution: Solution) -> Array:

@@ -99,6 +99,12 @@ def interior_point(gram: Array, right: Array, records: int, steps: int = INTERIO
     return jnp.where(jnp.isfinite(gram).all() & jnp.isfinite(right).all(), w, jnp.nan)
 
 
+def pull(prior: Array, ridge: float | Array) -> Array:
+    """By how much the pull towards the prior adds to the precision of unknowns `[unknowns]`;
+    arguments as those of `most_likely`."""
+    return ridge / jnp.maximum(prior * (1 - prior), 1e-3)
+
+
 def most_likely(
     gram: Array,
     right: Array,
@@ -120,7 +126,7 @@ def most_likely(
       iterations: of the minimisation (static); None for `interior_point`.
       start: where it begins; at the prior by default.
     """
-    precision = ridge / jnp.maximum(prior * (1 - prior), 1e-3)
+    precision = pull(prior, ridge)
     gram, right = gram + jnp.diag(precision), right + precision * prior
     if iterations is None:
         weights = interior_point(gram, right, records)

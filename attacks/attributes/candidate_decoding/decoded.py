@@ -76,6 +76,14 @@ class Decoded(NamedTuple):
     presence: Array | None
 
 
+def nearest(weights: Array, precision: Array | None) -> Array:
+    """The candidate of every record `[records]`; arguments as those of `decoded`."""
+    if precision is None:
+        return with_first(weights).argmax(1)
+    corners = jnp.eye(weights.shape[1] + 1, dtype=weights.dtype)[None, :, 1:]
+    return distances_from(weights, precision, corners).argmin(1)
+
+
 def decoded(
     knowledge: Knowledge,
     weights: Array,
@@ -94,10 +102,7 @@ def decoded(
       absence: whether the first candidate is absence.
     """
     scores = with_first(weights)
-    best = scores.argmax(1)
-    if precision is not None:
-        corners = jnp.eye(scores.shape[1], dtype=scores.dtype)[None, :, 1:]
-        best = distances_from(weights, precision, corners).argmin(1)
+    best = nearest(weights, precision)
     rounded = jax.nn.one_hot(best, scores.shape[1], dtype=scores.dtype)
     chosen, presence = rounded[:, 1:].reshape(-1), None
     if absence:

@@ -40,6 +40,7 @@ clipped, noise, mixup (whose pairs are not known; a record's partner is taken to
 one).
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -54,15 +55,17 @@ from attacks.attributes.candidate_decoding.candidates import (
     prior_weights,
     with_first,
 )
-from attacks.attributes.candidate_decoding.constraints import most_likely
+from attacks.attributes.candidate_decoding.constraints import most_likely, pull
 from attacks.attributes.candidate_decoding.explanation import JUDGED, judge
 from attacks.attributes.candidate_decoding.gls_round import (
     GLS,
     Client,
     Round,
     round_quadratic,
+    rounds_of,
 )
 from attacks.attributes.candidate_decoding.joint import apart, joined, told
+from attacks.attributes.candidate_decoding.resolution import resolved
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -71,6 +74,8 @@ from attacks.attributes.knowledge import (
     check_knowledge,
     explained,
 )
+from attacks.fit import no_fit, precision
+from attacks.lapack import after
 from attacks.path import check_linear
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import DPSGD, ClassWeights, LocalTraining, Messages, Mixup, Model, Upload, _check
@@ -142,6 +147,7 @@ def gls(
     answer = apart(answer, knowledge.columns)
     judge_key = jax.random.fold_in(key, JUDGED)
     fit = judge(model, messages, knowledge, answer, settings.training, judge_key)
+    fit = dataclasses.replace(fit, resolved=answer.fit.resolved)
     return explained("gls", messages, answer, fit)
 
 
@@ -201,12 +207,14 @@ def _check_plugins(training: LocalTraining, knowledge: Knowledge) -> None:
 def _gls(
     model: Model, messages: Messages, knowledge: Knowledge, key: Array, settings: GLS, dtype: Any
 ) -> Reconstruction:
+    spacing = precision(messages)
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
     x, y = candidate_records(model, knowledge)
-    client = Client(model, x, y if knowledge.y is None else jnp.asarray(knowledge.y), settings)
+    known_labels = y if knowledge.y is None else jnp.asarray(knowledge.y)
+    client = Client(model, x, known_labels, settings)
     records, count = client.x.shape[:2]
     prior = prior_weights(model, knowledge, count)
-    rounds = Round(messages.received, messages.pseudo_gradient)
+    rounds = rounds_of(messages, spacing, settings.training, records)
     gradients_need_no_guess = settings.points == 1 and not settings.training.mixup
     with jax.default_matmul_precision("highest"):
         if gradients_need_no_guess and len(messages) * (records * count) ** 2 <= KEPT:
@@ -216,20 +224,23 @@ def _gls(
 
             rounds = rounds._replace(inner=jax.lax.map(inner, rounds))
         one_pass = functools.partial(_one_pass, client, rounds, prior)
-        weights, heights = jax.lax.scan(one_pass, prior, jax.random.split(key, settings.passes))
-    trace, objectives = heights.T
+        weights, ends = jax.lax.scan(one_pass, prior, jax.random.split(key, settings.passes))
+    trace, objectives, stay = ends.T
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     finite = jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objectives[-1])
     failed = ~finite | (trace[-1] < INDEFINITE)
-    answer = answered(failed, (values,), (scores,), labels, objective=objectives[-1], trace=trace)
+    fit = dataclasses.replace(no_fit(), resolved=stay[-1])
+    answer = answered(
+        failed, (values,), (scores,), labels, objective=objectives[-1], trace=trace, fit=fit
+    )
     return cast(answer, jnp.float32, jnp.int32)
 
 
 def _one_pass(
     client: Client, rounds: Round, prior: Array, weights: Array, key: Array
 ) -> tuple[Array, Array]:
-    """Least squares over all rounds, linearised at `weights`: the next weights, and how far they
-    and their rounding lie above the minimum."""
+    """Least squares over all rounds, linearised at `weights`: the next weights, how far they and
+    their rounding lie above the minimum, and what share of the values noise leaves as they are."""
     records = len(client.x)
     scores = with_first(weights.reshape(records, -1))
 
@@ -243,5 +254,12 @@ def _one_pass(
     (gram, right), _ = jax.lax.scan(add, zero, (rounds, numbers))
     right = right + gram @ weights
     ridge, iterations = client.settings.ridge, client.settings.iterations
-    solution, (above, _) = most_likely(gram, right, prior, records, ridge, iterations, weights)
-    return solution, above
+    solution, (above, rounded) = most_likely(
+        gram, right, prior, records, ridge, iterations, weights
+    )
+    factor = jnp.linalg.cholesky(after(gram + jnp.diag(pull(prior, ridge)), above))
+
+    def nearest(w: Array) -> Array:
+        return with_first(w.reshape(records, -1)).argmax(1)
+
+    return solution, jnp.append(above, resolved(factor, rounded, 1.0, nearest))

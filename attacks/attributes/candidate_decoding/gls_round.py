@@ -36,9 +36,9 @@ from attacks.attributes.candidate_decoding.simulated_client import (
     towards_average,
 )
 from attacks.attributes.candidate_decoding.whitening import whitened
-from attacks.fit import ROUNDING
+from attacks.fit import ROUNDING, energies, rounding
 from attacks.path import local_path
-from jaxfl import LocalTraining, Model
+from jaxfl import LocalTraining, Messages, Model
 from jaxfl.domains import Count, Index, NotNegative
 
 Array = jax.Array
@@ -100,12 +100,25 @@ FLOOR, EXACT_FLOOR = 3e-3, 1e-5
 
 
 class Round(NamedTuple):
-    """One round's model and update, and inner products of the candidates' gradients `[records, K,
+    """One round's model and update, the variance per number that rounding adds to the update, in
+    units of the learning rate, and inner products of the candidates' gradients `[records, K,
     records, K]`, if they are at hand."""
 
     received: Any
     update: Any
+    rounded: Array | float = 0.0
     inner: Array | None = None
+
+
+def rounds_of(messages: Messages, spacing: Array, training: LocalTraining, records: int) -> Round:
+    """All rounds `[rounds, ...]` of a client with so many records; `spacing` is that of the numbers
+    in which its models were recorded, relative to these (`attacks.fit.precision`)."""
+    received, updates = messages.received, messages.pseudo_gradient
+    energy = energies(updates)
+    count = sum(a.size for a in jax.tree.leaves(messages.model_shapes))
+    left = rounding(received, updates, jnp.zeros(()), spacing, training.steps(records))
+    left = jnp.where(energy > 0, left * energy, 0)
+    return Round(received, updates, left / count / training.learning_rate**2)
 
 
 @struct.dataclass
@@ -171,6 +184,7 @@ def round_quadratic(client: Client, seen: Round, scores: Array, key: Array) -> t
     relative = by_default if settings.floor is None else settings.floor
     least = jnp.maximum(relative * jnp.trace(noise.inner) / records, rounding)
     least += noise_variance(training, records) + upload_variance(training, seen.update)
+    least += seen.rounded
     quadratic, slope = whitened(noise, gram, along[..., 0], least)
     averages = 2 if training.mixup else 1  # that one record is in
     entries = averages * batch_weights(training, records)[0]

@@ -95,11 +95,15 @@ class Solved(NamedTuple):
       condition: an estimate of the condition number by power iterations.
       covariance: of all unknowns, up to the noise's variance, when it is asked for: by the same
         factor, after all else (`attacks.lapack`).
+      scale: of the unknowns, by which the factor is of a unit diagonal.
+      factor: lower Cholesky factor of the matrix so scaled.
     """
 
     unknowns: Array
     condition: Array
     covariance: Callable[[], Array]
+    scale: Array
+    factor: Array
 
 
 def solve(system: NormalEquations, start: Array, ridge: float | Array) -> Solved:
@@ -115,7 +119,7 @@ def solve(system: NormalEquations, start: Array, ridge: float | Array) -> Solved
         last = after(factor, step, smallest), lower
         return _inverse(last, scale)
 
-    return Solved(start + step, largest * smallest, spread)
+    return Solved(start + step, largest * smallest, spread, scale, factor)
 
 
 def _factorised(system: NormalEquations, ridge: float | Array) -> tuple[Array, Array, Any]:

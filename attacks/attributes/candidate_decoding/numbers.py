@@ -33,7 +33,13 @@ from jaxtyping import Int, Num
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.constraints import interior_point
 from attacks.attributes.candidate_decoding.gls import check_gls
-from attacks.attributes.candidate_decoding.gls_round import GLS, Client, Round, round_quadratic
+from attacks.attributes.candidate_decoding.gls_round import (
+    GLS,
+    Client,
+    Round,
+    round_quadratic,
+    rounds_of,
+)
 from attacks.attributes.candidate_decoding.simulated_client import Guess, trains_at_random
 from attacks.attributes.candidate_decoding.simulated_numbers import (
     bounds,
@@ -50,7 +56,7 @@ from attacks.attributes.knowledge import (
     check_one_column,
     warn_of_unchanged,
 )
-from attacks.fit import Fit, reason_of, status_of, warn_of_fit
+from attacks.fit import Fit, precision, reason_of, status_of, warn_of_fit
 from attacks.lapack import after
 from attacks.path import check_linear
 from attacks.precision import arithmetic, cast
@@ -256,10 +262,10 @@ def _decode(
     passes: int,
 ) -> tuple[Array, Array]:
     """Numbers `[records]`, and the mean width of the windows of every pass."""
-    dtype = canonicalize_dtype(jnp.float64)
+    dtype, spacing = canonicalize_dtype(jnp.float64), precision(messages)
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
     lower, upper = bounds(knowledge)
-    rounds = Round(messages.received, messages.pseudo_gradient)
+    rounds = rounds_of(messages, spacing, settings.training, len(knowledge.x))
 
     def one_pass(
         count: int, narrow: bool, windows: tuple[Array, Array], key: Array

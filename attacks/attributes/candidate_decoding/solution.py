@@ -57,6 +57,20 @@ class ClosedForm:
     noise: NotNegative = 0.0
 
 
+class Matrix(NamedTuple):
+    """The normal equations of least squares whose matrix is formed.
+
+    Attributes:
+      right: their right-hand side.
+      covariance: of the unknowns, see `normal_equations.Solved`.
+      factor: lower Cholesky factor of the unknowns' precision under noise of deviation 1.
+    """
+
+    right: Array
+    covariance: Callable[[], Array]
+    factor: Array
+
+
 class Solution(NamedTuple):
     """Least squares in units of the candidates' gradients, summed.
 
@@ -67,9 +81,10 @@ class Solution(NamedTuple):
       square: of the right-hand side.
       pull: by how much the ridge may have raised the squared residual.
       lengths: mean length of the gradients of one candidate of every record `[rounds]`.
-      covariance: of the unknowns, see there; None where no matrix is formed.
-      within: the weights that leave least within all bounds; None where no matrix is formed, or
-        there are other unknowns, or more than `MOST_BOUNDED`.
+      matrix: see there; None where no matrix is formed.
+      within: from a right-hand side of its equations to the weights that leave least within all
+        bounds; None where no matrix is formed, or there are other unknowns, or more than
+        `MOST_BOUNDED`.
     """
 
     unknowns: Array
@@ -78,8 +93,8 @@ class Solution(NamedTuple):
     square: Array
     pull: Array
     lengths: Array
-    covariance: Callable[[], Array] | None = None
-    within: Callable[[], Array] | None = None
+    matrix: Matrix | None = None
+    within: Callable[[Array], Array] | None = None
 
 
 def least_squares(
@@ -104,10 +119,12 @@ def least_squares(
         wide = jnp.finfo(system.gram.dtype).bits == 64
         if rate is not None and wide and len(start) <= MOST_BOUNDED:
             records = len(candidates[0])
-            within = functools.partial(interior_point, system.gram, system.right, records)
+            within = functools.partial(interior_point, system.gram, records=records)
         estimate = solved.unknowns, solved.condition
         of_system = system.square, pull, system.lengths
-        return Solution(*estimate, left, *of_system, solved.covariance, within)
+        factor = solved.factor / solved.scale[:, None]
+        matrix = Matrix(system.right, solved.covariance, factor)
+        return Solution(*estimate, left, *of_system, matrix, within)
     problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
     pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)

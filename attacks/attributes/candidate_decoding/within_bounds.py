@@ -1,0 +1,50 @@
+"""Least squares of `closed_form` within the bounds of weights."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from attacks.attributes.candidate_decoding.decoded import Decoded, decoded, nearest
+from attacks.attributes.candidate_decoding.resolution import resolved_within
+from attacks.attributes.candidate_decoding.solution import Matrix
+from attacks.attributes.knowledge import Knowledge
+from attacks.lapack import after
+
+Array = jax.Array
+
+
+def within_bounds(
+    solve: Callable[[Array], Array],
+    matrix: Matrix,
+    deviation: Array,
+    answer: Decoded,
+    short: Array,
+    knowledge: Knowledge,
+    absence: bool,
+) -> tuple[Decoded, Array]:
+    """The answer, or that of weights within all bounds where it falls short: of equations that
+    hardly tell records apart, the solution without bounds is rounding that the bounds rule out.
+    It is taken even where it explains less after it was rounded: where both are partly wrong, it
+    names more. Then what share of its values is resolved, or NaN."""
+    candidates_of = nearest_of(len(knowledge.x), None)
+
+    def again(tried: tuple[Array, Decoded, Array]) -> tuple[Array, Decoded, Array]:
+        weights = solve(matrix.right)
+        bounded = decoded(knowledge, weights.reshape(len(knowledge.x), -1), None, None, absence)
+        sound = jnp.isfinite(weights).all()
+        kept = jax.tree.map(functools.partial(jnp.where, sound), bounded, answer)
+        drawn = after(deviation, kept.rounded)
+        stay = resolved_within(solve, matrix.factor, kept.rounded, drawn, candidates_of)
+        return jnp.zeros((), bool), kept, stay
+
+    begin = short, answer, jnp.full_like(deviation, jnp.nan)
+    # A loop of one step at most: of many clients at once, it is taken where one needs it.
+    return jax.lax.while_loop(lambda tried: tried[0], again, begin)[1:]
+
+
+def nearest_of(records: int, close: Array | None) -> Callable[[Array], Array]:
+    """From weights `[unknowns]` to every record's candidate; `close` as the `precision` of
+    `decoded`."""
+    return lambda weights: nearest(weights.reshape(records, -1), close)

@@ -1,0 +1,78 @@
+"""Do values that noise hides count as told, and how near is `resolved` to what is read?
+
+`python -m tests.attacks.hidden_values 10` prints, for each kind, of so many clients: the share of
+values read, the share that `resolved` expects, and how answers end.
+"""
+
+import dataclasses
+import sys
+import warnings
+
+import jax
+import numpy as np
+
+from attacks import GLS, ClosedForm, FitWarning, Status, closed_form, gls
+from jaxfl import DPSGD, LocalTraining, Upload
+from tests.attacks.right_recipes import BATCHES, STEP, Kind, client
+
+NOISY = {noise: Upload(clip=1.0, noise_multiplier=noise) for noise in (1e-4, 3e-4, 5e-4, 1e-3)}
+KINDS = {
+    **{
+        f"closed_form, noise of {noise} on what is sent": Kind(
+            dataclasses.replace(STEP, plugins=(upload,))
+        )
+        for noise, upload in NOISY.items()
+    },
+    **{
+        f"closed_form, {records} records, rate {rate}": Kind(LocalTraining(rate), records=records)
+        for records, rate in ((300, 0.1), (300, 1e-5), (300, 1e-6), (1000, 1e-4), (1000, 1e-5))
+    },
+    **{
+        f"gls, batches of 16, DP-SGD's noise {noise}": Kind(
+            LocalTraining(0.1, batch_size=16, plugins=(DPSGD(1.0, noise),))
+        )
+        for noise in (0.03, 0.1, 0.5)
+    },
+    **{
+        f"gls, batches of 50 of 300 records, rate {rate}": Kind(
+            dataclasses.replace(BATCHES, learning_rate=rate, batch_size=50), records=300
+        )
+        for rate in (0.1, 1e-6)
+    },
+}
+"""By what it is called."""
+
+
+def answered(name, seed):
+    """Share read, share expected and status of a client's answer."""
+    kind = KINDS[name]
+    *seen, truth = client(kind, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        if name.startswith("gls"):
+            answer = gls(*seen, jax.random.key(seed), settings=GLS(kind.training, orders=24))
+        else:
+            noise = sum(plugin.noise_multiplier for plugin in kind.training.plugins)
+            answer = closed_form(
+                *seen, settings=ClosedForm(kind.training.learning_rate, noise=noise)
+            )
+    read = np.mean(np.asarray(answer.values[0]) == truth[0])
+    return read, (1 + float(answer.fit.resolved)) / 2, Status(int(answer.status))
+
+
+def main(clients):
+    """Print a row for each kind."""
+    for name in KINDS:
+        read, expected, statuses = zip(
+            *(answered(name, seed) for seed in range(clients)), strict=True
+        )
+        counts = {str(s.name): statuses.count(s) for s in Status if s in statuses}
+        print(
+            f"{name}: {np.mean(read):.3f} read, {np.mean(expected):.3f} expected, {counts}",
+            flush=True,
+        )
+        jax.clear_caches()  # each kind has programs of its own, and a process bears so many
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,152 @@
+"""Of which values noise leaves nothing: an answer that explains the messages may be wrong."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attacks import (
+    GLS,
+    ClosedForm,
+    FitWarning,
+    SomeWrongWarning,
+    Status,
+    UncheckedWarning,
+    closed_form,
+    gls,
+)
+from attacks.attributes.candidate_decoding.resolution import resolved
+from attacks.fit import LEAST_RESOLVED, MOSTLY_RESOLVED
+from jaxfl import LocalTraining, Upload
+from tests.attacks.right_recipes import BATCHES, KINDS, Kind
+from tests.attacks.right_recipes import client as client_of
+from tests.attacks.wrong_recipes import RATE, client
+
+KEY = jax.random.key(7)
+
+
+def sent_with(noise, seed):
+    plugins = (Upload(clip=1.0, noise_multiplier=noise),)
+    return client("right", LocalTraining(RATE), seed, plugins=plugins)
+
+
+def quietly(attack, *arguments, **named):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        return attack(*arguments, **named)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 5e-4, 3e-4, 1e-4])
+def test_it_is_the_accuracy_beyond_chance_whatever_the_noise(noise):
+    right, expected = [], []
+    for seed in range(4):
+        *seen, truth = sent_with(noise, seed)
+        answer = quietly(closed_form, *seen, settings=ClosedForm(RATE, noise=noise))
+        right.append(np.mean(answer.values[0] == truth))
+        expected.append((1 + float(answer.fit.resolved)) / 2)
+    assert np.mean(expected) == pytest.approx(np.mean(right), abs=0.05)
+
+
+def test_an_answer_that_noise_hides_is_not_ok():
+    *seen, truth = sent_with(1e-3, 0)
+    with pytest.warns(UncheckedWarning, match=r"closed_form: noise and rounding .* drawn again"):
+        answer = closed_form(*seen, settings=ClosedForm(RATE, noise=1e-3))
+    assert np.mean(answer.values[0] == truth) < 0.8
+    assert answer.fit.explained >= answer.fit.allowed > 0  # nothing else speaks against it
+    assert answer.fit.misfit < 1
+    assert answer.status == Status.UNCHECKED
+    assert "drawn again" in answer.reason
+
+
+def test_values_that_noise_hides_are_told():
+    *seen, truth = sent_with(5e-4, 0)
+    with pytest.warns(SomeWrongWarning, match=r"hide some of the values.* is resolved") as told:
+        answer = closed_form(*seen, settings=ClosedForm(RATE, noise=5e-4))
+    assert told[0].filename == __file__
+    assert answer.status == Status.OK
+    assert LEAST_RESOLVED < answer.fit.resolved < MOSTLY_RESOLVED
+    assert 0.8 < np.mean(answer.values[0] == truth) < 0.95
+    assert "hide some of the values" in answer.reason
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-2])
+def test_rounding_that_hides_nothing_is_no_reason(rate):
+    kind = Kind(LocalTraining(rate), records=300)
+    model, messages, known, truth = client_of(kind, 0)
+    answer = closed_form(model, messages, known, settings=ClosedForm(rate))
+    assert np.mean(answer.values[0] == truth[0]) == 1
+    assert answer.fit.resolved > 0.99
+    assert answer.status == Status.OK
+
+
+def test_a_rate_whose_steps_rounding_hides_is_told():
+    kind = Kind(LocalTraining(1e-6), records=300)
+    model, messages, known, truth = client_of(kind, 0)
+    with pytest.warns(UncheckedWarning, match="drawn again"):
+        answer = closed_form(model, messages, known, settings=ClosedForm(1e-6))
+    assert np.mean(answer.values[0] == truth[0]) < 0.65
+    assert answer.fit.explained > 0.9  # of a gradient that most values share
+
+
+def test_values_within_bounds_are_resolved_where_they_are_not_without():
+    """Of a softmax regression, whose equations hardly tell records apart."""
+    attack, kind = KINDS["closed_form, logistic regression"]
+    model, messages, known, truth = client_of(kind, 0)
+    answer = attack(kind, model, messages, known, KEY)
+    assert np.mean(answer.values[0] == truth[0]) == 1
+    assert answer.fit.resolved > MOSTLY_RESOLVED
+    small = dataclasses.replace(kind, training=LocalTraining(1e-3))
+    *seen, truth = client_of(small, 0)
+    answer = quietly(attack, small, *seen, KEY)
+    assert np.mean(answer.values[0] == truth[0]) < 0.75
+    assert answer.fit.resolved < LEAST_RESOLVED
+
+
+def test_it_counts_what_another_draw_would_read():
+    """Of one record that noise cannot turn, and one that it turns in half of the draws."""
+    factor = jnp.diag(jnp.asarray([1e3, 1e-3]))
+    share = resolved(factor, jnp.ones(2), 1.0, lambda w: (w > 0.5).astype(int))
+    assert float(share) == pytest.approx(0.5, abs=0.25)
+    chosen = jnp.asarray([0.0, 1.0, 0.0, 0.0])  # two records of three values
+
+    def nearest(weights):
+        each = weights.reshape(2, 2)
+        return jnp.concatenate([1 - each.sum(1, keepdims=True), each], 1).argmax(1)
+
+    for deviation, least, most in ((1e-3, 1, 1), (1e3, 0, 0.35)):
+        assert least <= resolved(jnp.eye(4), chosen, deviation, nearest) <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
+def test_batches_hide_what_noise_does(noise):
+    """Of clients of a small rate: their updates are little longer than the noise."""
+    recipe = dataclasses.replace(BATCHES, learning_rate=1e-3)
+    plugins = (Upload(1e6, noise / 1e6),) if noise else ()
+    kind = Kind(dataclasses.replace(recipe, plugins=plugins), rounds=3)
+    *seen, truth = client_of(kind, 0)
+    settings = GLS(kind.training, orders=24)
+    answer = quietly(gls, *seen, KEY, settings=settings)
+    right = np.mean(answer.values[0] == truth[0])
+    if noise:
+        assert right < 0.75
+        assert answer.fit.resolved < LEAST_RESOLVED
+        assert answer.status == Status.UNCHECKED
+    else:
+        assert right == 1
+        assert answer.fit.resolved > 0.99
+        assert answer.status == Status.OK
+
+
+@pytest.mark.slow
+def test_batches_hide_what_rounding_does():
+    """A rate so small that models hardly move: their last digit holds what tells records apart."""
+    kind = Kind(LocalTraining(1e-6, batch_size=50, epochs=2), records=300, rounds=3)
+    *seen, truth = client_of(kind, 0)
+    with pytest.warns(UncheckedWarning, match="gls: noise and rounding"):
+        answer = gls(*seen, KEY, settings=GLS(kind.training, orders=24))
+    assert np.mean(answer.values[0] == truth[0]) < 0.9
+    assert answer.fit.explained > 0.99
