@@ -26,8 +26,9 @@ DOUBTS = {
     "back changed",
     "misfit": "these updates are not of clients that train as was said, so that no answer to "
     "them counts",
-    "unchecked": "rounding and noise may be as large as these updates, or as what tells people apart "
-    "in them, so that they contradict no answer, or a search through the client's steps ended short",
+    "unchecked": "rounding and noise may be as large as these updates, or as what tells people "
+    "apart in them, so that they contradict no answer, or a search through the client's steps "
+    "ended short",
 }
 """Doubts about a level's answers, in words."""
 DOUBTFUL = {"diverged": "failed", "misfit": "misfit", "unchecked": "unchecked"}
