@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,7 @@ def test_what_stands_in_the_column_changes_nothing():
             decoded(model, messages, dataclasses.replace(knowledge, x=x), FULL, passes=3)
             for x in (knowledge.x, filled)
         )
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, erased, told))
+    chex.assert_trees_all_equal(erased, told)
 
 
 @pytest.mark.slow
