@@ -75,13 +75,13 @@ SOME_WRONG = (
 )
 """Of an answer that is no misfit, and explains less than is allowed."""
 UNRESOLVED = (
-    "noise and rounding are larger than what tells the values apart: drawn again, they would leave "
-    "most of another answer that explains these messages as well"
+    "noise and rounding are larger than what tells the values apart: were they drawn again, many "
+    "values would be read otherwise"
 )
 """Of an answer of which less than `LEAST_RESOLVED` is resolved."""
 PARTLY_RESOLVED = (
-    "nothing contradicts the answer, but noise and rounding hide some of the values: drawn again, "
-    "they would leave others, which explain these messages as well"
+    "nothing contradicts the answer, but noise and rounding hide some of the values: were they "
+    "drawn again, some would be read otherwise, and explain these messages as well"
 )
 """Of an answer of which less than `MOSTLY_RESOLVED` is resolved."""
 LEAST_RESOLVED, MOSTLY_RESOLVED = 0.5, 0.8
@@ -97,11 +97,13 @@ class MisfitWarning(FitWarning):
 
 
 class UncheckedWarning(FitWarning):
-    """Messages could not contradict an answer, or a part of it, whatever it was."""
+    """Messages could not contradict an answer, or a part of it, whatever it was; or noise and
+    rounding hide most of what tells it from others."""
 
 
 class SomeWrongWarning(FitWarning):
-    """An answer explains less of the messages than a right one would; the recipe may be right."""
+    """An answer explains less of the messages than a right one would, or noise and rounding hide
+    some of its values; the recipe may be right."""
 
 
 @struct.dataclass
@@ -116,10 +118,12 @@ class Fit:
         noise leaves of a right answer. Above 1 the messages are of another model, recipe or data;
         clients can be compared by it. Of `decode_partial` and `decode_sources` it may be the square
         of how far the known records' weights are from what they should be, over what is allowed,
-        if         that is more. NaN where there are as many unknowns as equations, so that
+        if that is more. NaN where there are as many unknowns as equations, so that
         everything would fit, and where a search may have ended short.
       resolved: share of the values that would be read the same if noise and rounding were drawn
-        again: 1 for all, 0 for no more than by chance. NaN where it is not asked.
+        again: 1 for all, 0 for no more than by chance. NaN where it is not asked, or rounding
+        leaves no solution. Of several unknown columns, labels or absence a record's values count
+        together.
     """
 
     explained: Num[Array, ""]
@@ -137,7 +141,7 @@ def no_fit() -> Fit:
 @jax.jit
 def status_of(failed: Array, fit: Fit) -> Array:
     """`Status` as an integer array, like `failed`."""
-    untold = _contradicts_nothing(fit) | (fit.resolved < LEAST_RESOLVED)
+    untold = contradicts_nothing(fit) | (fit.resolved < LEAST_RESOLVED)
     unchecked = jnp.isfinite(fit.explained) & untold
     cases = {
         Status.FAILED: failed,
@@ -148,7 +152,7 @@ def status_of(failed: Array, fit: Fit) -> Array:
     return jnp.select(list(cases.values()), states, jnp.int32(Status.OK))
 
 
-def _contradicts_nothing(fit: Fit) -> Any:
+def contradicts_nothing(fit: Fit) -> Any:
     """Whether messages could contradict no answer, whatever noise hides."""
     return jnp.isnan(fit.misfit) | (fit.allowed <= 0)
 
@@ -156,7 +160,7 @@ def _contradicts_nothing(fit: Fit) -> Any:
 def reason_of(status: Any, fit: Fit) -> str:
     """A status in words, and whether the fit says that some values are wrong."""
     state = Status(int(status))
-    if state == Status.UNCHECKED and not _contradicts_nothing(fit):
+    if state == Status.UNCHECKED and not contradicts_nothing(fit):
         return UNRESOLVED
     if state == Status.OK and fit.explained < fit.allowed:
         return SOME_WRONG
@@ -195,7 +199,7 @@ def _warn_of_resolution(
     attack: str, status: np.ndarray, fit: Fit, short: np.ndarray, stacklevel: int
 ) -> None:
     unchecked, resolved = status == Status.UNCHECKED, np.asarray(fit.resolved)
-    hidden = ~np.asarray(_contradicts_nothing(fit))
+    hidden = ~np.asarray(contradicts_nothing(fit))
     reasons = {REASONS[Status.UNCHECKED]: unchecked & ~hidden, UNRESOLVED: unchecked & hidden}
     for reason, these in reasons.items():
         if these.any():

@@ -120,8 +120,8 @@ class Reconstruction:
       trace: relaxed objective per iteration.
       gradient_norm: per iteration.
       status: see `attacks.Status`: 0 if nothing speaks against the answer, 1 if the attack failed,
-        2 if no answer explains the messages, 3 if these could contradict none: then values are the
-        attack's guess all the same.
+        2 if no answer explains the messages, 3 if these could contradict none, or others explain
+        them as well: then values are the attack's guess all the same.
       fit: how well the answer explains the messages.
     """
 

@@ -23,7 +23,7 @@ from attacks import (
 )
 from attacks.attributes.candidate_decoding.simulated_client import model_of_gradients
 from attacks.diagnosis.unshuffled import read_in_order
-from attacks.fit import FitWarning
+from attacks.fit import FitWarning, contradicts_nothing
 from benchmarks.audits.optimizers import decay_of, is_adam
 from jaxfl import LocalTraining, Messages, Model, Upload
 from jaxfl.models.probe import draws_at_random
@@ -60,7 +60,7 @@ def decode(
             in_order = read_in_order(model, messages, known, answers["gls"], training)
             if in_order is not None:
                 return "gls_unrolled", in_order
-            if answers["gls"].status == Status.OK:
+            if _is_of_recipe(answers["gls"]):
                 return "gls", answers["gls"]
         unknowns = len(known.x) * (len(known.columns[0].candidates) - 1)
         if is_adam(training.optimizer) or unknowns <= MOST_OF_ADAM:
@@ -88,8 +88,15 @@ def _at_told_rate(
         return answer
     settings = ClosedForm(float(training.learning_rate))
     told = closed_form(model, messages, known, settings=settings)
-    better = told.status == Status.OK and told.fit.explained > answer.fit.explained
-    return told if better else answer
+    more = answer.status != Status.OK or told.fit.explained > answer.fit.explained
+    return told if told.status == Status.OK and more else answer
+
+
+def _is_of_recipe(answer: Reconstruction) -> bool:
+    """Whether messages are of the recipe that the answer takes for granted, even if noise hides the
+    values."""
+    hidden = answer.status == Status.UNCHECKED and not contradicts_nothing(answer.fit)
+    return bool(answer.status == Status.OK or hidden)
 
 
 def _adam(training: LocalTraining) -> AdamDecoding:

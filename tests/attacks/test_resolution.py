@@ -20,6 +20,7 @@ from attacks import (
 )
 from attacks.attributes.candidate_decoding.resolution import resolved
 from attacks.fit import LEAST_RESOLVED, MOSTLY_RESOLVED
+from benchmarks.harness.call_order import unordered
 from jaxfl import LocalTraining, Upload
 from tests.attacks.right_recipes import BATCHES, KINDS, Kind
 from tests.attacks.right_recipes import client as client_of
@@ -119,6 +120,18 @@ def test_it_counts_what_another_draw_would_read():
     for deviation, least, most in ((1e-3, 1, 1), (1e3, 0, 0.35)):
         share = float(resolved(jnp.eye(4), chosen, deviation, nearest))
         assert least - 1e-6 <= share <= most + 1e-6
+
+
+@pytest.mark.parametrize("members", [None, 40])
+@pytest.mark.parametrize("rate", [None, RATE])
+def test_its_calls_wait_for_those_before(rate, members):
+    model, messages, known, _ = client("right", LocalTraining(RATE), 0, rounds=2)
+    several = jax.tree.map(lambda a: jnp.stack([a, a]), messages)
+
+    def answer(seen):
+        return closed_form(model, seen, known, members=members, settings=ClosedForm(rate))
+
+    assert not unordered(jax.make_jaxpr(jax.vmap(answer))(several))
 
 
 @pytest.mark.slow

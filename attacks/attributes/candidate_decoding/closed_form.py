@@ -208,7 +208,8 @@ def _closed_form(
             answer, stay = within_bounds(*solve, answer, short, knowledge, absence)
             rounded, fit = judged(answer)
         if matrix is not None:
-            at = after(matrix.factor, fit.explained), answer.rounded, _deviation(seen, fit, unit)
+            earlier = fit.explained, solution.condition, jnp.asarray(more)
+            at = after(matrix.factor, *earlier), answer.rounded, _deviation(seen, fit, unit)
             stay = jnp.where(jnp.isnan(stay), resolved(*at, nearest_of(records, close)), stay)
         fit = dataclasses.replace(fit, resolved=stay)
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.

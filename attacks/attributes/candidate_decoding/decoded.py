@@ -12,7 +12,7 @@ from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.joint import told
 from attacks.attributes.candidate_decoding.shortlist import Shortlist, distances_from
 from attacks.attributes.knowledge import Knowledge, Reconstruction
-from attacks.fit import Status, status_of
+from attacks.fit import Status, contradicts_nothing, status_of
 from jaxfl import _check
 
 Array = jax.Array
@@ -45,7 +45,8 @@ def needs_all(decoding: Decoding, knowledge: Knowledge, most: int) -> bool:
     unknowns = len(knowledge.x) * (len(knowledge.columns[0].candidates) - 1)
     if _check.is_unseen(decoding.status) or unknowns > most:
         return False
-    return bool(decoding.status == Status.UNCHECKED)
+    unchecked = decoding.status == Status.UNCHECKED
+    return bool(unchecked & contradicts_nothing(decoding.fit))
 
 
 def judged_by_all(listed: Decoding, whole: Decoding) -> Decoding:

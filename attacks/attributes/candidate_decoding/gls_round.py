@@ -100,9 +100,9 @@ FLOOR, EXACT_FLOOR = 3e-3, 1e-5
 
 
 class Round(NamedTuple):
-    """One round's model and update, the variance per number that rounding adds to the update, in
-    units of the learning rate, and inner products of the candidates' gradients `[records, K,
-    records, K]`, if they are at hand."""
+    """One round's model and update, the most of the variance per number that rounding adds to the
+    update, in units of the learning rate, and inner products of the candidates' gradients
+    `[records, K, records, K]`, if they are at hand."""
 
     received: Any
     update: Any

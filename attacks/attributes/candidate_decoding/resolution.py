@@ -31,24 +31,22 @@ def resolved(
     """
     moved = jax.scipy.linalg.solve_triangular(factor, _drawn(factor, DRAWS), lower=True, trans="T")
     estimates = chosen + deviation * moved[: len(chosen)].T
-    return _staying(jax.lax.map(nearest, estimates), chosen, nearest, jnp.isfinite(moved).all())
+    return _staying(estimates, chosen, nearest)
 
 
 def resolved_within(
     solve: Callable[[Array], Array],
+    gram: Array,
     factor: Array,
     chosen: Array,
     deviation: Array,
     nearest: Callable[[Array], Array],
 ) -> Array:
     """The same of least squares within bounds: `solve` gives weights for the right-hand side of
-    their normal equations. Other arguments as those of `resolved`."""
-    lower = jnp.tril(factor)
-    right = lower @ (lower.T @ chosen)
-    noisy = right + deviation * (lower @ _drawn(factor, BOUNDED_DRAWS)).T
-    estimates = jax.lax.map(solve, noisy)
-    answers = jax.lax.map(nearest, estimates)
-    return _staying(answers, chosen, nearest, jnp.isfinite(estimates).all())
+    their normal equations, whose matrix is `gram`. Other arguments as those of `resolved`."""
+    drawn = jnp.tril(factor) @ _drawn(factor, BOUNDED_DRAWS)
+    noisy = gram @ chosen + deviation * drawn.T
+    return _staying(jax.lax.map(solve, noisy), chosen, nearest)
 
 
 def _drawn(factor: Array, draws: int) -> Array:
@@ -56,9 +54,8 @@ def _drawn(factor: Array, draws: int) -> Array:
     return jax.random.normal(jax.random.key(0), (len(factor), draws), factor.dtype)
 
 
-def _staying(
-    answers: Array, chosen: Array, nearest: Callable[[Array], Array], finite: Array
-) -> Array:
+def _staying(estimates: Array, chosen: Array, nearest: Callable[[Array], Array]) -> Array:
+    answers = jax.lax.map(nearest, estimates)
     by_chance = 1 / (len(chosen) // answers.shape[1] + 1)
     beyond = ((answers == nearest(chosen)).mean(dtype=chosen.dtype) - by_chance) / (1 - by_chance)
-    return jnp.where(finite, jnp.maximum(beyond, 0), jnp.nan)
+    return jnp.where(jnp.isfinite(estimates).all(), jnp.maximum(beyond, 0), jnp.nan)

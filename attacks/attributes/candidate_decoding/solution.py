@@ -61,11 +61,13 @@ class Matrix(NamedTuple):
     """The normal equations of least squares whose matrix is formed.
 
     Attributes:
+      gram: their matrix.
       right: their right-hand side.
       covariance: of the unknowns, see `normal_equations.Solved`.
       factor: lower Cholesky factor of the unknowns' precision under noise of deviation 1.
     """
 
+    gram: Array
     right: Array
     covariance: Callable[[], Array]
     factor: Array
@@ -123,7 +125,7 @@ def least_squares(
         estimate = solved.unknowns, solved.condition
         of_system = system.square, pull, system.lengths
         factor = solved.factor / solved.scale[:, None]
-        matrix = Matrix(system.right, solved.covariance, factor)
+        matrix = Matrix(system.gram, system.right, solved.covariance, factor)
         return Solution(*estimate, left, *of_system, matrix, within)
     problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)

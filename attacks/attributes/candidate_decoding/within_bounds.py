@@ -36,7 +36,9 @@ def within_bounds(
         sound = jnp.isfinite(weights).all()
         kept = jax.tree.map(functools.partial(jnp.where, sound), bounded, answer)
         drawn = after(deviation, kept.rounded)
-        stay = resolved_within(solve, matrix.factor, kept.rounded, drawn, candidates_of)
+        stay = resolved_within(
+            solve, matrix.gram, matrix.factor, kept.rounded, drawn, candidates_of
+        )
         return jnp.zeros((), bool), kept, stay
 
     begin = short, answer, jnp.full_like(deviation, jnp.nan)
