@@ -202,7 +202,11 @@ def explained(attack: str, messages: Messages, answer: Reconstruction, fit: Fit)
 def warn_of_unchanged(attack: str, messages: Messages, stacklevel: int = 4) -> None:
     """Warn, where values are no tracers, if no model came back changed; `stacklevel` is that of
     whoever called the attack."""
-    if not _check.is_unseen(messages) and messages.unchanged:
+    if _check.is_unseen(messages):
+        return
+    with jax.ensure_compile_time_eval():  # constants, perhaps under an outer `jit`
+        unchanged = bool(messages.unchanged)
+    if unchanged:
         warnings.warn(
             f"{attack}: no returned model differs from the one received, so that there is nothing "
             "to explain: the client did not train, or the models after a round were given for "

@@ -167,22 +167,28 @@ def test_several_settings_warn_once_of_what_is_answered():
     assert [w.filename for w in warned] == [__file__]
 
 
-def test_noise_that_is_known_is_no_misfit():
-    noise = Upload(clip=1.0, noise_multiplier=1e-4)
+@pytest.mark.parametrize(("multiplier", "status"), [(1e-4, Status.OK), (1e-3, Status.UNCHECKED)])
+@pytest.mark.filterwarnings("ignore::attacks.fit.UncheckedWarning")
+def test_noise_that_is_known_is_no_misfit(multiplier, status):
+    noise = Upload(clip=1.0, noise_multiplier=multiplier)
     model, messages, known, _ = client("right", LocalTraining(RATE), 0, plugins=(noise,))
     with pytest.warns(MisfitWarning):
         closed_form(model, messages, known, settings=ClosedForm(RATE))
-    told = closed_form(model, messages, known, settings=ClosedForm(RATE, noise=1e-4))
-    assert told.status == Status.OK
+    told = closed_form(model, messages, known, settings=ClosedForm(RATE, noise=multiplier))
+    assert told.status == status
+    assert told.fit.misfit < 1
 
 
 @pytest.mark.slow
-def test_private_training_fits_its_own_recipe():
-    told = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.1),))
+@pytest.mark.parametrize(("multiplier", "status"), [(0.1, Status.OK), (0.5, Status.UNCHECKED)])
+@pytest.mark.filterwarnings("ignore::attacks.fit.UncheckedWarning")
+def test_private_training_fits_its_own_recipe(multiplier, status):
+    told = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, multiplier),))
     model, messages, known, _ = client("right", told, 0)
     answer = gls(model, messages, known, KEY, settings=GLS(told, orders=16))
-    assert answer.status == Status.OK
-    half = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, 0.05),))
+    assert answer.status == status
+    assert answer.fit.misfit < 1
+    half = LocalTraining(RATE, batch_size=16, plugins=(DPSGD(1.0, multiplier / 2),))
     with pytest.warns(MisfitWarning):
         gls(model, messages, known, KEY, settings=GLS(half, orders=16))
 

@@ -12,19 +12,21 @@ from attacks import (
     GLS,
     ClosedForm,
     FitWarning,
+    Knowledge,
     SomeWrongWarning,
     Status,
     UncheckedWarning,
+    binary_column,
     closed_form,
     gls,
 )
 from attacks.attributes.candidate_decoding.resolution import resolved
 from attacks.fit import LEAST_RESOLVED, MOSTLY_RESOLVED
 from benchmarks.harness.call_order import unordered
-from jaxfl import LocalTraining, Upload
+from jaxfl import Federated, LocalTraining, Upload, mlp, simulate, stack_clients
 from tests.attacks.right_recipes import BATCHES, KINDS, Kind
 from tests.attacks.right_recipes import client as client_of
-from tests.attacks.wrong_recipes import RATE, client
+from tests.attacks.wrong_recipes import FEATURES, RATE, client, records
 
 KEY = jax.random.key(7)
 
@@ -120,6 +122,37 @@ def test_it_counts_what_another_draw_would_read():
     for deviation, least, most in ((1e-3, 1, 1), (1e3, 0, 0.35)):
         share = float(resolved(jnp.eye(4), chosen, deviation, nearest))
         assert least - 1e-6 <= share <= most + 1e-6
+
+
+@pytest.mark.parametrize("recorded", [np.float32, np.float64])
+def test_models_of_more_digits_do_not_hide_that_a_column_is_not_used(recorded):
+    inner = mlp(FEATURES, (32,), 2)
+
+    def apply(params, x, **rest):
+        return inner.apply(params, x.at[:, 4].set(0), **rest)
+
+    blind = dataclasses.replace(inner, apply=apply, layers=None)
+    x, y = (np.asarray(a) for a in records(0))
+    with jax.enable_x64(recorded is np.float64):
+        params = jax.tree.map(lambda a: a.astype(recorded), inner.init(KEY))
+        data = stack_clients([(x.astype(recorded), y)])
+        run = simulate(blind, params, data, KEY, Federated(4, LocalTraining(RATE)))
+        seen = run.messages(0)
+    x[:, 4] = np.nan
+    known = Knowledge(x, y, (binary_column(4, 0.5),))
+    answer = quietly(closed_form, blind, seen, known, settings=ClosedForm(RATE))
+    assert jax.tree.leaves(seen.received)[0].dtype == recorded
+    assert answer.fit.explained > 0.999
+    assert answer.fit.resolved < 0.1
+    assert answer.status == Status.UNCHECKED
+
+
+def test_keys_may_be_mapped_over_for_messages_that_are_constants():
+    model, messages, known, _ = client("right", BATCHES, 0, rounds=2)
+    settings = GLS(BATCHES, orders=4, passes=1)
+    keys = jax.random.split(KEY, 2)
+    statuses = jax.lax.map(lambda k: gls(model, messages, known, k, settings=settings).status, keys)
+    assert statuses.shape == (2,)
 
 
 @pytest.mark.parametrize("members", [None, 40])

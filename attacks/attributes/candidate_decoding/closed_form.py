@@ -45,6 +45,7 @@ from attacks.attributes.candidate_decoding.decoded import (
     Decoding,
     decoded,
     judged_by_all,
+    nearest_of,
     needs_all,
 )
 from attacks.attributes.candidate_decoding.joint import apart, joined
@@ -65,7 +66,7 @@ from attacks.attributes.candidate_decoding.solution import (
     Solution,
     least_squares,
 )
-from attacks.attributes.candidate_decoding.within_bounds import nearest_of, within_bounds
+from attacks.attributes.candidate_decoding.within_bounds import within_bounds
 from attacks.attributes.knowledge import (
     Knowledge,
     answered,
@@ -123,8 +124,9 @@ def closed_form(
     Returns:
       A `Decoding`. Where the rounded answer of a known rate explains less than a right one would,
       the direct least squares in float64 are solved within the weights' bounds too, of at most 16
-      candidates a record and 2,000 unknowns, in seconds on a core: equations that hardly tell
-      records apart, as of linear models and of few rounds, may have one such solution. Messages
+      candidates a record and 2,000 unknowns: equations that hardly tell records apart, as of
+      linear models and of few rounds, may have one such solution. `fit.resolved` is of the direct
+      solver, and NaN of "cg". Messages
       that no weights of the candidates explain to within rounding and the stated noise are a
       misfit: a status, and outside `jit` a warning (where values are listed and `jit` leaves no way
       to ask all, they are unchecked). So are those that a rate below 0 fits best. Memory of the
@@ -188,33 +190,41 @@ def _closed_form(
         averaged = len(x) if members is None else members
         lengths = rates * len(x) / averaged * solution.lengths
         allowed = _allowed(messages, lengths, eps, settings.noise)
-        counted = members if settings.learning_rate is None else None
-        more = 0.0 if members is None else off_whole(weights, matrix and matrix.covariance, counted)
+        told = settings.learning_rate is not None
+        more = _off_whole(weights, matrix, members, told)
 
         def judged(answer: Decoded) -> tuple[Array, Fit]:
             rounded = solution.left(jnp.concatenate([answer.rounded, rest]))
             fit = _fit(seen, solution, rounded, rates, averaged, allowed, more)
             return rounded, fit if listed is None else _of_list(fit)
 
-        rounded, fit = judged(answer)
-        told = settings.learning_rate is not None
-        unit, stay = _unit(seen, rates, averaged), jnp.full_like(rounded, jnp.nan)
+        (rounded, fit), unit = judged(answer), _unit(seen, rates, averaged)
+        noise_of = functools.partial(_deviation, seen, solution, allowed, unit)
+        stay = jnp.full_like(rounded, jnp.nan)
         # Candidates of many values are so alike that wrong ones within the bounds explain as much.
         if matrix and solution.within and told and listed is None and count <= MANY:
             short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
             # True of all numbers: so that the loop waits for the solution (`attacks.lapack`).
             short &= (solution.condition > 0) | ~(solution.condition > 0)
-            solve = solution.within, matrix, _deviation(seen, fit, unit)
+            solve = solution.within, matrix, noise_of(rounded)
             answer, stay = within_bounds(*solve, answer, short, knowledge, absence)
             rounded, fit = judged(answer)
         if matrix is not None:
-            earlier = fit.explained, solution.condition, jnp.asarray(more)
-            at = after(matrix.factor, *earlier), answer.rounded, _deviation(seen, fit, unit)
+            factor = after(matrix.factor, fit.explained, solution.condition, more)
+            at = factor, answer.rounded, noise_of(rounded)
             stay = jnp.where(jnp.isnan(stay), resolved(*at, nearest_of(records, close)), stay)
         fit = dataclasses.replace(fit, resolved=stay)
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)
+
+
+def _off_whole(weights: Array, matrix: Matrix | None, members: int | None, told: bool) -> Array:
+    """See `off_whole`; 0 where all records are the client's."""
+    if members is None:
+        return jnp.zeros(())
+    counted = None if told else members
+    return jnp.asarray(off_whole(weights, matrix and matrix.covariance, counted))
 
 
 def _of_list(fit: Fit) -> Fit:
@@ -293,7 +303,7 @@ def _fit(
     rates: Array,
     averaged: int,
     allowed: Array,
-    more: float | Array,
+    more: Array,
 ) -> Fit:
     """How well the answer explains the messages. The truth is among what least squares may choose:
     so they leave at most what the truth leaves, `allowed`, and what the ridge adds.
@@ -333,12 +343,19 @@ def _unit(messages: Messages, rates: Array, averaged: int) -> Array:
     return (jnp.where(moved, jnp.abs(each), 0).sum() / seen / averaged) ** 2 / seen
 
 
-def _deviation(messages: Messages, fit: Fit, unit: Array) -> Array:
+def _deviation(
+    messages: Messages, solution: Solution, allowed: Array, unit: Array, rounded: Array
+) -> Array:
     """Of the noise in every equation: what the answer leaves, or what a right one may, if that is
-    less. Rounding repeats itself where models hardly move, and then much of it lies where unknowns
-    do: so what these leave of it says too little."""
-    left = jnp.maximum(1 - jnp.maximum(fit.explained, fit.allowed), 0)
-    return jnp.sqrt(left / unit / equations(messages.pseudo_gradient))
+    less, and what the normal equations' arithmetic loses. Rounding repeats itself where models
+    hardly move, and then much of it lies where unknowns do: so what these leave of it says too
+    little. Rounds count by their updates' energy, and one deviation stands for all."""
+    updates = messages.pseudo_gradient
+    moved = energies(updates) > 0
+    noise = jnp.where(moved, allowed, 0).sum() / moved.sum() / unit
+    lost = jnp.finfo(rounded.dtype).eps * solution.square
+    left = jnp.minimum(jnp.maximum(rounded, 0), noise) + lost
+    return jnp.sqrt(left / equations(updates))
 
 
 def _inexact(solution: Solution) -> Array:

@@ -1,6 +1,7 @@
 """From weights that least squares finds to one candidate per record, and what is said of them."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -83,6 +84,12 @@ def nearest(weights: Array, precision: Array | None) -> Array:
         return with_first(weights).argmax(1)
     corners = jnp.eye(weights.shape[1] + 1, dtype=weights.dtype)[None, :, 1:]
     return distances_from(weights, precision, corners).argmin(1)
+
+
+def nearest_of(records: int, close: Array | None) -> Callable[[Array], Array]:
+    """From weights `[unknowns]` to every record's candidate; `close` as the `precision` of
+    `nearest`."""
+    return lambda weights: nearest(weights.reshape(records, -1), close)
 
 
 def decoded(

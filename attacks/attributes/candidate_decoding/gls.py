@@ -56,6 +56,7 @@ from attacks.attributes.candidate_decoding.candidates import (
     with_first,
 )
 from attacks.attributes.candidate_decoding.constraints import most_likely, pull
+from attacks.attributes.candidate_decoding.decoded import nearest_of
 from attacks.attributes.candidate_decoding.explanation import JUDGED, judge
 from attacks.attributes.candidate_decoding.gls_round import (
     GLS,
@@ -82,6 +83,7 @@ from jaxfl import DPSGD, ClassWeights, LocalTraining, Messages, Mixup, Model, Up
 from jaxfl.domains import Key, Positive, check, checked
 
 Array = jax.Array
+System = tuple[Array, Array, Array]
 KEPT = 2**29
 """Inner products of gradients, as many as are kept between passes and not computed again (2 GiB in
 float32, in each call: times those that are mapped over at once)."""
@@ -119,7 +121,8 @@ def gls(
       A `Reconstruction`; `objective` is how far the last pass's whitened misfit (with the pull
       towards the prior) of the rounded answer lies above what it would be without constraints,
       relative to that of the prior's mean: comparable between clients, not between settings.
-      `trace` is the same of the real-valued answer after each pass. Memory grows with (records K)^2
+      `trace` is the same of the real-valued answer after each pass. `fit.resolved` is of the
+      covariance above, and of the rounding of models. Memory grows with (records K)^2
       (and with the rounds, while that is at most `KEPT` numbers).
 
     Raises:
@@ -224,12 +227,16 @@ def _gls(
 
             rounds = rounds._replace(inner=jax.lax.map(inner, rounds))
         one_pass = functools.partial(_one_pass, client, rounds, prior)
-        weights, ends = jax.lax.scan(one_pass, prior, jax.random.split(key, settings.passes))
-    trace, objectives, stay = ends.T
+        begin = prior, jnp.zeros((len(prior),) * 2), prior
+        keys = jax.random.split(key, settings.passes)
+        (weights, gram, rounded), heights = jax.lax.scan(one_pass, begin, keys)
+        factor = jnp.linalg.cholesky(after(gram + jnp.diag(pull(prior, settings.ridge)), heights))
+        stay = resolved(factor, rounded, 1.0, nearest_of(records, None))
+    trace, objectives = heights.T
     values, labels, scores = told(knowledge, with_first(weights.reshape(records, -1)))
     finite = jnp.isfinite(weights).all() & jnp.isfinite(trace).all() & jnp.isfinite(objectives[-1])
     failed = ~finite | (trace[-1] < INDEFINITE)
-    fit = dataclasses.replace(no_fit(), resolved=stay[-1])
+    fit = dataclasses.replace(no_fit(), resolved=stay)
     answer = answered(
         failed, (values,), (scores,), labels, objective=objectives[-1], trace=trace, fit=fit
     )
@@ -237,10 +244,12 @@ def _gls(
 
 
 def _one_pass(
-    client: Client, rounds: Round, prior: Array, weights: Array, key: Array
-) -> tuple[Array, Array]:
-    """Least squares over all rounds, linearised at `weights`: the next weights, how far they and
-    their rounding lie above the minimum, and what share of the values noise leaves as they are."""
+    client: Client, rounds: Round, prior: Array, before: System, key: Array
+) -> tuple[System, Array]:
+    """Least squares over all rounds, linearised at the weights of the pass before, the first of
+    `before`: the next weights, the quadratic's matrix and the weights' rounding; and how far they
+    and their rounding lie above the minimum."""
+    weights = before[0]
     records = len(client.x)
     scores = with_first(weights.reshape(records, -1))
 
@@ -257,9 +266,4 @@ def _one_pass(
     solution, (above, rounded) = most_likely(
         gram, right, prior, records, ridge, iterations, weights
     )
-    factor = jnp.linalg.cholesky(after(gram + jnp.diag(pull(prior, ridge)), above))
-
-    def nearest(w: Array) -> Array:
-        return with_first(w.reshape(records, -1)).argmax(1)
-
-    return solution, jnp.append(above, resolved(factor, rounded, 1.0, nearest))
+    return (solution, gram, rounded), above

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from attacks.attributes.candidate_decoding.decoded import Decoded, decoded, nearest
+from attacks.attributes.candidate_decoding.decoded import Decoded, decoded, nearest_of
 from attacks.attributes.candidate_decoding.resolution import resolved_within
 from attacks.attributes.candidate_decoding.solution import Matrix
 from attacks.attributes.knowledge import Knowledge
@@ -44,9 +44,3 @@ def within_bounds(
     begin = short, answer, jnp.full_like(deviation, jnp.nan)
     # A loop of one step at most: of many clients at once, it is taken where one needs it.
     return jax.lax.while_loop(lambda tried: tried[0], again, begin)[1:]
-
-
-def nearest_of(records: int, close: Array | None) -> Callable[[Array], Array]:
-    """From weights `[unknowns]` to every record's candidate; `close` as the `precision` of
-    `decoded`."""
-    return lambda weights: nearest(weights.reshape(records, -1), close)
