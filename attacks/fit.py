@@ -270,6 +270,13 @@ def rounding(
     return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
 
 
+def model_spacing(messages: Messages, eps: float | Array) -> Array:
+    """The relative spacing of the models' numbers, of which `precision` is `eps`, or of narrower
+    ones that they were before."""
+    received, updates = _rows(messages.received), _rows(messages.pseudo_gradient)
+    return jnp.maximum(eps, _narrower(received, updates)[0])
+
+
 def _rows(tree: Any) -> Array:
     """Leaves `[rounds, ...]` side by side `[rounds, numbers]`."""
     return jnp.concatenate([a.reshape(len(a), -1) for a in jax.tree.leaves(tree)], 1)

@@ -10,8 +10,9 @@ import warnings
 
 import jax
 import numpy as np
+import optax
 
-from attacks import GLS, ClosedForm, FitWarning, Status, closed_form, gls
+from attacks import GLS, ClosedForm, FitWarning, Status, closed_form, decode_adam, gls
 from jaxfl import DPSGD, LocalTraining, Upload
 from tests.attacks.right_recipes import BATCHES, STEP, Kind, client
 
@@ -26,6 +27,18 @@ KINDS = {
     **{
         f"closed_form, {records} records, rate {rate}": Kind(LocalTraining(rate), records=records)
         for records, rate in ((300, 0.1), (300, 1e-5), (300, 1e-6), (1000, 1e-4), (1000, 1e-5))
+    },
+    **{
+        f"closed_form, models of 16 bits, {records} records, rate {rate}": Kind(
+            LocalTraining(rate), records=records, bits=16
+        )
+        for records, rate in ((80, 1e-2), (80, 3e-3), (300, 0.1), (300, 0.03))
+    },
+    **{
+        f"decode_adam, {records} records, rate {rate}": Kind(
+            LocalTraining(rate, optimizer=optax.adam), records=records
+        )
+        for records, rate in ((80, 1e-6), (300, 1e-6))
     },
     **{
         f"gls, batches of 16, DP-SGD's noise {noise}": Kind(
@@ -51,6 +64,8 @@ def answered(name, seed):
         warnings.simplefilter("ignore", FitWarning)
         if name.startswith("gls"):
             answer = gls(*seen, jax.random.key(seed), settings=GLS(kind.training, orders=24))
+        elif name.startswith("decode_adam"):
+            answer = decode_adam(*seen)
         else:
             noise = sum(plugin.noise_multiplier for plugin in kind.training.plugins)
             answer = closed_form(
@@ -60,9 +75,9 @@ def answered(name, seed):
     return read, (1 + float(answer.fit.resolved)) / 2, Status(int(answer.status))
 
 
-def main(clients):
-    """Print a row for each kind."""
-    for name in KINDS:
+def main(clients, part=""):
+    """Print a row for each kind whose name has a part."""
+    for name in (name for name in KINDS if part in name):
         read, expected, statuses = zip(
             *(answered(name, seed) for seed in range(clients)), strict=True
         )
@@ -75,4 +90,4 @@ def main(clients):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -6,21 +6,36 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from attacks import (
     GLS,
     ClosedForm,
     FitWarning,
+    GaussNewton,
     Knowledge,
     SomeWrongWarning,
     Status,
     UncheckedWarning,
+    UnrolledGLS,
     binary_column,
     closed_form,
+    cos_matching,
+    decode_adam,
+    gauss_newton,
     gls,
+    gls_unrolled,
+    l2_lbfgs,
 )
-from attacks.attributes.candidate_decoding.resolution import resolved
+from attacks.attributes.candidate_decoding.alternatives import Alternatives
+from attacks.attributes.candidate_decoding.read_again import (
+    ANY,
+    beyond_chance,
+    reordered,
+    to_spacing,
+)
+from attacks.attributes.candidate_decoding.resolution import resolved, resolved_beside
 from attacks.fit import LEAST_RESOLVED, MOSTLY_RESOLVED
 from benchmarks.harness.call_order import unordered
 from jaxfl import Federated, LocalTraining, Upload, mlp, simulate, stack_clients
@@ -92,6 +107,122 @@ def test_a_rate_whose_steps_rounding_hides_is_told():
         answer = closed_form(model, messages, known, settings=ClosedForm(1e-6))
     assert np.mean(answer.values[0] == truth[0]) < 0.65
     assert answer.fit.explained > 0.9  # of a gradient that most values share
+
+
+@pytest.mark.parametrize("solver", ["direct", "cg"])
+@pytest.mark.parametrize(("bits", "rate"), [(16, 1e-2), (32, 1e-6)])
+def test_rounding_that_repeats_itself_hides_as_much_as_is_said(bits, rate, solver):
+    """Models that hardly move are rounded the same way in every round."""
+    kind = Kind(LocalTraining(rate), bits=bits)
+    right, expected = [], []
+    for seed in range(6):
+        model, messages, known, truth = client_of(kind, seed)
+        settings = ClosedForm(rate, solver=solver)
+        answer = quietly(closed_form, model, messages, known, settings=settings)
+        right.append(np.mean(answer.values[0] == truth[0]))
+        expected.append((1 + float(answer.fit.resolved)) / 2)
+    assert 0.65 < np.mean(right) < 0.85
+    assert np.mean(expected) == pytest.approx(np.mean(right), abs=0.05)
+
+
+BESIDE = {
+    "cos_matching": lambda *seen: cos_matching(*seen, KEY),
+    "gauss_newton": lambda *seen: gauss_newton(*seen, settings=GaussNewton(1e-6)),
+    "gls_unrolled": lambda *seen: gls_unrolled(
+        *seen, KEY, settings=UnrolledGLS(LocalTraining(1e-6, batch_size=150, shuffle=False))
+    ),
+    "l2_lbfgs": lambda *seen: l2_lbfgs(*seen, KEY),
+}
+"""Attacks that take no covariance of noise into account, told of a rate of 1e-6 or of none."""
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_attacks_without_least_squares_say_what_rounding_hides(name):
+    batches = {"batch_size": 150, "shuffle": False} if name == "gls_unrolled" else {}
+    hidden = Kind(LocalTraining(1e-6, **batches), records=300)
+    model, messages, known, truth = client_of(hidden, 0)
+    with pytest.warns(UncheckedWarning, match=f"{name}: noise and rounding .* drawn again"):
+        answer = BESIDE[name](model, messages, known)
+    assert np.mean(answer.values[0] == truth[0]) < 0.8
+    assert answer.fit.explained >= answer.fit.allowed > 0  # nothing else speaks against it
+    assert answer.fit.resolved < LEAST_RESOLVED
+    assert answer.status == Status.UNCHECKED
+
+
+def test_a_rate_that_rounding_does_not_hide_is_no_reason_for_them():
+    kind = Kind(LocalTraining(1e-3))
+    model, messages, known, _ = client_of(kind, 0)
+    answer = quietly(cos_matching, model, messages, known, KEY)
+    assert answer.fit.resolved > 0.99
+    assert answer.status == Status.OK
+
+
+def test_columns_that_are_changed_alone_count_where_they_change_something():
+    """Three columns of three values: of each record the answer and nine others, three of them the
+    answer again."""
+    x = jnp.zeros((2, 10, 3)).at[:, 1:, 0].set(1.0).at[:, [3, 6, 9], 0].set(0)
+    y, chosen = jnp.zeros((2, 10), int), jnp.zeros(2, int)
+    each = Alternatives(x, y, chosen, jnp.zeros(2))
+    free = jnp.diag(jnp.where(jnp.tile(x[0, 1:, 0], 2) > 0, 1e3, 1e-3))
+    assert resolved_beside(free, each, jnp.asarray(1.0)) == 1  # what changes nothing is no change
+    assert resolved_beside(free * 1e-6, each, jnp.asarray(1.0)) < 0.3
+
+
+def test_other_clients_have_the_answers_values():
+    """In another order within labels, but for a tenth."""
+    labels = np.repeat([0, 1, 2], 2_000)
+    values = jnp.asarray(np.where(labels == 1, 1, 0))
+    others = np.asarray(reordered(values, labels, 2, KEY))
+    kept = np.asarray([(others[labels == k] == (k == 1)).mean() for k in range(3)])
+    np.testing.assert_allclose(kept, 1 - ANY / 2, atol=0.02)
+    mixed = np.asarray(reordered(values, None, 2, KEY))
+    assert mixed[labels == 1].mean() == pytest.approx(1 / 3 * (1 - ANY) + ANY / 2, abs=0.03)
+    numbers = np.linspace(0, 1, 6_000)
+    halves = np.asarray(reordered(jnp.asarray(numbers > 0.5, int), numbers, 2, KEY))
+    assert halves[3_000:].mean() == pytest.approx(1 - ANY / 2, abs=0.02)
+
+
+def test_what_is_read_counts_beyond_chance():
+    values = jnp.asarray([0] * 90 + [1] * 10)
+    for read, share in (
+        (values, 1.0),
+        (1 - values, 0.0),
+        (jnp.zeros(100, int), 0.0),  # nine in ten are right, and nothing is told
+        (values.at[:45].set(1).at[90:95].set(0), 0.0),
+        (values.at[90:95].set(0), 0.5),
+    ):
+        assert float(beyond_chance(values, read, 2, jnp.float32)) == pytest.approx(share, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_models_are_rounded_as_numbers_are(kind):
+    numbers = np.random.default_rng(0).normal(size=1_000) * 10.0 ** np.arange(-3, 2).repeat(200)
+    with jax.enable_x64(True):
+        rounded = to_spacing(jnp.asarray(numbers), jnp.asarray(np.finfo(kind).eps, float))
+        np.testing.assert_array_equal(rounded, numbers.astype(kind).astype(float))
+    assert to_spacing(jnp.zeros(1), jnp.asarray(0.1)) == 0
+
+
+@pytest.mark.slow
+def test_adam_whose_steps_rounding_hides_is_told():
+    kind = Kind(LocalTraining(1e-6, optimizer=optax.adam), records=300)
+    model, messages, known, truth = client_of(kind, 0)
+    with pytest.warns(UncheckedWarning, match="decode_adam: noise and rounding"):
+        answer = decode_adam(model, messages, known)
+    assert np.mean(answer.values[0] == truth[0]) < 0.75
+    assert answer.fit.explained >= answer.fit.allowed
+    assert (1 + float(answer.fit.resolved)) / 2 == pytest.approx(
+        np.mean(answer.values[0] == truth[0]), abs=0.1
+    )
+
+
+def test_adam_of_an_ordinary_rate_is_resolved():
+    kind = Kind(LocalTraining(1e-2, optimizer=optax.adam), records=40)
+    model, messages, known, truth = client_of(kind, 0)
+    answer = decode_adam(model, messages, known)
+    assert np.mean(answer.values[0] == truth[0]) == 1
+    assert answer.fit.resolved == 1
+    assert answer.status == Status.OK
 
 
 def test_values_within_bounds_are_resolved_where_they_are_not_without():

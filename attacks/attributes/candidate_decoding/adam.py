@@ -31,14 +31,25 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.dtypes import canonicalize_dtype
-from jax.flatten_util import ravel_pytree
 
+from attacks.attributes.candidate_decoding.adam_bounds import (
+    Gradients,
+    Steps,
+    inside,
+    looked_at,
+    steps_of,
+)
 from attacks.attributes.candidate_decoding.candidates import (
     candidate_records,
     prior_weights,
     with_first,
 )
-from attacks.attributes.candidate_decoding.corners import Bounds, nearest_corner, restarted
+from attacks.attributes.candidate_decoding.corners import nearest_corner, restarted
+from attacks.attributes.candidate_decoding.read_again import (
+    beyond_chance,
+    is_near,
+    reordered,
+)
 from attacks.attributes.knowledge import (
     Knowledge,
     Reconstruction,
@@ -53,19 +64,10 @@ from attacks.fixed_draws import fixed_key
 from attacks.precision import arithmetic, cast, floating
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, NotNegative, Positive, checked
-from jaxfl.models import record_gradient
 
 Array = jax.Array
-COARSE_TO_FINE = (1.0, 0.1, 1e-2, 1e-3, 1e-4)
-"""Distances that count as one, in units of what a record's candidates change in a number."""
-EACH, MOST = 250, 4e7
-"""Bounds that are looked at for every unknown, and numbers that their Jacobian may hold."""
-RIDGE, CONSTRAINT = 1e-5, 1e3
-"""How much the prior counts, and weights below 0, beside a distance of one."""
-SETTLED, STUCK = 1e-4, 1e8
-"""Share of the distances by which a last step lowers them, and damping under which none does."""
-ROUNDED = 8
-"""Roundings, in units of the precision, of a ratio, and of a sum over records."""
+TRIES, TRIES_AGAIN = 60, 6
+"""Searches that begin anew at most: of a client, and of one with values that are known."""
 LEFT = 1e-3
 """Share of the updates' energy that a right answer may leave: numbers near 0 turn their sign."""
 
@@ -151,160 +153,106 @@ def _decode_adam(
     x, y = candidate_records(model, knowledge)
     start = prior_weights(model, knowledge, x.shape[1])
     with jax.default_matmul_precision("highest"):
-        steps = _steps(messages, settings, eps)
-        bounds, seen = _bounds(model, messages, (x, y), steps, settings, eps)
-        every = _inside(bounds, start, len(x), settings.iterations)
-        weights, scores = every[-1], with_first(every[-1].reshape(len(x), -1))
-        begun = jax.vmap(lambda w: with_first(w.reshape(len(x), -1)).argmax(1))(every)
-        ended, distances = jax.lax.map(lambda v: nearest_corner(bounds, v, x.shape[1]), begun)
-        best, left = distances.argmin(), _left(bounds, seen, weights, settings.epsilon)
-        # Where no weights explain the updates, no corner does: nothing is searched for.
-        height = jnp.where(left <= LEFT, distances[best], 0)
-        values = restarted(bounds, ended[best], height, scores)
-        chosen = jax.nn.one_hot(values, x.shape[1], dtype=dtype)[:, 1:].reshape(-1)
-        answer_left = _left(bounds, seen, chosen, settings.epsilon)
-    misfit = jnp.where(told > len(start), jnp.minimum(left, answer_left) / LEFT, jnp.nan)
-    fit = Fit(1 - answer_left, jnp.asarray(1 - LEFT, dtype), misfit)
-    failed = ~(jnp.isfinite(weights).all() & jnp.isfinite(answer_left) & (steps.rate > 0).all())
+        steps = steps_of(messages, settings.learning_rate, settings.weight_decay, eps)
+        numbers = (x, y), steps, settings.epsilon, eps
+        gradients, steps = looked_at(model, messages.received, *numbers)
+        found, resolved = _searched(gradients, steps, start, knowledge.y, settings.iterations)
+    misfit = jnp.where(
+        told > len(start), jnp.minimum(found.left_by_weights, found.left) / LEFT, jnp.nan
+    )
+    fit = Fit(1 - found.left, jnp.asarray(1 - LEFT, dtype), misfit, resolved)
+    finite = jnp.isfinite(found.scores).all() & jnp.isfinite(found.left)
+    failed = ~(finite & (steps.rate > 0).all())
     answer = answered(
-        failed, (values,), (scores,), objective=answer_left, trace=jnp.zeros(0), fit=fit
+        failed, (found.values,), (found.scores,), objective=found.left, trace=jnp.zeros(0), fit=fit
     )
     return cast(answer, jnp.float32, jnp.int32)
 
 
-class _Steps(NamedTuple):
-    """Updates in units of the rate.
+class _Found(NamedTuple):
+    """What a search ended with.
 
     Attributes:
-      ratio: `[rounds, parameters]`, between -1 and 1 but for rounding.
-      rounding: of these, likewise.
-      rate: of every round `[rounds]`.
+      scores: weights within all bounds `[records, K]`.
+      values: `[records]`.
+      left_by_weights: share of the updates' energy that the weights leave.
+      left: that the values leave.
     """
 
-    ratio: Array
-    rounding: Array
-    rate: Array
+    scores: Array
+    values: Array
+    left_by_weights: Array
+    left: Array
 
 
-def _steps(messages: Messages, settings: AdamDecoding, eps: Array) -> _Steps:
-    flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])
-    received, returned = flat(messages.received), flat(messages.returned)
-    half = eps / 2 * jnp.maximum(jnp.abs(received), jnp.abs(returned))
-    updates = received - returned
-    if settings.learning_rate is not None:
-        updates = updates - settings.learning_rate * settings.weight_decay * received
-    # The number that is surest to be a whole step: the largest, its own rounding taken off.
-    best = (jnp.abs(updates) - half).argmax(1)[:, None]
-    largest, its_half = (jnp.take_along_axis(a, best, 1) for a in (jnp.abs(updates), half))
-    safe = jnp.where(largest > 0, largest, 1)
-    return _Steps(updates / safe, (half + its_half) / safe + ROUNDED * eps, largest[:, 0])
+def _searched(
+    gradients: Gradients, steps: Steps, start: Array, labels: Any, iterations: int
+) -> tuple[_Found, Array]:
+    """What the updates' bounds leave; and the share of the values that is read again of a client
+    that has them in another order (`read_again`): 1 where no weight is unsure, NaN where it is not
+    asked, because the values explain too little."""
+    records, count = gradients.records, gradients.count
 
-
-def _bounds(
-    model: Model,
-    messages: Messages,
-    candidates: tuple[Array, Array],
-    steps: _Steps,
-    settings: AdamDecoding,
-    eps: Array,
-) -> tuple[Bounds, Array]:
-    """Bounds, of every round as many, and `|u| / rate` of the same numbers."""
-    records, unknowns = len(candidates[0]), candidates[0].shape[0] * (candidates[0].shape[1] - 1)
-    rounds, count = steps.ratio.shape
-    kept = max(1, min(count, int(min(EACH * unknowns, MOST / unknowns)) // rounds))
-    places = jax.random.permutation(fixed_key(), count)[:kept]
-
-    def of_round(step: tuple[Any, Array, Array]) -> tuple[Bounds, Array]:
-        received, ratio, rounding = step
-        jacobian, base = _difference_jacobian(model, received, *candidates)
-        sign = jnp.where(ratio < 0, -1, 1)[places]
-        size, slack = jnp.abs(ratio)[places], rounding[places]
-        jacobian, base = (
-            jacobian[:, places].T / records * sign[:, None],
-            base[places] / records * sign,
+    def search(state: _Reading) -> _Reading:
+        first = state.number == 0
+        tries = jnp.where(first, TRIES, TRIES_AGAIN)
+        found = _search(gradients, state.steps, start, iterations, tries)
+        kept = jax.tree.map(functools.partial(jnp.where, first), found, state.found)
+        others = reordered(found.values, labels, count, fixed_key())
+        near = is_near(found.scores, jax.nn.one_hot(found.values, count, dtype=start.dtype))
+        again = beyond_chance(state.truth, found.values, count, start.dtype)
+        return _Reading(
+            state.number + 1,
+            gradients.steps(_weights(others, count, start.dtype), steps),
+            others,
+            kept,
+            jnp.where(first, jnp.where(near, 1, jnp.nan), again),
+            first & ~near & (found.left <= LEFT),
         )
-        reach = jnp.sqrt((jacobian**2).sum(1))
-        blur = ROUNDED * eps * (jnp.abs(base) + reach)
-        low = _gradient(size - slack, settings.epsilon) - blur
-        high = _gradient(size + slack, settings.epsilon) + blur
-        return Bounds(jacobian, base, low, high, reach), size
 
-    every = jax.lax.map(of_round, (messages.received, steps.ratio, steps.rounding))
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), every)
-
-
-def _difference_jacobian(model: Model, params: Any, x: Array, y: Array) -> tuple[Array, Array]:
-    """Gradient differences of the other candidates from the first `[unknowns, parameters]`, and the
-    sum of the first ones' gradients `[parameters]`."""
-    every = jax.vmap(jax.vmap(lambda x, y: record_gradient(model, params, x, y)))(x, y)
-    return (every[:, 1:] - every[:, :1]).reshape(-1, every.shape[-1]), every[:, 0].sum(0)
+    zero, scalar = jnp.zeros((), int), jnp.zeros((), start.dtype)
+    scores, values = jnp.zeros((records, count), start.dtype), jnp.zeros(records, int)
+    nothing = _Found(scores, values, scalar, scalar)
+    begin = _Reading(zero, steps, values, nothing, scalar, zero == 0)
+    # One program of a search, which takes long to compile.
+    ended = jax.lax.while_loop(lambda state: state.again, search, begin)
+    return ended.found, ended.resolved
 
 
-def _gradient(ratio: Array, epsilon: float | Array) -> Array:
-    """The gradient that makes a step of so much of the rate; infinite from a whole one on. What is
-    below 0 by rounding alone turns the sign."""
-    size = jnp.abs(ratio)
-    whole = size >= 1
-    return jnp.sign(ratio) * jnp.where(
-        whole, jnp.inf, epsilon * size / jnp.where(whole, 1, 1 - size)
-    )
+class _Reading(NamedTuple):
+    """Searches, the first of the client's updates.
+
+    Attributes:
+      number: of the next.
+      steps: whose values it looks for.
+      truth: these, but of the first.
+      found: what the first one ended with.
+      resolved: see `_searched`.
+      again: whether there is a next.
+    """
+
+    number: Array
+    steps: Steps
+    truth: Array
+    found: _Found
+    resolved: Array
+    again: Array
 
 
-def _left(bounds: Bounds, seen: Array, weights: Array, epsilon: float | Array) -> Array:
-    """Share of the updates' energy that weights do not explain."""
-    gradient = bounds.jacobian @ weights + bounds.base
-    made = gradient / (jnp.abs(gradient) + epsilon)
-    return ((made - seen) ** 2).sum() / (seen**2).sum()
+def _search(
+    gradients: Gradients, steps: Steps, start: Array, iterations: int, tries: Array
+) -> _Found:
+    records, count, bounds = gradients.records, gradients.count, gradients.bounds(steps)
+    every = inside(bounds, start, records, iterations)
+    weights, scores = every[-1], with_first(every[-1].reshape(records, -1))
+    begun = jax.vmap(lambda w: with_first(w.reshape(records, -1)).argmax(1))(every)
+    ended, distances = jax.lax.map(lambda v: nearest_corner(bounds, v, count), begun)
+    best, left = distances.argmin(), gradients.left(steps, weights)
+    # Where no weights explain the updates, no corner does: nothing is searched for.
+    height = jnp.where(left <= LEFT, distances[best], 0)
+    values = restarted(bounds, ended[best], height, scores, tries)
+    return _Found(scores, values, left, gradients.left(steps, _weights(values, count, start.dtype)))
 
 
-class _Descent(NamedTuple):
-    """Gauss-Newton steps under way."""
-
-    weights: Array
-    damping: Array
-    height: Array
-    settled: Array
-    taken: Array
-
-
-def _inside(bounds: Bounds, start: Array, records: int, iterations: int) -> Array:
-    """Weights within all bounds, as near to the prior as that allows, the last of `[measures,
-    unknowns]`; before it what coarser measures of distance give."""
-    floor, tiny = bounds.width, bounds.tiny
-    whole = jax.jacobian(lambda w: with_first(w.reshape(records, -1)).reshape(-1))(start)
-    first = with_first(jnp.zeros((records, len(start) // records), start.dtype)).reshape(-1)
-
-    def distances(weights: Array, unit: Array) -> tuple[Array, Array, Array]:
-        gradient = bounds.jacobian @ weights + bounds.base
-        outside = gradient - jnp.clip(gradient, bounds.low, bounds.high)
-        negative = jnp.minimum(whole @ weights + first, 0)
-        scaled = outside / unit
-        pulled = RIDGE * ((weights - start) ** 2).sum()
-        return (scaled**2).sum() + CONSTRAINT * (negative**2).sum() + pulled, scaled, negative
-
-    def step(state: _Descent, unit: Array) -> _Descent:
-        weights, damping, height, _, taken = state
-        _, scaled, negative = distances(weights, unit)
-        rows = jnp.where(scaled != 0, 1 / unit, 0)[:, None] * bounds.jacobian
-        active = jnp.where(negative < 0, CONSTRAINT, 0)[:, None] * whole
-        curvature = rows.T @ rows + whole.T @ active + RIDGE * jnp.eye(len(weights))
-        slope = rows.T @ scaled + CONSTRAINT * whole.T @ negative + RIDGE * (weights - start)
-        damped = curvature + damping * jnp.diag(jnp.diag(curvature))
-        moved = weights - jax.scipy.linalg.solve(damped, slope, assume_a="pos")
-        lower = distances(moved, unit)[0]
-        better = lower <= height
-        damping = jnp.clip(jnp.where(better, damping / 10, damping * 10), 1e-12, STUCK)
-        settled = (better & (lower > (1 - SETTLED) * height)) | (damping >= STUCK)
-        weights, height = (jnp.where(better, a, b) for a, b in ((moved, weights), (lower, height)))
-        return _Descent(weights, damping, height, settled, taken + 1)
-
-    def level(weights: Array, share: Array) -> tuple[Array, Array]:
-        unit = jnp.maximum(floor, share * bounds.reach) + tiny
-        one = jnp.ones((), weights.dtype)
-        begun = _Descent(weights, 1e-6 * one, distances(weights, unit)[0], one < 0, jnp.asarray(0))
-        ended = jax.lax.while_loop(
-            lambda s: (s.taken < iterations) & ~s.settled, lambda s: step(s, unit), begun
-        )
-        return ended.weights, ended.weights
-
-    return jax.lax.scan(level, start, jnp.asarray(COARSE_TO_FINE, start.dtype))[1]
+def _weights(values: Array, count: int, dtype: Any) -> Array:
+    return jax.nn.one_hot(values, count, dtype=dtype)[:, 1:].reshape(-1)

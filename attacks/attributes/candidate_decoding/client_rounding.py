@@ -13,7 +13,8 @@ import optax
 from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
 from attacks.fit import energies, precision, rounding
 from attacks.path import is_linear, local_path
-from jaxfl import LocalTraining, Messages, Model, mean_loss
+from jaxfl import ClientData, LocalTraining, Messages, Model, mean_loss
+from jaxfl.models.probe import draws_at_random
 
 Array = jax.Array
 CORRECTED = 1e-3
@@ -44,6 +45,24 @@ def client_rounding(
         if not is_linear(training.optimizer, messages.model_shapes):
             noise += (jnp.finfo(jnp.float32).eps / CORRECTED) ** 2
     return jnp.where(jnp.isfinite(noise), noise, 0).sum()
+
+
+def effect_of_one(
+    model: Model, messages: Messages, training: LocalTraining, data: ClientData, free_scale: bool
+) -> Array | None:
+    """What one record adds to an update, in its gradient `[]`; None where it is not the same in
+    every run, or the optimiser is not linear."""
+    records, optimizer = len(data.mask), training.optimizer
+    at_random = training.draws_batches(records) or draws_at_random(
+        model, messages.model_shapes, data.x
+    )
+    if at_random or not is_linear(optimizer, messages.model_shapes):
+        return None
+    effect = training.learning_rate * local_path(training, records).total / records
+    if free_scale:
+        times = _times_as_long(model, messages, training, (data.x, data.y))
+        effect *= jnp.sqrt((times**2).mean())
+    return effect
 
 
 def _times_as_long(

@@ -48,16 +48,16 @@ from attacks.attributes.candidate_decoding.decoded import (
     nearest_of,
     needs_all,
 )
+from attacks.attributes.candidate_decoding.fit_of_squares import Judge, most_left
 from attacks.attributes.candidate_decoding.joint import apart, joined
 from attacks.attributes.candidate_decoding.linear_problem import (
     at_one_rate,
-    relative_weights,
 )
 from attacks.attributes.candidate_decoding.normal_equations import (
     off_whole,
     precisions,
 )
-from attacks.attributes.candidate_decoding.resolution import resolved
+from attacks.attributes.candidate_decoding.read_again import Client
 from attacks.attributes.candidate_decoding.shortlist import MANY, Shortlist, is_needed, shortlist
 from attacks.attributes.candidate_decoding.solution import (
     MOST_DIRECT,
@@ -65,6 +65,7 @@ from attacks.attributes.candidate_decoding.solution import (
     Matrix,
     Solution,
     least_squares,
+    share_resolved,
 )
 from attacks.attributes.candidate_decoding.within_bounds import within_bounds
 from attacks.attributes.knowledge import (
@@ -75,13 +76,10 @@ from attacks.attributes.knowledge import (
     warn_of_unchanged,
 )
 from attacks.fit import (
-    ROUNDING,
     Fit,
     energies,
-    equations,
-    largest_square,
+    model_spacing,
     precision,
-    rounding,
     warn_of_fit,
 )
 from attacks.lapack import after
@@ -189,31 +187,25 @@ def _closed_form(
         answer = decoded(knowledge, weights.reshape(records, -1), close, listed, absence)
         averaged = len(x) if members is None else members
         lengths = rates * len(x) / averaged * solution.lengths
-        allowed = _allowed(messages, lengths, eps, settings.noise)
         told = settings.learning_rate is not None
         more = _off_whole(weights, matrix, members, told)
-
-        def judged(answer: Decoded) -> tuple[Array, Fit]:
-            rounded = solution.left(jnp.concatenate([answer.rounded, rest]))
-            fit = _fit(seen, solution, rounded, rates, averaged, allowed, more)
-            return rounded, fit if listed is None else _of_list(fit)
-
-        (rounded, fit), unit = judged(answer), _unit(seen, rates, averaged)
-        noise_of = functools.partial(_deviation, seen, solution, allowed, unit)
+        allowed = most_left(messages, lengths, eps, settings.noise)
+        judge = Judge(seen, solution, rest, rates, averaged, allowed, more, listed is not None)
+        rounded, fit = judge.of(answer)
+        of_rate = rate is not None, least_rate, rates, model_spacing(messages, eps)
+        client = Client(model, seen, (x, y), knowledge.y, members, *of_rate)
         stay = jnp.full_like(rounded, jnp.nan)
         # Candidates of many values are so alike that wrong ones within the bounds explain as much.
-        if matrix and solution.within and told and listed is None and count <= MANY:
+        if told and listed is None and count <= MANY:
             short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
             # True of all numbers: so that the loop waits for the solution (`attacks.lapack`).
             short &= (solution.condition > 0) | ~(solution.condition > 0)
-            solve = solution.within, matrix, noise_of(rounded)
-            answer, stay = within_bounds(*solve, answer, short, knowledge, absence)
-            rounded, fit = judged(answer)
-        if matrix is not None:
-            factor = after(matrix.factor, fit.explained, solution.condition, more)
-            at = factor, answer.rounded, noise_of(rounded)
-            stay = jnp.where(jnp.isnan(stay), resolved(*at, nearest_of(records, close)), stay)
-        fit = dataclasses.replace(fit, resolved=stay)
+            of_client = solution, client, judge.deviation(rounded)
+            answer, stay = within_bounds(*of_client, answer, short, knowledge, absence)
+            rounded, fit = judge.of(answer)
+        earlier = (fit.explained, more) + ((solution.condition,) if matrix else ())
+        at = answer.rounded, after(judge.deviation(rounded), *earlier), nearest_of(records, close)
+        fit = dataclasses.replace(fit, resolved=share_resolved(solution, client, *at, stay))
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)
@@ -225,12 +217,6 @@ def _off_whole(weights: Array, matrix: Matrix | None, members: int | None, told:
         return jnp.zeros(())
     counted = None if told else members
     return jnp.asarray(off_whole(weights, matrix and matrix.covariance, counted))
-
-
-def _of_list(fit: Fit) -> Fit:
-    """Values that are on no list may explain what those on one do not."""
-    enough = (fit.misfit <= 1) & (fit.explained >= fit.allowed)
-    return dataclasses.replace(fit, misfit=jnp.where(enough, fit.misfit, jnp.nan))
 
 
 def _precisions_of(
@@ -285,82 +271,6 @@ def _rates_first(
     # are counted.
     product = solve_for(messages, jnp.ones_like(start, shape=()), members, start)
     return product.unknowns.sum() / members, None, messages
-
-
-def _allowed(messages: Messages, lengths: Array, eps: Array, noise: float | Array) -> Array:
-    """Energy `[rounds]` that rounding and stated noise may leave of a right answer; `lengths` as
-    `gradients` of `rounding`."""
-    updates = messages.pseudo_gradient
-    count = sum(a.size for a in jax.tree.leaves(messages.model_shapes))
-    spread = largest_square(jnp.square(jnp.asarray(noise)), jnp.asarray(count, lengths.dtype))
-    return rounding(messages.received, updates, lengths, eps) + relative_weights(updates) * spread
-
-
-def _fit(
-    messages: Messages,
-    solution: Solution,
-    rounded: Array,
-    rates: Array,
-    averaged: int,
-    allowed: Array,
-    more: Array,
-) -> Fit:
-    """How well the answer explains the messages. The truth is among what least squares may choose:
-    so they leave at most what the truth leaves, `allowed`, and what the ridge adds.
-
-    Args:
-      messages: the client's, as if at one rate.
-      solution: the real-valued one.
-      rounded: squared residual of the answer.
-      rates: the client's, one or of every round.
-      averaged: over how many records it takes a mean.
-      allowed: see `_allowed` `[rounds]`.
-      more: by how much admissible weights leave more than the solution at least.
-    """
-    updates = messages.pseudo_gradient
-    moved = energies(updates) > 0
-    each = jnp.broadcast_to(rates, moved.shape)
-    forwards, seen = jnp.where(moved, each > 0, True).all(), moved.sum()
-    unit = _unit(messages, rates, averaged)
-    noise = jnp.where(moved, allowed, 0).sum() / seen
-    most = noise + unit * solution.pull + _inexact(solution) * unit
-    # Conjugate gradients may have stopped early: what their rounded answer explains is explained.
-    left = jnp.minimum(solution.left(solution.unknowns), rounded)
-    left = jnp.minimum(left + more, rounded)
-    # No client has a rate below 0: the nearest that one has explains nothing.
-    left = jnp.where(forwards, left, solution.square)
-    misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
-    fitted = seen if rates.ndim else 0  # rates of rounds, to the same equations
-    told = equations(updates) > len(solution.unknowns) + fitted
-    return Fit(1 - rounded * unit, 1 - noise, jnp.where(told, misfit, jnp.nan))
-
-
-def _unit(messages: Messages, rates: Array, averaged: int) -> Array:
-    """Squares of the right-hand side, in those of updates."""
-    moved = energies(messages.pseudo_gradient) > 0
-    each = jnp.broadcast_to(rates, moved.shape)
-    seen = moved.sum()
-    return (jnp.where(moved, jnp.abs(each), 0).sum() / seen / averaged) ** 2 / seen
-
-
-def _deviation(
-    messages: Messages, solution: Solution, allowed: Array, unit: Array, rounded: Array
-) -> Array:
-    """Of the noise in every equation: what the answer leaves, or what a right one may, if that is
-    less, and what the normal equations' arithmetic loses. Rounding repeats itself where models
-    hardly move, and then much of it lies where unknowns do: so what these leave of it says too
-    little. Rounds count by their updates' energy, and one deviation stands for all."""
-    updates = messages.pseudo_gradient
-    moved = energies(updates) > 0
-    noise = jnp.where(moved, allowed, 0).sum() / moved.sum() / unit
-    lost = jnp.finfo(rounded.dtype).eps * solution.square
-    left = jnp.minimum(jnp.maximum(rounded, 0), noise) + lost
-    return jnp.sqrt(left / equations(updates))
-
-
-def _inexact(solution: Solution) -> Array:
-    """What the arithmetic may have lost of a squared residual."""
-    return ROUNDING * jnp.finfo(solution.square.dtype).eps * solution.square
 
 
 def _decoding(

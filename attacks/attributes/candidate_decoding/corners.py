@@ -14,8 +14,8 @@ PER_UNKNOWN = 60
 """Bounds for every unknown that changes are judged by."""
 PAIRED = 16
 """Changes, the best alone, that are tried with every other one."""
-TRIES, SHAKEN = 60, 0.2
-"""Searches that begin anew at most, and the share of records whose values are drawn for each."""
+SHAKEN = 0.2
+"""Share of records whose values are drawn anew where no change helps."""
 INSIDE, LEAST = 1e-3, 0.02
 """Distance that is within all bounds, and the least weight by which a value is drawn."""
 FINE = 0.1
@@ -74,7 +74,9 @@ def nearest_corner(bounds: Bounds, values: Array, count: int) -> tuple[Array, Ar
     return ended.values, ended.height
 
 
-def restarted(bounds: Bounds, values: Array, height: Array, weights: Array) -> Array:
+def restarted(
+    bounds: Bounds, values: Array, height: Array, weights: Array, tries: int | Array
+) -> Array:
     """A nearer corner than one where no change of one or two records helps (iterated local search,
     Lourenço et al. 2003): some records' values are drawn anew, the search begins again from there,
     and the nearest corner stays, until one is within all bounds.
@@ -84,21 +86,22 @@ def restarted(bounds: Bounds, values: Array, height: Array, weights: Array) -> A
       values: where no change helps, integers `[records]`.
       height: how far that is from the bounds.
       weights: within the bounds `[records, K]`, by which values are drawn.
+      tries: searches that begin anew at most.
     """
     records, count = weights.shape
     likely = jnp.log(jnp.clip(weights, LEAST, 1))
 
     def again(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        values, height, tries = state
-        which, what = jax.random.split(jax.random.fold_in(fixed_key(), tries))
+        values, height, tried = state
+        which, what = jax.random.split(jax.random.fold_in(fixed_key(), tried))
         drawn = jax.random.categorical(what, likely).astype(values.dtype)
         moved = jax.random.uniform(which, (records,)) < SHAKEN
         ended, reached = nearest_corner(bounds, jnp.where(moved, drawn, values), count)
         better = reached < height
-        return jnp.where(better, ended, values), jnp.where(better, reached, height), tries + 1
+        return jnp.where(better, ended, values), jnp.where(better, reached, height), tried + 1
 
     return jax.lax.while_loop(
-        lambda state: (state[1] > INSIDE) & (state[2] < TRIES),
+        lambda state: (state[1] > INSIDE) & (state[2] < tries),
         again,
         (values, height, jnp.asarray(0)),
     )[0]

@@ -26,12 +26,13 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.alternatives import (
+    MOST_JOINT,
     Alternatives,
     alternatives,
     least_sure,
     records_of,
 )
-from attacks.attributes.candidate_decoding.client_rounding import client_rounding
+from attacks.attributes.candidate_decoding.client_rounding import client_rounding, effect_of_one
 from attacks.attributes.candidate_decoding.factored_gradients import (
     factored_gradients,
 )
@@ -44,6 +45,7 @@ from attacks.attributes.candidate_decoding.looks import (
     moved_by,
     on_weights,
 )
+from attacks.attributes.candidate_decoding.resolution import resolved_beside
 from attacks.attributes.candidate_decoding.simulated_client import (
     Guess,
     Simulation,
@@ -61,6 +63,7 @@ from attacks.fit import (
     equations,
     no_fit,
 )
+from attacks.lapack import after
 from attacks.path import local_path, on_path
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model
@@ -136,13 +139,17 @@ def _judge(
 
     dtype = jnp.result_type(float)
     on_answer = simulation_of(Guess(model_told, data, training), messages.received, dtype)
+    effect = effect_of_one(model_told, messages, training, data, free_scale)
+    if not plain or len(unsure) < records or count > MOST_JOINT:
+        effect = None
 
     def seen_with(client: Simulation, number: int | Array) -> tuple[Fit, Array]:
         pass_key = jax.random.fold_in(key, number)
         left = left_of(model, messages, client, each, unsure, pass_key, free_scale)
         fit = verdict(left, noise, (energies(updates) > 0).sum(), free_scale)
         misfit = jnp.where(_is_backwards(left), jnp.inf, fit.misfit)
-        return dataclasses.replace(fit, misfit=misfit), left.step
+        stay = _resolved(left, each, unsure, noise, equations(updates), effect)
+        return dataclasses.replace(fit, misfit=misfit, resolved=stay), left.step
 
     def look_at(look: Look) -> Look:
         corrected = on_weights(model_told, training, each, labels, unsure, look.weights)
@@ -179,6 +186,7 @@ class Left(NamedTuple):
       after: the same without the candidates' span.
       step: least squares' weights of what is left of the messages `[unknowns]`.
       pull: by how much the ridge may have raised what is left.
+      factor: lower Cholesky factor of the Gram matrix of the unknowns' gradients, with its ridge.
       along: inner products of messages, runs and directions with the runs' mean, where updates may
         have any length; the first with that of the values that point most along the messages.
     """
@@ -187,6 +195,7 @@ class Left(NamedTuple):
     after: Array
     step: Array
     pull: Array
+    factor: Array
     along: Array | None = None
 
 
@@ -242,7 +251,7 @@ def without_span(span: tuple[Any, Array], along: Array, inner: Array) -> Left:
     factor, level = span
     solved = jax.scipy.linalg.cho_solve(factor, along)
     pulls = level * solved.T @ solved
-    return Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0])
+    return Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0], factor[0])
 
 
 class _Vectors(NamedTuple):
@@ -324,6 +333,19 @@ def _products(
         common = project(unit)
         gram -= jnp.outer(common, common)
     return gram, jax.lax.map(project, rows).T, rows @ rows.T, scale, along, gains
+
+
+def _resolved(
+    left: Left, each: Alternatives, unsure: Array, rounded: Array, count: Array, effect: Any
+) -> Array:
+    """What share of the values rounding and the runs' noise would leave, spread over so many
+    equations; `effect` is that of one record, or None where it is not known."""
+    if effect is None:
+        return jnp.full_like(rounded, jnp.nan)
+    runs = jnp.diag(left.before)[1 : len(left.before) - 2]
+    deviation = jnp.sqrt((rounded + runs.mean()) / count) / effect
+    in_order = jax.tree.map(lambda a: a[unsure], each)
+    return resolved_beside(after(left.factor, left.after), in_order, deviation)
 
 
 def _is_backwards(left: Left) -> Array:

@@ -41,11 +41,14 @@ class LinearProblem:
       forward: from the unknowns to a pytree like the messages' updates.
       backward: its transpose.
       target: right-hand side.
+      gradients: from weights of all candidates `[records, K]` to the sum of their gradients,
+        likewise divided.
     """
 
     forward: Callable[[Array], Any]
     backward: Callable[[Any], Array]
     target: Any
+    gradients: Callable[[Array], Any]
 
     def squared_residual(self, solution: Array) -> Array:
         """What a solution leaves of the right-hand side."""
@@ -109,7 +112,8 @@ def linear_problem(
         return jnp.append(slopes, along if by_round else along.sum())
 
     known = 0.0 if learning_rate is None else 1 / learning_rate
-    return LinearProblem(forward, backward, jax.tree.map(lambda u, b: known * u - b, whole, base))
+    target = jax.tree.map(lambda u, b: known * u - b, whole, base)
+    return LinearProblem(forward, backward, target, gradients)
 
 
 def solve_iteratively(

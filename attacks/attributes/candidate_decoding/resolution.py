@@ -1,19 +1,18 @@
-"""How many values of an answer would be read the same if its noise were drawn again.
-
-Many records, few rounds or a small learning rate may leave what tells records apart below the
-noise, while the records that are alike explain nearly all of the messages: then a wrong answer
-explains as much as a right one.
-"""
+"""How many values of an answer would be read the same if noise of a known covariance were drawn
+again; see `attacks.attributes.candidate_decoding.read_again` for why, and where the client can be
+simulated."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from attacks.attributes.candidate_decoding.alternatives import Alternatives
+from attacks.attributes.candidate_decoding.candidates import with_first
+
 Array = jax.Array
-DRAWS, BOUNDED_DRAWS = 16, 4
-"""Times that noise is drawn, for all records each time; the latter where an answer within bounds
-takes many factors."""
+DRAWS = 16
+"""Times that noise is drawn, for all records each time."""
 
 
 def resolved(
@@ -34,19 +33,21 @@ def resolved(
     return _staying(estimates, chosen, nearest)
 
 
-def resolved_within(
-    solve: Callable[[Array], Array],
-    gram: Array,
-    factor: Array,
-    chosen: Array,
-    deviation: Array,
-    nearest: Callable[[Array], Array],
-) -> Array:
-    """The same of least squares within bounds: `solve` gives weights for the right-hand side of
-    their normal equations, whose matrix is `gram`. Other arguments as those of `resolved`."""
-    drawn = jnp.tril(factor) @ _drawn(factor, BOUNDED_DRAWS)
-    noisy = gram @ chosen + deviation * drawn.T
-    return _staying(jax.lax.map(solve, noisy), chosen, nearest)
+def resolved_beside(factor: Array, each: Alternatives, deviation: Array) -> Array:
+    """The same of an answer whose attack solves no least squares, by those of its alternatives:
+    `factor` and `deviation` as of `resolved`, of all records' weights in their order."""
+    records, count = each.x.shape[:2]
+    chosen = jax.nn.one_hot(each.chosen, count, dtype=factor.dtype)
+    features = each.x.reshape(records, count, -1)
+    of_answer = jnp.take_along_axis(features, each.chosen[:, None, None], 1)
+    labels = jnp.take_along_axis(each.y, each.chosen[:, None], 1)
+    # Where each unknown is changed alone, some change nothing: these are the answer too.
+    again = (features == of_answer).all(2) & (each.y == labels) & (chosen == 0)
+
+    def nearest(weights: Array) -> Array:
+        return jnp.where(again, -jnp.inf, with_first(weights.reshape(records, -1))).argmax(1)
+
+    return resolved(factor, chosen[:, 1:].reshape(-1), deviation, nearest)
 
 
 def _drawn(factor: Array, draws: int) -> Array:

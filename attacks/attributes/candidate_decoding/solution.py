@@ -1,8 +1,9 @@
 """Settings of `closed_form`, and its least squares."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,18 @@ from optax.tree import vdot
 
 from attacks.attributes.candidate_decoding.constraints import interior_point
 from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
-from attacks.attributes.candidate_decoding.linear_problem import linear_problem, solve_iteratively
+from attacks.attributes.candidate_decoding.linear_problem import (
+    LinearProblem,
+    linear_problem,
+    solve_iteratively,
+)
 from attacks.attributes.candidate_decoding.normal_equations import (
     normal_equations,
     solve,
     squared_residual,
 )
+from attacks.attributes.candidate_decoding.read_again import Client, Estimate, is_near, read_again
+from attacks.lapack import after
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, NotNegative, Positive
 
@@ -84,6 +91,7 @@ class Solution(NamedTuple):
       pull: by how much the ridge may have raised the squared residual.
       lengths: mean length of the gradients of one candidate of every record `[rounds]`.
       matrix: see there; None where no matrix is formed.
+      again: the same least squares of other messages.
       within: from a right-hand side of its equations to the weights that leave least within all
         bounds; None where no matrix is formed, or there are other unknowns, or more than
         `MOST_BOUNDED`.
@@ -95,6 +103,7 @@ class Solution(NamedTuple):
     square: Array
     pull: Array
     lengths: Array
+    again: Estimate
     matrix: Matrix | None = None
     within: Callable[[Array], Array] | None = None
 
@@ -116,17 +125,18 @@ def least_squares(
         solved = solve(system, start, settings.ridge)
         moved = jnp.maximum(jnp.abs(solved.unknowns - start), 1)
         pull = settings.ridge * jnp.vdot(jnp.diag(system.gram), moved**2)
-        left = functools.partial(squared_residual, system)
         within = None
         wide = jnp.finfo(system.gram.dtype).bits == 64
         if rate is not None and wide and len(start) <= MOST_BOUNDED:
             records = len(candidates[0])
             within = functools.partial(interior_point, system.gram, records=records)
-        estimate = solved.unknowns, solved.condition
+        left = functools.partial(squared_residual, system)
+        estimate = solved.unknowns, solved.condition, left
         of_system = system.square, pull, system.lengths
         factor = solved.factor / solved.scale[:, None]
         matrix = Matrix(system.gram, system.right, solved.covariance, factor)
-        return Solution(*estimate, left, *of_system, matrix, within)
+        again = functools.partial(_solved_again, matrix, start)
+        return Solution(*estimate, *of_system, again, matrix, within)
     problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
     pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
@@ -134,4 +144,40 @@ def least_squares(
     x, y = candidates
     lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
     condition = jnp.asarray(jnp.nan)
-    return Solution(unknowns, condition, problem.squared_residual, square, pull, lengths)
+
+    def iterated(problem: LinearProblem, truth: Array, noise: Any) -> Array:
+        target = jax.tree.map(jnp.add, problem.forward(truth), noise)
+        other = dataclasses.replace(problem, target=target)
+        return solve_iteratively(other, start, settings.ridge, settings.iterations)[0]
+
+    residual_of = problem.squared_residual
+    return Solution(unknowns, condition, residual_of, square, pull, lengths, iterated)
+
+
+def share_resolved(
+    solution: Solution,
+    client: Client,
+    chosen: Array,
+    deviation: Array,
+    nearest: Callable[[Array], Array],
+    known: Array,
+) -> Array:
+    """See `read_again`, of which the arguments are; what is `known` of it already, or else NaN. Of
+    weights that are near enough to the answer nothing is simulated."""
+    weights, rest = jnp.split(solution.unknowns, [len(chosen)])
+    near = is_near(after(weights, deviation), chosen)
+
+    def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        at = chosen, rest, deviation, solution.again, nearest
+        return jnp.ones((), bool), read_again(client, *at)
+
+    begin = near | ~jnp.isnan(known), jnp.where(near & jnp.isnan(known), 1, known)
+    # A loop of one step at most: of many clients at once, it is taken where one needs it.
+    return jax.lax.while_loop(lambda state: ~state[0], again, begin)[1]
+
+
+def _solved_again(
+    matrix: Matrix, start: Array, problem: LinearProblem, truth: Array, noise: Any
+) -> Array:
+    right = matrix.gram @ (truth - start) + problem.backward(noise)
+    return start + jax.scipy.linalg.cho_solve((matrix.factor, True), right)
