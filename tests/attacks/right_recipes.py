@@ -160,13 +160,18 @@ def client(kind, seed):
     return kind.model, run.messages(0), Knowledge(known, y[:held], columns), truth
 
 
+def quietly(attack, *arguments, **named):
+    """An attack's answer, without a word on how well it explains."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        return attack(*arguments, **named)
+
+
 def answered(name, seed):
     """The status of a client's answer, and the share of the values that it names."""
     attack, kind = KINDS[name]
     *seen, truth = client(kind, seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)
-        answer = attack(kind, *seen, jax.random.key(seed))
+    answer = quietly(attack, kind, *seen, jax.random.key(seed))
     named = [np.asarray(values) == true for values, true in zip(answer.values, truth, strict=True)]
     return Status(int(answer.status)), float(np.mean(named))
 

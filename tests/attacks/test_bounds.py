@@ -17,14 +17,15 @@ from attacks import (
 )
 from attacks.attributes.candidate_decoding.normal_equations import normal_equations, solve
 from jaxfl import Federated, LocalTraining, mlp, simulate, stack_clients
+from tests.attacks.right_recipes import quietly
 
 FEATURES, COLUMN, RATE = 6, 5, 0.1
 MODEL = mlp(FEATURES, (), 2)  # the softmax regression
 
 
-def client(records, rounds):
+def client(records, rounds, seed=2):
     """A client of the softmax regression, what is known of it, and the truth."""
-    rng, key = np.random.default_rng(2), jax.random.key(0)
+    rng, key = np.random.default_rng(seed), jax.random.key(0)
     x = rng.normal(size=(records, FEATURES)).astype(np.float32)
     x[:, COLUMN] = rng.random(records) < 0.5
     y = (x[:, : COLUMN + 1].sum(1) + rng.normal(size=records) > 1).astype(int)
@@ -54,10 +55,22 @@ def without_bounds(seen, known):
 def test_a_softmax_regression_is_read_from_few_rounds(records, rounds, unbounded):
     seen, known, truth = client(records, rounds)
     assert (without_bounds(seen, known) == truth).mean() == pytest.approx(unbounded, abs=0.05)
-    answer = closed_form(MODEL, seen, known, settings=ClosedForm(RATE))
+    answer = quietly(closed_form, MODEL, seen, known, settings=ClosedForm(RATE))
     assert right(answer, truth) == 1
     assert answer.status == Status.OK
     assert answer.fit.explained >= answer.fit.allowed
+
+
+def test_what_is_resolved_within_bounds_is_read_within_bounds():
+    """Three rounds hide a few values of 40 in one client, none in another."""
+    read, expected = [], []
+    for seed in range(10):
+        seen, known, truth = client(40, 3, seed)
+        answer = quietly(closed_form, MODEL, seen, known, settings=ClosedForm(RATE))
+        read.append(right(answer, truth))
+        expected.append((1 + float(answer.fit.resolved)) / 2)
+    assert 0.85 < np.mean(read) < 0.97
+    assert np.mean(expected) == pytest.approx(np.mean(read), abs=0.05)
 
 
 def test_an_answer_that_falls_short_is_told():

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from optax.tree import vdot
 
+from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.linear_problem import (
     LinearProblem,
     linear_problem,
@@ -70,12 +71,11 @@ class Client:
         rate = self.rate if self.told else None
         return linear_problem(self.model, self.messages, *self.candidates, rate, self.members)
 
-    def noise(self, problem: LinearProblem, weights: Array, deviation: Array, key: Array) -> Any:
-        """What its rounding adds to the equations, if it has such weights, and noise, so that both
-        are as large as a deviation in every equation says."""
+    def rounding(self, problem: LinearProblem, weights: Array) -> Any:
+        """What it adds to the equations, if the client has such weights and each model that it
+        received is the one that was recorded."""
         received, updates = self.messages.received, self.messages.pseudo_gradient
-        averaged = self.members or len(weights)
-        unit = averaged / self.rate
+        unit = (self.members or len(weights)) / self.rate
         scales = jnp.sqrt(relative_weights(updates))
         gradient = problem.gradients(weights)
         relative = jnp.broadcast_to(self.rates / self.rate, len(self.messages))
@@ -89,7 +89,21 @@ class Client:
 
             return jax.vmap(one)(model, step, scales, relative)
 
-        errors = jax.tree.map(rounded, received, gradient)
+        return jax.tree.map(rounded, received, gradient)
+
+    def repeats(self, problem: LinearProblem, solved: Array) -> Array:
+        """Whether its rounding explains more of the messages than it leaves, beside unknowns that
+        least squares solved; what was rounded before it was recorded is rounded at random."""
+        records, count = self.candidates[1].shape
+        weights = with_first(solved[: records * (count - 1)].reshape(records, -1))
+        left = jax.tree.map(jnp.subtract, problem.target, problem.forward(solved))
+        unsaid = jax.tree.map(jnp.subtract, left, self.rounding(problem, weights))
+        return vdot(unsaid, unsaid) < vdot(left, left)
+
+    def noise(self, errors: Any, deviation: Array, key: Array) -> Any:
+        """Errors of rounding, and noise, so that both are as large as a deviation in every equation
+        says."""
+        updates = self.messages.pseudo_gradient
         count = equations(updates)
         more = jnp.sqrt(jnp.maximum(deviation**2 - vdot(errors, errors) / count, 0))
         leaves, structure = jax.tree.flatten(errors)
@@ -105,7 +119,7 @@ class Client:
 def read_again(
     client: Client,
     chosen: Array,
-    rest: Array,
+    solved: Array,
     deviation: Array,
     estimate: Estimate,
     nearest: Callable[[Array], Array],
@@ -116,7 +130,7 @@ def read_again(
     Args:
       client: who is simulated.
       chosen: the answer, weights of 0 and 1 of every candidate but the first `[weights]`.
-      rest: other unknowns, which come after them.
+      solved: all unknowns as least squares have them; those beside weights come last.
       deviation: of all noise in every equation `[]`.
       estimate: the least squares.
       nearest: from weights to the index of every record's candidate `[records]`.
@@ -124,12 +138,16 @@ def read_again(
     count = client.candidates[1].shape[1]
     problem, answer = client.problem(), nearest(chosen)
 
+    repeats = client.repeats(problem, solved)
+
     def drawn(key: Array) -> tuple[Array, Array]:
         value_key, noise_key = jax.random.split(key)
         values = reordered(answer, client.labels, count, value_key)
         weights = jax.nn.one_hot(values, count, dtype=chosen.dtype)
-        noise = client.noise(problem, weights, deviation, noise_key)
-        unknowns = jnp.concatenate([weights[:, 1:].reshape(-1), rest])
+        errors = client.rounding(problem, weights)
+        errors = jax.tree.map(lambda error: jnp.where(repeats, error, 0), errors)
+        noise = client.noise(errors, deviation, noise_key)
+        unknowns = solved.at[: len(chosen)].set(weights[:, 1:].reshape(-1))
         read = estimate(problem, unknowns, noise)[: len(chosen)]
         return values, jnp.where(jnp.isfinite(read).all(), nearest(read), -1)
 
@@ -180,6 +198,5 @@ def _order(labels: Any, records: int, key: Array) -> Array:
 
 def to_spacing(numbers: Array, spacing: Array) -> Array:
     """To the nearest numbers of a relative spacing."""
-    size = jnp.abs(numbers)
-    step = spacing * jnp.exp2(jnp.floor(jnp.log2(jnp.where(size > 0, size, 1))))
+    step = jnp.ldexp(spacing / 2, jnp.frexp(jnp.where(numbers != 0, numbers, 1))[1])
     return jnp.round(numbers / step) * step

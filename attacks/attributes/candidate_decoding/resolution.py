@@ -45,7 +45,8 @@ def resolved_beside(factor: Array, each: Alternatives, deviation: Array) -> Arra
     again = (features == of_answer).all(2) & (each.y == labels) & (chosen == 0)
 
     def nearest(weights: Array) -> Array:
-        return jnp.where(again, -jnp.inf, with_first(weights.reshape(records, -1))).argmax(1)
+        told = jnp.where(again[:, 1:], 0, weights.reshape(records, -1))
+        return jnp.where(again, -jnp.inf, with_first(told)).argmax(1)
 
     return resolved(factor, chosen[:, 1:].reshape(-1), deviation, nearest)
 

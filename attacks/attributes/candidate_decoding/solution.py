@@ -164,11 +164,10 @@ def share_resolved(
 ) -> Array:
     """See `read_again`, of which the arguments are; what is `known` of it already, or else NaN. Of
     weights that are near enough to the answer nothing is simulated."""
-    weights, rest = jnp.split(solution.unknowns, [len(chosen)])
-    near = is_near(after(weights, deviation), chosen)
+    near = is_near(after(solution.unknowns[: len(chosen)], deviation), chosen)
 
     def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        at = chosen, rest, deviation, solution.again, nearest
+        at = chosen, solution.unknowns, deviation, solution.again, nearest
         return jnp.ones((), bool), read_again(client, *at)
 
     begin = near | ~jnp.isnan(known), jnp.where(near & jnp.isnan(known), 1, known)

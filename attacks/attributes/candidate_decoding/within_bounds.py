@@ -42,7 +42,7 @@ def within_bounds(
         bounded = decoded(knowledge, weights.reshape(len(knowledge.x), -1), None, None, absence)
         sound = jnp.isfinite(weights).all()
         kept = jax.tree.map(functools.partial(jnp.where, sound), bounded, answer)
-        at = kept.rounded, jnp.zeros(0, weights.dtype), after(deviation, kept.rounded)
+        at = kept.rounded, solution.unknowns, after(deviation, kept.rounded)
         stay = read_again(client, *at, bounded_again, candidates_of)
         return jnp.zeros((), bool), kept, stay
 
