@@ -261,7 +261,7 @@ def rounding(
       steps: of a client in a round.
     """
     # One array each: a program of operations on every leaf takes several times as long to compile.
-    received, updates = (_rows(tree) for tree in (received, updates))
+    received, updates = (rows(tree) for tree in (received, updates))
     squares = energies(updates)
     stored = jax.vmap(_stored)(received, updates) * (2 + steps) / 12
     summed = SQUARED_ROUNDING * steps * (1 + steps) * gradients**2
@@ -273,11 +273,11 @@ def rounding(
 def model_spacing(messages: Messages, eps: float | Array) -> Array:
     """The relative spacing of the models' numbers, of which `precision` is `eps`, or of narrower
     ones that they were before."""
-    received, updates = _rows(messages.received), _rows(messages.pseudo_gradient)
+    received, updates = rows(messages.received), rows(messages.pseudo_gradient)
     return jnp.maximum(eps, _narrower(received, updates)[0])
 
 
-def _rows(tree: Any) -> Array:
+def rows(tree: Any) -> Array:
     """Leaves `[rounds, ...]` side by side `[rounds, numbers]`."""
     return jnp.concatenate([a.reshape(len(a), -1) for a in jax.tree.leaves(tree)], 1)
 

@@ -7,10 +7,24 @@ call that needs another's result cannot run beside it, so calls that do not are 
 (`benchmarks.harness.call_order` tells which have none).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+
+
+def once(needed: Array, step: Callable[[Any], Any], begin: Any) -> Any:
+    """What a step makes of `begin` where it is needed, else that. It is a loop of one step at most:
+    of many clients at once, it is taken where one needs it, and no call of LAPACK is in it
+    otherwise."""
+
+    def taken(state: tuple[Array, Any]) -> tuple[Array, Any]:
+        return jnp.zeros((), bool), step(state[1])
+
+    return jax.lax.while_loop(lambda state: state[0], taken, (needed, begin))[1]
 
 
 def after(array: Array, *earlier: Array) -> Array:

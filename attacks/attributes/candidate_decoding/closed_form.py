@@ -192,20 +192,20 @@ def _closed_form(
         allowed = most_left(messages, lengths, eps, settings.noise)
         judge = Judge(seen, solution, rest, rates, averaged, allowed, more, listed is not None)
         rounded, fit = judge.of(answer)
-        of_rate = rate is not None, least_rate, rates, model_spacing(messages, eps)
+        of_rate = rate is not None, jnp.asarray(least_rate), rates, model_spacing(messages, eps)
         client = Client(model, seen, (x, y), knowledge.y, members, *of_rate)
-        stay = jnp.full_like(rounded, jnp.nan)
+        bounded = jnp.zeros((), bool)
         # Candidates of many values are so alike that wrong ones within the bounds explain as much.
         if told and listed is None and count <= MANY:
             short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
             # True of all numbers: so that the loop waits for the solution (`attacks.lapack`).
             short &= (solution.condition > 0) | ~(solution.condition > 0)
-            of_client = solution, client, judge.deviation(rounded)
-            answer, stay = within_bounds(*of_client, answer, short, knowledge, absence)
+            answer, bounded = within_bounds(solution, answer, short, knowledge, absence)
             rounded, fit = judge.of(answer)
         earlier = (fit.explained, more) + ((solution.condition,) if matrix else ())
-        at = answer.rounded, after(judge.deviation(rounded), *earlier), nearest_of(records, close)
-        fit = dataclasses.replace(fit, resolved=share_resolved(solution, client, *at, stay))
+        deviation, nearest = after(judge.deviation(rounded), *earlier), nearest_of(records, close)
+        at = answer.rounded, bounded, deviation, nearest
+        fit = dataclasses.replace(fit, resolved=share_resolved(solution, client, *at))
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)
     return cast(decoding, jnp.float32, jnp.int32)

@@ -132,8 +132,18 @@ def solve_iteratively(
         * jnp.vdot(right, apply(right))
         / jnp.maximum(jnp.vdot(right, right), jnp.finfo(right.dtype).tiny)
     )
+    return start + conjugate_gradients(problem, right, level, iterations), level
+
+
+def conjugate_gradients(
+    problem: LinearProblem, right: Array, level: Array, iterations: int
+) -> Array:
+    """What normal equations of a right-hand side add to the start, with a ridge of that level."""
     tolerance = 1e-8 if right.dtype == jnp.float64 else 1e-5
     step, _ = jax.scipy.sparse.linalg.cg(
-        lambda v: apply(v) + level * v, right, tol=tolerance, maxiter=iterations
+        lambda v: problem.backward(problem.forward(v)) + level * v,
+        right,
+        tol=tolerance,
+        maxiter=iterations,
     )
-    return start + step, level
+    return step

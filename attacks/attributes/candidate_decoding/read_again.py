@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from optax.tree import vdot
+import numpy as np
 
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.linear_problem import (
@@ -23,13 +23,11 @@ from attacks.attributes.candidate_decoding.linear_problem import (
     linear_problem,
     relative_weights,
 )
-from attacks.fit import equations
+from attacks.fit import rows
 from attacks.fixed_draws import fixed_key
 from jaxfl import Messages, Model
 
 Array = jax.Array
-Estimate = Callable[[LinearProblem, Array, Any], Array]
-"""From the problem, unknowns and the noise in their equations to what least squares make of it."""
 DRAWS = 4
 """Clients that are simulated."""
 ANY = 0.1
@@ -51,8 +49,8 @@ class Client:
       labels: `[records]`: values change places among records of one label; None among all.
       members: how many records it has, if the first candidate of each is absence (static).
       told: whether its rate is known (static); else its inverse is the last unknown.
-      rate: of its steps `[]`.
-      rates: of all rounds, or of each `[rounds]`.
+      rate: at which the messages are as if all steps were `[]`.
+      rates: of its steps, one or of every round `[rounds]`.
       spacing: relative, of the numbers of its models `[]`.
     """
 
@@ -71,49 +69,38 @@ class Client:
         rate = self.rate if self.told else None
         return linear_problem(self.model, self.messages, *self.candidates, rate, self.members)
 
-    def rounding(self, problem: LinearProblem, weights: Array) -> Any:
-        """What it adds to the equations, if the client has such weights and each model that it
-        received is the one that was recorded."""
-        received, updates = self.messages.received, self.messages.pseudo_gradient
-        unit = (self.members or len(weights)) / self.rate
-        scales = jnp.sqrt(relative_weights(updates))
-        gradient = problem.gradients(weights)
-        relative = jnp.broadcast_to(self.rates / self.rate, len(self.messages))
+    def rounding(self, made: Array) -> Array:
+        """What it adds to the equations `[rounds, numbers]` if all gradients together are so,
+        divided as the problem's, and each model that the client received is the one that was
+        recorded."""
+        step = (self._step * self.rates / self.rate)[:, None]
+        exact = rows(self.messages.received) - step * made
+        error = exact - to_spacing(exact, self.spacing)
+        return jnp.where(step > 0, error / jnp.where(step > 0, step, 1), 0)
 
-        def rounded(model: Array, step: Array) -> Array:
-            def one(model: Array, step: Array, scale: Array, relative: Array) -> Array:
-                per_scale = jnp.where(scale > 0, relative / (unit * scale), 0)
-                exact = model - per_scale * step
-                error = exact - to_spacing(exact, self.spacing)
-                return jnp.where(per_scale > 0, error / per_scale, 0)
+    def repeats(self, made: Array) -> Array:
+        """Whether rounding explains more of the messages than it leaves, beside gradients as least
+        squares have them; what was rounded before it was recorded is rounded at random."""
+        step, updates = self._step[:, None], rows(self.messages.pseudo_gradient)
+        left = jnp.where(step > 0, updates / jnp.where(step > 0, step, 1) - made, 0)
+        return ((left - self.rounding(made)) ** 2).sum() < (left**2).sum()
 
-            return jax.vmap(one)(model, step, scales, relative)
-
-        return jax.tree.map(rounded, received, gradient)
-
-    def repeats(self, problem: LinearProblem, solved: Array) -> Array:
-        """Whether its rounding explains more of the messages than it leaves, beside unknowns that
-        least squares solved; what was rounded before it was recorded is rounded at random."""
-        records, count = self.candidates[1].shape
-        weights = with_first(solved[: records * (count - 1)].reshape(records, -1))
-        left = jax.tree.map(jnp.subtract, problem.target, problem.forward(solved))
-        unsaid = jax.tree.map(jnp.subtract, left, self.rounding(problem, weights))
-        return vdot(unsaid, unsaid) < vdot(left, left)
-
-    def noise(self, errors: Any, deviation: Array, key: Array) -> Any:
+    def noise(self, errors: Array, deviation: Array, key: Array) -> Array:
         """Errors of rounding, and noise, so that both are as large as a deviation in every equation
         says."""
-        updates = self.messages.pseudo_gradient
-        count = equations(updates)
-        more = jnp.sqrt(jnp.maximum(deviation**2 - vdot(errors, errors) / count, 0))
-        leaves, structure = jax.tree.flatten(errors)
-        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+        told = rows(self.messages.pseudo_gradient) != 0
+        more = jnp.sqrt(jnp.maximum(deviation**2 - (errors**2).sum() / told.sum(), 0))
+        # Of variance 1: sums of so many numbers are normal, whatever they are of.
+        drawn = jax.random.uniform(key, errors.shape, jnp.float32, -(3**0.5), 3**0.5)
+        return errors + more * jnp.where(told, drawn, 0)
 
-        def with_noise(error: Array, update: Array, key: Array) -> Array:
-            drawn = jax.random.normal(key, error.shape, error.dtype)
-            return error + more * jnp.where(update == 0, 0, drawn)
-
-        return jax.tree.map(with_noise, errors, updates, keys)
+    @property
+    def _step(self) -> Array:
+        """An update's numbers in units of the problem's `[rounds]`; 0 of rounds that say
+        nothing."""
+        scales = jnp.sqrt(relative_weights(self.messages.pseudo_gradient))
+        averaged = self.members or len(self.candidates[0])
+        return jnp.where(scales > 0, self.rate / averaged / jnp.where(scales > 0, scales, 1), 0)
 
 
 def read_again(
@@ -121,7 +108,7 @@ def read_again(
     chosen: Array,
     solved: Array,
     deviation: Array,
-    estimate: Estimate,
+    estimate: Callable[[Array, Array], Array],
     nearest: Callable[[Array], Array],
 ) -> Array:
     """Share of the values that are read again, beyond chance, every value counting alike: between
@@ -132,38 +119,44 @@ def read_again(
       chosen: the answer, weights of 0 and 1 of every candidate but the first `[weights]`.
       solved: all unknowns as least squares have them; those beside weights come last.
       deviation: of all noise in every equation `[]`.
-      estimate: the least squares.
+      estimate: what least squares make of unknowns, beside what noise adds to the right-hand side
+        of the normal equations.
       nearest: from weights to the index of every record's candidate `[records]`.
     """
-    count = client.candidates[1].shape[1]
-    problem, answer = client.problem(), nearest(chosen)
+    records, count = client.candidates[1].shape
+    keys = jax.random.split(fixed_key(), (2, DRAWS))
+    answer, problem = nearest(chosen), client.problem()
+    values = jax.vmap(lambda key: reordered(answer, client.labels, count, key))(keys[0])
+    weights = jax.nn.one_hot(values, count, dtype=chosen.dtype)
+    begun = with_first(solved[: len(chosen)].reshape(records, -1))
+    # One program of gradients, which takes long to compile.
+    made = jax.lax.map(
+        lambda each: rows(problem.gradients(each)), jnp.concatenate([begun[None], weights])
+    )
+    repeats = client.repeats(made[0])
 
-    repeats = client.repeats(problem, solved)
+    def read(drawn: tuple[Array, Array, Array]) -> Array:
+        made, weights, key = drawn
+        errors = jnp.where(repeats, client.rounding(made), 0)
+        in_shape = unravelled(client.noise(errors, deviation, key), client.messages.received)
+        noise = problem.backward(in_shape)
+        truth = solved.at[: len(chosen)].set(weights[:, 1:].reshape(-1))
+        weights = estimate(truth, noise)[: len(chosen)]
+        return jnp.where(jnp.isfinite(weights).all(), nearest(weights), -1)
 
-    def drawn(key: Array) -> tuple[Array, Array]:
-        value_key, noise_key = jax.random.split(key)
-        values = reordered(answer, client.labels, count, value_key)
-        weights = jax.nn.one_hot(values, count, dtype=chosen.dtype)
-        errors = client.rounding(problem, weights)
-        errors = jax.tree.map(lambda error: jnp.where(repeats, error, 0), errors)
-        noise = client.noise(errors, deviation, noise_key)
-        unknowns = solved.at[: len(chosen)].set(weights[:, 1:].reshape(-1))
-        read = estimate(problem, unknowns, noise)[: len(chosen)]
-        return values, jnp.where(jnp.isfinite(read).all(), nearest(read), -1)
-
-    values, read = jax.lax.map(drawn, jax.random.split(fixed_key(), DRAWS))
-    beyond = beyond_chance(values.reshape(-1), read.reshape(-1), count, chosen.dtype)
-    return jnp.where((read < 0).any(), jnp.nan, beyond)
+    named = jax.lax.map(read, (made[1:], weights, keys[1]))
+    beyond = beyond_chance(values.reshape(-1), named.reshape(-1), count, chosen.dtype)
+    return jnp.where((named < 0).any(), jnp.nan, beyond)
 
 
 def reordered(values: Array, labels: Any, count: int, key: Array) -> Array:
     """Values of the records of a client like one that has these `[records]`: in another order
     within labels, or among all records if these are None, and `ANY` of them drawn from `count`."""
-    order_key, any_key, value_key = jax.random.split(key, 3)
-    values = values[_order(labels, len(values), order_key)]
-    another = jax.random.uniform(any_key, values.shape, jnp.float32) < ANY
-    drawn = jax.random.randint(value_key, values.shape, 0, count, values.dtype)
-    return jnp.where(another, drawn, values)
+    order, at_random = jax.random.uniform(key, (2, len(values)), jnp.float32)
+    groups = jnp.zeros_like(order) if labels is None else _groups(jnp.asarray(labels))
+    within = jnp.zeros_like(values).at[groups.argsort()].set(values[(groups + order).argsort()])
+    drawn = jnp.floor(at_random / ANY * count).astype(values.dtype)
+    return jnp.where(at_random < ANY, jnp.minimum(drawn, count - 1), within)
 
 
 def beyond_chance(values: Array, read: Array, count: int, dtype: Any) -> Array:
@@ -179,21 +172,19 @@ def is_near(weights: Array, chosen: Array) -> Array:
     return ((weights - chosen) ** 2).mean() <= NEAR**2
 
 
-def _order(labels: Any, records: int, key: Array) -> Array:
-    """The records, at random within labels, or on either side of the labels' median if these are
-    numbers."""
-    at_random = jax.random.permutation(key, records)
-    if labels is None:
-        return at_random
-    labels = jnp.asarray(labels)
+def _groups(labels: Array) -> Array:
+    """Whole numbers, one for each label; labels that are numbers are told apart by their median."""
     if jnp.issubdtype(labels.dtype, jnp.inexact):
         labels = labels > jnp.median(labels)
-    places = jnp.argsort(labels, stable=True)
-    return (
-        jnp.zeros(records, int)
-        .at[places]
-        .set(at_random[jnp.argsort(labels[at_random], stable=True)])
-    )
+    return 2 * labels.astype(jnp.float32)
+
+
+def unravelled(numbers: Array, like: Any) -> Any:
+    """A tree like one with leaves `[rounds, ...]`, of its numbers side by side."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
+    parts = zip(jnp.split(numbers, ends, 1), leaves, strict=True)
+    return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in parts])
 
 
 def to_spacing(numbers: Array, spacing: Array) -> Array:

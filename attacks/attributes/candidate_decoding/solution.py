@@ -1,9 +1,8 @@
 """Settings of `closed_form`, and its least squares."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from optax.tree import vdot
 from attacks.attributes.candidate_decoding.constraints import interior_point
 from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
 from attacks.attributes.candidate_decoding.linear_problem import (
-    LinearProblem,
+    conjugate_gradients,
     linear_problem,
     solve_iteratively,
 )
@@ -22,8 +21,8 @@ from attacks.attributes.candidate_decoding.normal_equations import (
     solve,
     squared_residual,
 )
-from attacks.attributes.candidate_decoding.read_again import Client, Estimate, is_near, read_again
-from attacks.lapack import after
+from attacks.attributes.candidate_decoding.read_again import Client, is_near, read_again
+from attacks.lapack import after, once
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, NotNegative, Positive
 
@@ -91,7 +90,8 @@ class Solution(NamedTuple):
       pull: by how much the ridge may have raised the squared residual.
       lengths: mean length of the gradients of one candidate of every record `[rounds]`.
       matrix: see there; None where no matrix is formed.
-      again: the same least squares of other messages.
+      again: the same least squares of other messages: from unknowns, and what noise adds to the
+        right-hand side of the normal equations.
       within: from a right-hand side of its equations to the weights that leave least within all
         bounds; None where no matrix is formed, or there are other unknowns, or more than
         `MOST_BOUNDED`.
@@ -103,7 +103,7 @@ class Solution(NamedTuple):
     square: Array
     pull: Array
     lengths: Array
-    again: Estimate
+    again: Callable[[Array, Array], Array]
     matrix: Matrix | None = None
     within: Callable[[Array], Array] | None = None
 
@@ -145,10 +145,9 @@ def least_squares(
     lengths = mean_lengths(model, messages.received, x[:, -1], y[:, -1])
     condition = jnp.asarray(jnp.nan)
 
-    def iterated(problem: LinearProblem, truth: Array, noise: Any) -> Array:
-        target = jax.tree.map(jnp.add, problem.forward(truth), noise)
-        other = dataclasses.replace(problem, target=target)
-        return solve_iteratively(other, start, settings.ridge, settings.iterations)[0]
+    def iterated(truth: Array, noise: Array) -> Array:
+        right = problem.backward(problem.forward(truth - start)) + noise
+        return start + conjugate_gradients(problem, right, level, settings.iterations)
 
     residual_of = problem.squared_residual
     return Solution(unknowns, condition, residual_of, square, pull, lengths, iterated)
@@ -158,25 +157,27 @@ def share_resolved(
     solution: Solution,
     client: Client,
     chosen: Array,
+    bounded: Array,
     deviation: Array,
     nearest: Callable[[Array], Array],
-    known: Array,
 ) -> Array:
-    """See `read_again`, of which the arguments are; what is `known` of it already, or else NaN. Of
-    weights that are near enough to the answer nothing is simulated."""
-    near = is_near(after(solution.unknowns[: len(chosen)], deviation), chosen)
+    """See `read_again`, of which the arguments are; `bounded` is whether the answer is that within
+    bounds. Of weights that are near enough to the answer nothing is simulated."""
+    near = is_near(after(solution.unknowns[: len(chosen)], deviation), chosen) & ~bounded
 
-    def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        at = chosen, solution.unknowns, deviation, solution.again, nearest
-        return jnp.ones((), bool), read_again(client, *at)
+    def estimate(truth: Array, noise: Array) -> Array:
+        free = solution.again(truth, noise)
+        within, matrix = solution.within, solution.matrix
+        if within is None or matrix is None:
+            return free
+        return once(bounded, lambda _: within(matrix.gram @ truth + noise), free)
 
-    begin = near | ~jnp.isnan(known), jnp.where(near & jnp.isnan(known), 1, known)
-    # A loop of one step at most: of many clients at once, it is taken where one needs it.
-    return jax.lax.while_loop(lambda state: ~state[0], again, begin)[1]
+    def again(_: Array) -> Array:
+        return read_again(client, chosen, solution.unknowns, deviation, estimate, nearest)
+
+    return once(~near, again, jnp.ones_like(deviation))
 
 
-def _solved_again(
-    matrix: Matrix, start: Array, problem: LinearProblem, truth: Array, noise: Any
-) -> Array:
-    right = matrix.gram @ (truth - start) + problem.backward(noise)
+def _solved_again(matrix: Matrix, start: Array, truth: Array, noise: Array) -> Array:
+    right = matrix.gram @ (truth - start) + noise
     return start + jax.scipy.linalg.cho_solve((matrix.factor, True), right)
