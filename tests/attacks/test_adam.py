@@ -10,7 +10,7 @@ import pytest
 
 import jaxfl
 from attacks import AdamDecoding, Knowledge, MisfitWarning, Status, UnknownColumn, decode_adam
-from attacks.attributes.candidate_decoding.adam import _gradient, _steps
+from attacks.attributes.candidate_decoding.adam_bounds import gradient_of, steps_of
 from jaxfl.recordings import RecordingWarning, read_rounds
 from tests.jaxfl.test_recordings import HERE, MODEL, SMOKER, records
 
@@ -84,7 +84,7 @@ def test_every_number_of_a_gradient_lies_within_its_bounds():
     seen = messages_of((x, y))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: a.astype(jnp.float64), seen)
-        steps = _steps(wide, AdamDecoding(), float(np.finfo(np.float32).eps))
+        steps = steps_of(wide, None, 0.0, float(np.finfo(np.float32).eps))
 
         def gradient(params):
             slope = jax.grad(lambda p: jaxfl.mean_loss(SHARED, p, jnp.asarray(x), jnp.asarray(y)))
@@ -92,7 +92,7 @@ def test_every_number_of_a_gradient_lies_within_its_bounds():
 
         true = jax.vmap(gradient)(wide.received) * jnp.where(steps.ratio < 0, -1, 1)
         low, high = (
-            _gradient(jnp.abs(steps.ratio) + sign * steps.rounding, 1e-8) for sign in (-1, 1)
+            gradient_of(jnp.abs(steps.ratio) + sign * steps.rounding, 1e-8) for sign in (-1, 1)
         )
         blur = 1e-6 * jnp.abs(true).max()
         assert ((low - blur <= true) & (true <= high + blur)).all()

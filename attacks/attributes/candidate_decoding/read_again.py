@@ -124,27 +124,25 @@ def read_again(
       nearest: from weights to the index of every record's candidate `[records]`.
     """
     records, count = client.candidates[1].shape
-    keys = jax.random.split(fixed_key(), (2, DRAWS))
+    keys = jax.random.split(fixed_key(), (2, 1 + DRAWS))
     answer, problem = nearest(chosen), client.problem()
-    values = jax.vmap(lambda key: reordered(answer, client.labels, count, key))(keys[0])
+    values = jax.vmap(lambda key: reordered(answer, client.labels, count, key))(keys[0, 1:])
     weights = jax.nn.one_hot(values, count, dtype=chosen.dtype)
     begun = with_first(solved[: len(chosen)].reshape(records, -1))
-    # One program of gradients, which takes long to compile.
-    made = jax.lax.map(
-        lambda each: rows(problem.gradients(each)), jnp.concatenate([begun[None], weights])
-    )
-    repeats = client.repeats(made[0])
 
-    def read(drawn: tuple[Array, Array, Array]) -> Array:
-        made, weights, key = drawn
+    def read(repeats: Array, drawn: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        number, weights, key = drawn
+        made = rows(problem.gradients(weights))
+        repeats = jnp.where(number == 0, client.repeats(made), repeats)
         errors = jnp.where(repeats, client.rounding(made), 0)
         in_shape = unravelled(client.noise(errors, deviation, key), client.messages.received)
-        noise = problem.backward(in_shape)
         truth = solved.at[: len(chosen)].set(weights[:, 1:].reshape(-1))
-        weights = estimate(truth, noise)[: len(chosen)]
-        return jnp.where(jnp.isfinite(weights).all(), nearest(weights), -1)
+        named = estimate(truth, problem.backward(in_shape))[: len(chosen)]
+        return repeats, jnp.where(jnp.isfinite(named).all(), nearest(named), -1)
 
-    named = jax.lax.map(read, (made[1:], weights, keys[1]))
+    # The first is what least squares found: one program of gradients, which takes long to compile.
+    drawn = jnp.arange(1 + DRAWS), jnp.concatenate([begun[None], weights]), keys[1]
+    named = jax.lax.scan(read, jnp.zeros((), bool), drawn)[1][1:]
     beyond = beyond_chance(values.reshape(-1), named.reshape(-1), count, chosen.dtype)
     return jnp.where((named < 0).any(), jnp.nan, beyond)
 
