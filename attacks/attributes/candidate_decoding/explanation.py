@@ -45,7 +45,7 @@ from attacks.attributes.candidate_decoding.looks import (
     moved_by,
     on_weights,
 )
-from attacks.attributes.candidate_decoding.resolution import resolved_beside
+from attacks.attributes.candidate_decoding.resolution import resolved_alone
 from attacks.attributes.candidate_decoding.simulated_client import (
     Guess,
     Simulation,
@@ -63,7 +63,6 @@ from attacks.fit import (
     equations,
     no_fit,
 )
-from attacks.lapack import after
 from attacks.path import local_path, on_path
 from attacks.precision import arithmetic, cast
 from jaxfl import LocalTraining, Messages, Model
@@ -139,9 +138,8 @@ def _judge(
 
     dtype = jnp.result_type(float)
     on_answer = simulation_of(Guess(model_told, data, training), messages.received, dtype)
-    effect = effect_of_one(model_told, messages, training, data, free_scale)
-    if not plain or len(unsure) < records or count > MOST_JOINT:
-        effect = None
+    known = plain and len(unsure) == records and count <= MOST_JOINT
+    effect = effect_of_one(model_told, messages, training, data, free_scale) if known else None
 
     def seen_with(client: Simulation, number: int | Array) -> tuple[Fit, Array]:
         pass_key = jax.random.fold_in(key, number)
@@ -167,11 +165,19 @@ def _judge(
     with jax.default_matmul_precision("highest"):
         if is_judged_again(training, records):
             # Most answers pass at once, and another look is as dear as the first.
-            weights = jax.nn.one_hot(each.chosen, count, dtype=each.x.dtype)[unsure]
-            begin = Look(jnp.zeros((), int), weights, cast(no_fit(), dtype), jnp.ones((), bool))
-            fit = jax.lax.while_loop(looks_on, look_at, begin).fit
+            fit = jax.lax.while_loop(looks_on, look_at, _first_look(each, unsure)).fit
         else:
             fit, _ = seen_with(on_answer, 0)
+    return _where_told(fit, told, updates)
+
+
+def _first_look(each: Alternatives, unsure: Array) -> Look:
+    weights = jax.nn.one_hot(each.chosen, each.x.shape[1], dtype=each.x.dtype)[unsure]
+    nothing = cast(no_fit(), jnp.result_type(float))
+    return Look(jnp.zeros((), int), weights, nothing, jnp.ones((), bool))
+
+
+def _where_told(fit: Fit, told: Array, updates: Any) -> Fit:
     misfit = jnp.where(told, fit.misfit, jnp.nan)
     # A client that trains returns another model than it received.
     moved = (energies(updates) > 0).any()
@@ -186,7 +192,7 @@ class Left(NamedTuple):
       after: the same without the candidates' span.
       step: least squares' weights of what is left of the messages `[unknowns]`.
       pull: by how much the ridge may have raised what is left.
-      factor: lower Cholesky factor of the Gram matrix of the unknowns' gradients, with its ridge.
+      blocks: inner products of the gradients of each record's unknowns.
       along: inner products of messages, runs and directions with the runs' mean, where updates may
         have any length; the first with that of the values that point most along the messages.
     """
@@ -195,7 +201,7 @@ class Left(NamedTuple):
     after: Array
     step: Array
     pull: Array
-    factor: Array
+    blocks: Array | None = None
     along: Array | None = None
 
 
@@ -227,7 +233,9 @@ def left_of(  # noqa: PLR0913 - what a client is compared with, and how
     shapes = (unknowns, unknowns), (unknowns, rows), (rows, rows), (), (rows,), (unknowns,)
     zero = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
     (gram, along, inner, scale, common, each_along), _ = jax.lax.scan(add, zero, (*rounds, keys))
-    left = without_span(span_of(gram, scale), along, inner)
+    each_record = (len(x), x.shape[1] - 1) * 2
+    blocks = jnp.moveaxis(jnp.diagonal(gram.reshape(each_record), 0, 0, 2), -1, 0)
+    left = without_span(span_of(gram, scale), along, inner)._replace(blocks=blocks)
     if not free_scale:
         return left
     gains = jnp.concatenate([jnp.zeros((len(x), 1)), each_along.reshape(len(x), -1)], 1)
@@ -251,7 +259,7 @@ def without_span(span: tuple[Any, Array], along: Array, inner: Array) -> Left:
     factor, level = span
     solved = jax.scipy.linalg.cho_solve(factor, along)
     pulls = level * solved.T @ solved
-    return Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0], factor[0])
+    return Left(inner, inner - along.T @ solved - pulls, solved[:, 0], pulls[0, 0])
 
 
 class _Vectors(NamedTuple):
@@ -338,14 +346,14 @@ def _products(
 def _resolved(
     left: Left, each: Alternatives, unsure: Array, rounded: Array, count: Array, effect: Any
 ) -> Array:
-    """What share of the values rounding and the runs' noise would leave, spread over so many
+    """What share of the values rounding and the runs' noise leave at most, spread over so many
     equations; `effect` is that of one record, or None where it is not known."""
-    if effect is None:
+    if effect is None or left.blocks is None:
         return jnp.full_like(rounded, jnp.nan)
     runs = jnp.diag(left.before)[1 : len(left.before) - 2]
     deviation = jnp.sqrt((rounded + runs.mean()) / count) / effect
     in_order = jax.tree.map(lambda a: a[unsure], each)
-    return resolved_beside(after(left.factor, left.after), in_order, deviation)
+    return resolved_alone(left.blocks, in_order, deviation)
 
 
 def _is_backwards(left: Left) -> Array:

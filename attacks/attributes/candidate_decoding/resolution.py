@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import ndtr
 
 from attacks.attributes.candidate_decoding.alternatives import Alternatives
-from attacks.attributes.candidate_decoding.candidates import with_first
 
 Array = jax.Array
 DRAWS = 16
@@ -33,22 +33,35 @@ def resolved(
     return _staying(estimates, chosen, nearest)
 
 
-def resolved_beside(factor: Array, each: Alternatives, deviation: Array) -> Array:
-    """The same of an answer whose attack solves no least squares, by those of its alternatives:
-    `factor` and `deviation` as of `resolved`, of all records' weights in their order."""
-    records, count = each.x.shape[:2]
-    chosen = jax.nn.one_hot(each.chosen, count, dtype=factor.dtype)
-    features = each.x.reshape(records, count, -1)
-    of_answer = jnp.take_along_axis(features, each.chosen[:, None, None], 1)
-    labels = jnp.take_along_axis(each.y, each.chosen[:, None], 1)
-    # Where each unknown is changed alone, some change nothing: these are the answer too.
-    again = (features == of_answer).all(2) & (each.y == labels) & (chosen == 0)
+def resolved_alone(blocks: Array, each: Alternatives, deviation: Array) -> Array:
+    """The most that noise leaves of an answer whose attack solves no least squares: the share of
+    its values that would be read again if all other records' were known, by the union bound over a
+    record's alternatives `[]`.
 
-    def nearest(weights: Array) -> Array:
-        told = jnp.where(again[:, 1:], 0, weights.reshape(records, -1))
-        return jnp.where(again, -jnp.inf, with_first(told)).argmax(1)
+    Args:
+      blocks: inner products of what a record's candidates but the first add to the messages, in
+        units in which noise is `deviation` in every equation `[records, K - 1, K - 1]`.
+      each: the records, with the answer.
+      deviation: of the noise.
+    """
+    count = each.x.shape[1]
+    inner = jnp.pad(blocks, ((0, 0), (1, 0), (1, 0)))
+    square = jnp.diagonal(inner, 0, 1, 2)
+    chosen = each.chosen[:, None]
+    of_answer = jnp.take_along_axis(square, chosen, 1)
+    across = jnp.take_along_axis(inner, chosen[..., None], 1)[:, 0]
+    distance = jnp.sqrt(jnp.maximum(square + of_answer - 2 * across, 0))
+    otherwise = jnp.where(_of_answer(each), 0, ndtr(-distance / (2 * deviation)))
+    stays = 1 - jnp.minimum(otherwise.sum(1), 1 - 1 / count).mean()
+    return jnp.maximum((stays - 1 / count) / (1 - 1 / count), 0)
 
-    return resolved(factor, chosen[:, 1:].reshape(-1), deviation, nearest)
+
+def _of_answer(each: Alternatives) -> Array:
+    """Which candidates are the answer `[records, K]`: where each unknown is changed alone, some
+    change nothing."""
+    features, chosen = each.x.reshape(*each.x.shape[:2], -1), each.chosen[:, None]
+    same = features == jnp.take_along_axis(features, chosen[..., None], 1)
+    return same.all(2) & (each.y == jnp.take_along_axis(each.y, chosen, 1))
 
 
 def _drawn(factor: Array, draws: int) -> Array:
