@@ -121,9 +121,10 @@ class Fit:
         if that is more. NaN where there are as many unknowns as equations, so that
         everything would fit, and where a search may have ended short.
       resolved: share of the values that would be read the same if noise and rounding were drawn
-        again: 1 for all, 0 for no more than by chance. NaN where it is not asked, or rounding
-        leaves no solution. Of several unknown columns, labels or absence a record's values count
-        together.
+        again: 1 for all, 0 for no more than by chance, every value counting alike. NaN where it is
+        not asked, or rounding leaves no solution. Of several unknown columns, labels or absence a
+        record's values count together. Of attacks that solve no least squares it is the most
+        that rounding leaves, and NaN where chance decides who shares a batch.
     """
 
     explained: Num[Array, ""]

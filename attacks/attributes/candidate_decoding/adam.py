@@ -117,7 +117,9 @@ def decode_adam(
       updates with those that the weights would make: beyond `LEFT` of their energy they are a
       misfit, such as those of several steps, or of moments that are kept between rounds. Where
       `fit.explained` is below `fit.allowed`, some values are wrong. Where it is not, other values
-      may explain as much, if the rounds' models hardly differ (few rounds, a small rate or model).
+      may explain as much, if the rounds' models hardly differ (few rounds, a small rate or model):
+      `fit.resolved` says how many, from a search for the values of a simulated client, which is
+      made where some weights are unsure and takes about as long as the client's own.
 
     Raises:
       ValueError: as `closed_form`; if more or less than one column is unknown, or labels are; or if

@@ -123,8 +123,8 @@ def closed_form(
       A `Decoding`. Where the rounded answer of a known rate explains less than a right one would,
       the direct least squares in float64 are solved within the weights' bounds too, of at most 16
       candidates a record and 2,000 unknowns: equations that hardly tell records apart, as of
-      linear models and of few rounds, may have one such solution. `fit.resolved` is of the direct
-      solver, and NaN of "cg". Messages
+      linear models and of few rounds, may have one such solution. `fit.resolved` is what would be
+      read of simulated clients whose values are known, where some weights are unsure. Messages
       that no weights of the candidates explain to within rounding and the stated noise are a
       misfit: a status, and outside `jit` a warning (where values are listed and `jit` leaves no way
       to ask all, they are unchecked). So are those that a rate below 0 fits best. Memory of the
