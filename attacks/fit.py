@@ -271,11 +271,11 @@ def rounding(
     return jnp.where(squares > 0, bound / jnp.where(squares > 0, squares, 1), jnp.inf)
 
 
-def model_spacing(messages: Messages, eps: float | Array) -> Array:
+def model_spacing(messages: Messages, eps: Array) -> Array:
     """The relative spacing of the models' numbers, of which `precision` is `eps`, or of narrower
     ones that they were before."""
     received, updates = rows(messages.received), rows(messages.pseudo_gradient)
-    return jnp.maximum(eps, _narrower(received, updates)[0])
+    return jnp.maximum(eps, _narrower(received, updates)[0].astype(eps.dtype))
 
 
 def rows(tree: Any) -> Array:

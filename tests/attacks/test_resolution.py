@@ -162,7 +162,8 @@ def test_columns_that_are_changed_alone_count_where_they_change_something():
     each = Alternatives(x, y, chosen, jnp.zeros(2))
     moves = jnp.broadcast_to(jnp.diag(x[0, 1:, 0]), (2, 9, 9))
     assert resolved_alone(moves, each, jnp.asarray(1e-3)) == 1  # what changes nothing is no change
-    assert float(resolved_alone(moves, each, jnp.asarray(1e3))) == pytest.approx(0, abs=1e-6)
+    hidden = float(resolved_alone(moves, each, jnp.asarray(1e3)))
+    assert hidden == pytest.approx((1 / 2 - 1 / 7) / (6 / 7), abs=1e-3)  # of one of six others
     one_of_two = Alternatives(x[:, :2], y[:, :2], chosen, jnp.zeros(2))
     share = 1 - 2 * scipy.stats.norm.cdf(-1)  # half a distance of 1 is one deviation
     for answer in (0, 1):
@@ -193,6 +194,7 @@ def test_what_is_read_counts_beyond_chance():
         (jnp.zeros(100, int), 0.0),  # nine in ten are right, and nothing is told
         (values.at[:45].set(1).at[90:95].set(0), 0.0),
         (values.at[90:95].set(0), 0.5),
+        (2 * values, 0.0),  # a value that does not occur
     ):
         assert float(beyond_chance(values, read, 2, jnp.float32)) == pytest.approx(share, abs=1e-6)
 
@@ -256,6 +258,53 @@ def test_it_counts_what_another_draw_would_read():
     for deviation, least, most in ((1e-3, 1, 1), (1e3, 0, 0.35)):
         share = float(resolved(jnp.eye(4), chosen, deviation, nearest))
         assert least - 1e-6 <= share <= most + 1e-6
+
+
+@pytest.mark.parametrize("settings", [ClosedForm(), ClosedForm(by_round=True)])
+def test_rates_that_are_not_told_leave_what_is_said_right(settings):
+    right, expected = [], []
+    for seed in range(6):
+        kind = Kind(LocalTraining(3e-6), records=60, rounds=12)
+        model, messages, known, truth = client_of(kind, seed)
+        answer = quietly(closed_form, model, messages, known, settings=settings)
+        right.append(np.mean(np.asarray(answer.values[0]) == truth[0]))
+        expected.append((1 + float(answer.fit.resolved)) / 2)
+    assert np.mean(expected) == pytest.approx(np.mean(right), abs=0.06)
+
+
+def test_arithmetic_in_float32_under_an_outer_jit_of_64_bits_says_it_too():
+    kind = Kind(LocalTraining(1e-6), records=300)
+    model, messages, known, _ = client_of(kind, 0)
+
+    @jax.jit
+    def fit(seen):
+        settings = ClosedForm(1e-6)
+        return closed_form(model, seen, known, settings=settings, dtype=jnp.float32).fit
+
+    with jax.enable_x64(True):
+        assert fit(messages).resolved < LEAST_RESOLVED
+
+
+@pytest.mark.parametrize("attack", [closed_form, decode_adam])
+@pytest.mark.parametrize("prior", [0.1, 0.5])
+def test_what_keeps_its_prior_is_not_resolved(prior, attack):
+    """However near a prior is to the value that it makes the likelier."""
+    inner = mlp(FEATURES, (32,), 2)
+
+    def apply(params, x, **rest):
+        return inner.apply(params, x.at[:, 4].set(0), **rest)
+
+    blind = dataclasses.replace(inner, apply=apply, layers=None)
+    x, y = (np.asarray(a) for a in records(0))
+    optimizer = optax.adam if attack is decode_adam else optax.sgd
+    federated = Federated(4, LocalTraining(0.01, optimizer=optimizer))
+    run = simulate(blind, inner.init(KEY), stack_clients([(x, y)]), KEY, federated)
+    x[:, 4] = np.nan
+    known = Knowledge(x, y, (binary_column(4, prior),))
+    settings = ClosedForm(0.01) if attack is closed_form else None
+    answer = quietly(attack, blind, run.messages(0), known, settings=settings)
+    assert answer.fit.resolved < 0.1
+    assert answer.status == Status.UNCHECKED
 
 
 @pytest.mark.parametrize("recorded", [np.float32, np.float64])

@@ -149,7 +149,7 @@ def _is_zero(number: Any) -> bool:
 def _decode_adam(
     model: Model, messages: Messages, knowledge: Knowledge, settings: AdamDecoding, dtype: Any
 ) -> Reconstruction:
-    eps = precision(messages)
+    eps = precision(messages).astype(dtype)
     told = equations(messages.pseudo_gradient)
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
     x, y = candidate_records(model, knowledge)
@@ -201,7 +201,8 @@ def _searched(
         found = _search(gradients, state.steps, start, iterations, tries)
         kept = jax.tree.map(functools.partial(jnp.where, first), found, state.found)
         others = reordered(found.values, labels, count, fixed_key())
-        near = is_near(found.scores, jax.nn.one_hot(found.values, count, dtype=start.dtype))
+        chosen = jax.nn.one_hot(found.values, count, dtype=start.dtype)
+        near = is_near(found.scores, chosen, with_first(start.reshape(records, -1)))
         again = beyond_chance(state.truth, found.values, count, start.dtype)
         return _Reading(
             state.number + 1,

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
+from attacks.attributes.candidate_decoding.linear_problem import relative_weights
 from attacks.fit import energies, precision, rounding
 from attacks.path import is_linear, local_path
-from jaxfl import ClientData, LocalTraining, Messages, Model, mean_loss
+from jaxfl import DPSGD, ClassWeights, ClientData, LocalTraining, Messages, Model, mean_loss
 from jaxfl.models.probe import draws_at_random
 
 Array = jax.Array
@@ -51,17 +52,18 @@ def effect_of_one(
     model: Model, messages: Messages, training: LocalTraining, data: ClientData, free_scale: bool
 ) -> Array | None:
     """What one record adds to an update, in its gradient `[]`; None where it is not the same in
-    every run, or the optimiser is not linear."""
-    records, optimizer = len(data.mask), training.optimizer
-    at_random = training.draws_batches(records) or draws_at_random(
-        model, messages.model_shapes, data.x
-    )
-    if at_random or not is_linear(optimizer, messages.model_shapes):
+    every run, or the optimiser is not linear, or a plug-in may change what is sent."""
+    records, shapes = len(data.mask), messages.model_shapes
+    at_random = training.draws_batches(records) or draws_at_random(model, shapes, data.x)
+    known = all(isinstance(plugin, ClassWeights | DPSGD) for plugin in training.plugins)
+    if at_random or not known or not is_linear(training.optimizer, shapes):
         return None
     effect = training.learning_rate * local_path(training, records).total / records
     if free_scale:
         times = _times_as_long(model, messages, training, (data.x, data.y))
-        effect *= jnp.sqrt((times**2).mean())
+        # Rounds count by their updates' energy, as inner products of gradients do.
+        weights = relative_weights(messages.pseudo_gradient)
+        effect *= jnp.sqrt((weights * times**2).sum() / jnp.maximum(weights.sum(), 1e-30))
     return effect
 
 

@@ -170,7 +170,7 @@ def _closed_form(
     dtype: Any,
     listing: bool,
 ) -> Decoding:
-    eps = precision(messages)
+    eps = precision(messages).astype(dtype)
     messages, knowledge, settings = cast((messages, knowledge, settings), dtype)
     with jax.default_matmul_precision("highest"):
         (x, y), start, listed = _candidates(model, messages, knowledge, settings, members, listing)
@@ -191,12 +191,16 @@ def _closed_form(
         more = _off_whole(weights, matrix, members, told)
         allowed = most_left(messages, lengths, eps, settings.noise)
         judge = Judge(seen, solution, rest, rates, averaged, allowed, more, listed is not None)
-        rounded, fit = judge.of(answer)
-        of_rate = rate is not None, jnp.asarray(least_rate), rates, model_spacing(messages, eps)
+        (rounded, fit), bounded = judge.of(answer), jnp.zeros((), bool)
+        of_rate = (
+            rate is not None,
+            jnp.asarray(least_rate),
+            rates,
+            model_spacing(messages, eps),
+        )
         client = Client(model, seen, (x, y), knowledge.y, members, *of_rate)
-        bounded = jnp.zeros((), bool)
         # Candidates of many values are so alike that wrong ones within the bounds explain as much.
-        if told and listed is None and count <= MANY:
+        if told and solution.within and listed is None and count <= MANY:
             short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
             # True of all numbers: so that the loop waits for the solution (`attacks.lapack`).
             short &= (solution.condition > 0) | ~(solution.condition > 0)
@@ -204,7 +208,7 @@ def _closed_form(
             rounded, fit = judge.of(answer)
         earlier = (fit.explained, more) + ((solution.condition,) if matrix else ())
         deviation, nearest = after(judge.deviation(rounded), *earlier), nearest_of(records, close)
-        at = answer.rounded, bounded, deviation, nearest
+        at = answer.rounded, bounded, deviation, nearest, listed is not None
         fit = dataclasses.replace(fit, resolved=share_resolved(solution, client, *at))
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)

@@ -65,8 +65,7 @@ class Judge:
         # No client has a rate below 0: the nearest that one has explains nothing.
         left = jnp.where(forwards, left, solution.square)
         misfit = jnp.where(seen > 0, left * unit / most, jnp.inf)
-        fitted = seen if self.rates.ndim else 0  # rates of rounds, to the same equations
-        told = equations(updates) > len(solution.unknowns) + fitted
+        told = equations(updates) > len(solution.unknowns) + self._fitted
         fit = Fit(1 - rounded * unit, 1 - self._noise, jnp.where(told, misfit, jnp.nan))
         return rounded, _of_list(fit) if self.listed else fit
 
@@ -76,11 +75,20 @@ class Judge:
         equations' arithmetic loses. Rounds count by their updates' energy, and one deviation stands
         for all."""
         solution, count = self.solution, equations(self.seen.pseudo_gradient)
-        free = jnp.maximum(count - len(solution.unknowns), 1)
-        white = solution.left(solution.unknowns) * count / free
+        free = count - len(solution.unknowns) - self._fitted
+        white = solution.left(solution.unknowns) * count / jnp.maximum(free, 1)
         left = jnp.minimum(jnp.maximum(rounded, 0), self._noise / self._unit)
-        left = jnp.minimum(left, white) + jnp.finfo(rounded.dtype).eps * solution.square
+        # Rounding repeats itself where unknowns are: what is left says enough where that is
+        # simulated, in numbers wider than the models'.
+        wide = jnp.finfo(rounded.dtype).bits == 64
+        left = jnp.where(wide & (free > 0), jnp.minimum(left, white), left)
+        left += jnp.finfo(rounded.dtype).eps * solution.square
         return jnp.sqrt(left / count)
+
+    @property
+    def _fitted(self) -> Array:
+        """Rates of rounds that were fitted to the same equations."""
+        return self._moved.sum() if self.rates.ndim else jnp.zeros((), int)
 
     @property
     def _moved(self) -> Array:

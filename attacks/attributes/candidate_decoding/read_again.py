@@ -33,9 +33,9 @@ DRAWS = 4
 ANY = 0.1
 """Share of their records whose values are drawn from all: of an answer that names one value alone,
 another order says nothing."""
-NEAR = 1 / 8
-"""Root mean square distance of weights from the values that they stand for, within which none is
-unsure: the messages' own noise moved them no further."""
+NEAR = 1 / 4
+"""Share of the way from where least squares begin to the values that weights stand for, that is
+left of every record's way where none is unsure: the messages' own noise moved them no further."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,24 +70,25 @@ class Client:
         return linear_problem(self.model, self.messages, *self.candidates, rate, self.members)
 
     def rounding(self, made: Array) -> Array:
-        """What it adds to the equations `[rounds, numbers]` if all gradients together are so,
-        divided as the problem's, and each model that the client received is the one that was
-        recorded."""
+        """What it adds to the equations `[rounds, numbers]` if all gradients together are `made`
+        `[rounds, numbers]`, divided as the problem's, and each model that the client received is
+        the one that was recorded."""
         step = (self._step * self.rates / self.rate)[:, None]
         exact = rows(self.messages.received) - step * made
         error = exact - to_spacing(exact, self.spacing)
         return jnp.where(step > 0, error / jnp.where(step > 0, step, 1), 0)
 
     def repeats(self, made: Array) -> Array:
-        """Whether rounding explains more of the messages than it leaves, beside gradients as least
-        squares have them; what was rounded before it was recorded is rounded at random."""
+        """Whether rounding explains more of the messages than it leaves `[]`, beside gradients as
+        least squares have them `[rounds, numbers]`; what was rounded before it was recorded is
+        rounded at random."""
         step, updates = self._step[:, None], rows(self.messages.pseudo_gradient)
         left = jnp.where(step > 0, updates / jnp.where(step > 0, step, 1) - made, 0)
         return ((left - self.rounding(made)) ** 2).sum() < (left**2).sum()
 
     def noise(self, errors: Array, deviation: Array, key: Array) -> Array:
         """Errors of rounding, and noise, so that both are as large as a deviation in every equation
-        says."""
+        says; the first and what is returned `[rounds, numbers]`."""
         told = rows(self.messages.pseudo_gradient) != 0
         more = jnp.sqrt(jnp.maximum(deviation**2 - (errors**2).sum() / told.sum(), 0))
         # Of variance 1: sums of so many numbers are normal, whatever they are of.
@@ -158,22 +159,27 @@ def reordered(values: Array, labels: Any, count: int, key: Array) -> Array:
 
 
 def beyond_chance(values: Array, read: Array, count: int, dtype: Any) -> Array:
-    """Share of the values that are read, every one of `count` alike: 0 for guesses, 1 for all."""
+    """Share of the values `[...]` that are read, every one of `count` that occurs alike: 0 where
+    one is always read, 1 for all `[]`."""
     hits = jnp.zeros(count, dtype).at[values].add(values == read)
     times = jnp.zeros(count, dtype).at[values].add(1)
-    share = jnp.where(times > 0, hits / jnp.maximum(times, 1), 0).sum() / (times > 0).sum()
-    return jnp.maximum((share - 1 / count) / (1 - 1 / count), 0)
+    occurring = (times > 0).sum()
+    share = jnp.where(times > 0, hits / jnp.maximum(times, 1), 0).sum() / occurring
+    chance = 1 / jnp.maximum(occurring, 2).astype(dtype)
+    return jnp.maximum((share - chance) / (1 - chance), 0)
 
 
-def is_near(weights: Array, chosen: Array) -> Array:
-    """Whether no weight is far from the answer, so that nothing need be simulated."""
-    return ((weights - chosen) ** 2).mean() <= NEAR**2
+def is_near(weights: Array, chosen: Array, start: Array) -> Array:
+    """Whether no record's weights are far from the answer `[]`, so that nothing need be simulated;
+    all `[records, candidates]`. What nothing tells stays at the start, however near that is."""
+    left, whole = (jnp.abs(a - chosen).max(1) for a in (weights, start))
+    return (left <= NEAR * whole).all()
 
 
 def _groups(labels: Array) -> Array:
-    """Whole numbers, one for each label; labels that are numbers are told apart by their median."""
+    """Whole numbers, one for each label; labels that are numbers are told apart by their mean."""
     if jnp.issubdtype(labels.dtype, jnp.inexact):
-        labels = labels > jnp.median(labels)
+        labels = labels > labels.mean()
     return 2 * labels.astype(jnp.float32)
 
 

@@ -35,8 +35,8 @@ def resolved(
 
 def resolved_alone(blocks: Array, each: Alternatives, deviation: Array) -> Array:
     """The most that noise leaves of an answer whose attack solves no least squares: the share of
-    its values that would be read again if all other records' were known, by the union bound over a
-    record's alternatives `[]`.
+    its values that would be read again if all other records' were known, and each could only be
+    taken for the one that is most like it `[]`.
 
     Args:
       blocks: inner products of what a record's candidates but the first add to the messages, in
@@ -44,16 +44,17 @@ def resolved_alone(blocks: Array, each: Alternatives, deviation: Array) -> Array
       each: the records, with the answer.
       deviation: of the noise.
     """
-    count = each.x.shape[1]
     inner = jnp.pad(blocks, ((0, 0), (1, 0), (1, 0)))
     square = jnp.diagonal(inner, 0, 1, 2)
     chosen = each.chosen[:, None]
     of_answer = jnp.take_along_axis(square, chosen, 1)
     across = jnp.take_along_axis(inner, chosen[..., None], 1)[:, 0]
     distance = jnp.sqrt(jnp.maximum(square + of_answer - 2 * across, 0))
-    otherwise = jnp.where(_of_answer(each), 0, ndtr(-distance / (2 * deviation)))
-    stays = 1 - jnp.minimum(otherwise.sum(1), 1 - 1 / count).mean()
-    return jnp.maximum((stays - 1 / count) / (1 - 1 / count), 0)
+    same = _of_answer(each)
+    tiny = jnp.finfo(distance.dtype).tiny
+    otherwise = jnp.where(same, 0, ndtr(-distance / jnp.maximum(2 * deviation, tiny)))
+    chance = 1 / (1 + jnp.maximum((~same).sum(1), 1)).astype(distance.dtype)
+    return jnp.maximum((1 - otherwise.max(1) - chance) / (1 - chance), 0).mean()
 
 
 def _of_answer(each: Alternatives) -> Array:

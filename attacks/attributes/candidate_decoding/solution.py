@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from optax.tree import vdot
 
+from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.constraints import interior_point
 from attacks.attributes.candidate_decoding.factored_gradients import mean_lengths
 from attacks.attributes.candidate_decoding.linear_problem import (
@@ -22,6 +23,7 @@ from attacks.attributes.candidate_decoding.normal_equations import (
     squared_residual,
 )
 from attacks.attributes.candidate_decoding.read_again import Client, is_near, read_again
+from attacks.attributes.candidate_decoding.resolution import resolved
 from attacks.lapack import after, once
 from jaxfl import Messages, Model
 from jaxfl.domains import Count, NotNegative, Positive
@@ -52,7 +54,7 @@ class ClosedForm:
       iterations: at most, of "cg" (static).
       noise: standard deviation of what the client's recipe adds to every number of an update, in
         the update's units, known where the server prescribed it. It changes no answer, but what is
-        called a misfit.
+        called a misfit or hidden.
     """
 
     learning_rate: Positive | None = None
@@ -90,6 +92,7 @@ class Solution(NamedTuple):
       pull: by how much the ridge may have raised the squared residual.
       lengths: mean length of the gradients of one candidate of every record `[rounds]`.
       matrix: see there; None where no matrix is formed.
+      start: where they begin.
       again: the same least squares of other messages: from unknowns, and what noise adds to the
         right-hand side of the normal equations.
       within: from a right-hand side of its equations to the weights that leave least within all
@@ -103,6 +106,7 @@ class Solution(NamedTuple):
     square: Array
     pull: Array
     lengths: Array
+    start: Array
     again: Callable[[Array, Array], Array]
     matrix: Matrix | None = None
     within: Callable[[Array], Array] | None = None
@@ -136,7 +140,7 @@ def least_squares(
         factor = solved.factor / solved.scale[:, None]
         matrix = Matrix(system.gram, system.right, solved.covariance, factor)
         again = functools.partial(_solved_again, matrix, start)
-        return Solution(*estimate, *of_system, again, matrix, within)
+        return Solution(*estimate, *of_system, start, again, matrix, within)
     problem = linear_problem(model, messages, *candidates, rate, members, by_round)
     unknowns, level = solve_iteratively(problem, start, settings.ridge, settings.iterations)
     pull = level * jnp.vdot(*[jnp.maximum(jnp.abs(unknowns - start), 1)] * 2)
@@ -150,7 +154,7 @@ def least_squares(
         return start + conjugate_gradients(problem, right, level, settings.iterations)
 
     residual_of = problem.squared_residual
-    return Solution(unknowns, condition, residual_of, square, pull, lengths, iterated)
+    return Solution(unknowns, condition, residual_of, square, pull, lengths, start, iterated)
 
 
 def share_resolved(
@@ -160,10 +164,20 @@ def share_resolved(
     bounded: Array,
     deviation: Array,
     nearest: Callable[[Array], Array],
+    listed: bool,
 ) -> Array:
     """See `read_again`, of which the arguments are; `bounded` is whether the answer is that within
-    bounds. Of weights that are near enough to the answer nothing is simulated."""
-    near = is_near(after(solution.unknowns[: len(chosen)], deviation), chosen) & ~bounded
+    bounds, and `listed` (static) whether candidates are shortlists: then noise is drawn. Of weights
+    that are near enough to the answer nothing is simulated."""
+    deviation = deviation.astype(chosen.dtype)
+    if listed and solution.matrix is not None:
+        # Places on lists of their own are no values that could change places.
+        return resolved(after(solution.matrix.factor, deviation), chosen, deviation, nearest)
+    records = len(client.candidates[0])
+    begun, unknowns = (a[: len(chosen)] for a in (solution.start, solution.unknowns))
+    all_of = (after(unknowns, deviation), chosen, begun)
+    weights = (with_first(a.reshape(records, -1)) for a in all_of)
+    near = is_near(*weights) & ~bounded
 
     def estimate(truth: Array, noise: Array) -> Array:
         free = solution.again(truth, noise)
