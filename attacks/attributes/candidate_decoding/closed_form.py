@@ -208,7 +208,7 @@ def _closed_form(
             rounded, fit = judge.of(answer)
         earlier = (fit.explained, more) + ((solution.condition,) if matrix else ())
         deviation, nearest = after(judge.deviation(rounded), *earlier), nearest_of(records, close)
-        at = answer.rounded, bounded, deviation, nearest, listed is not None
+        at = answer.rounded, bounded, deviation, nearest, listed is not None or count > MANY
         fit = dataclasses.replace(fit, resolved=share_resolved(solution, client, *at))
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)

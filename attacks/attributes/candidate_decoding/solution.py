@@ -164,13 +164,13 @@ def share_resolved(
     bounded: Array,
     deviation: Array,
     nearest: Callable[[Array], Array],
-    listed: bool,
+    many: bool,
 ) -> Array:
     """See `read_again`, of which the arguments are; `bounded` is whether the answer is that within
-    bounds, and `listed` (static) whether candidates are shortlists: then noise is drawn. Of weights
-    that are near enough to the answer nothing is simulated."""
+    bounds, and `many` (static) whether candidates are many or shortlists: then noise is drawn. Of
+    weights that are near enough to the answer nothing is simulated."""
     deviation = deviation.astype(chosen.dtype)
-    if listed and solution.matrix is not None:
+    if many and solution.matrix is not None:
         # Places on lists of their own are no values that could change places.
         return resolved(after(solution.matrix.factor, deviation), chosen, deviation, nearest)
     records = len(client.candidates[0])
