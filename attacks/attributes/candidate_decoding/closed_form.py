@@ -183,7 +183,7 @@ def _closed_form(
         least_rate = 1 / rest[0] if rate is None else rate
         rates = jnp.asarray(least_rate) if rates is None else rates
         matrix, close = solution.matrix, _precisions_of(solution.matrix, listed, records, count - 1)
-        absence = members is not None
+        absence, many = members is not None, listed is not None or count > MANY
         answer = decoded(knowledge, weights.reshape(records, -1), close, listed, absence)
         averaged = len(x) if members is None else members
         lengths = rates * len(x) / averaged * solution.lengths
@@ -200,7 +200,7 @@ def _closed_form(
         )
         client = Client(model, seen, (x, y), knowledge.y, members, *of_rate)
         # Candidates of many values are so alike that wrong ones within the bounds explain as much.
-        if told and solution.within and listed is None and count <= MANY:
+        if told and solution.within and not many:
             short = (fit.explained < fit.allowed) & ~(fit.misfit > 1)
             # True of all numbers: so that the loop waits for the solution (`attacks.lapack`).
             short &= (solution.condition > 0) | ~(solution.condition > 0)
@@ -208,7 +208,7 @@ def _closed_form(
             rounded, fit = judge.of(answer)
         earlier = (fit.explained, more) + ((solution.condition,) if matrix else ())
         deviation, nearest = after(judge.deviation(rounded), *earlier), nearest_of(records, close)
-        at = answer.rounded, bounded, deviation, nearest, listed is not None or count > MANY
+        at = answer.rounded, bounded, deviation, nearest, many
         fit = dataclasses.replace(fit, resolved=share_resolved(solution, client, *at))
     # 64-bit arrays are left behind: outside, most operations would refuse them or warn.
     decoding = _decoding(solution, answer, rounded, rates, fit)
