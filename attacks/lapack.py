@@ -17,9 +17,9 @@ Array = jax.Array
 
 
 def once(needed: Array, step: Callable[[Any], Any], begin: Any) -> Any:
-    """What a step makes of `begin` where it is needed, else that. It is a loop of one step at most:
-    of many clients at once, it is taken where one needs it, and no call of LAPACK is in it
-    otherwise."""
+    """What a step makes of `begin` where it is needed, else `begin`. It is a loop of one step at
+    most: under `vmap` the step runs for all if one needs it, and for none if none does. It runs
+    after what `begin` and `needed` are computed of."""
 
     def taken(state: tuple[Array, Any]) -> tuple[Array, Any]:
         return jnp.zeros((), bool), step(state[1])

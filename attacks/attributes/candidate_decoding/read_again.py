@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from attacks.attributes.candidate_decoding.candidates import with_first
 from attacks.attributes.candidate_decoding.linear_problem import (
@@ -130,13 +130,14 @@ def read_again(
     values = jax.vmap(lambda key: reordered(answer, client.labels, count, key))(keys[0, 1:])
     weights = jax.nn.one_hot(values, count, dtype=chosen.dtype)
     begun = with_first(solved[: len(chosen)].reshape(records, -1))
+    unravel = ravel_pytree(jax.tree.map(lambda a: a[0], client.messages.received))[1]
 
     def read(repeats: Array, drawn: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         number, weights, key = drawn
         made = rows(problem.gradients(weights))
         repeats = jnp.where(number == 0, client.repeats(made), repeats)
         errors = jnp.where(repeats, client.rounding(made), 0)
-        in_shape = unravelled(client.noise(errors, deviation, key), client.messages.received)
+        in_shape = jax.vmap(unravel)(client.noise(errors, deviation, key))
         truth = solved.at[: len(chosen)].set(weights[:, 1:].reshape(-1))
         named = estimate(truth, problem.backward(in_shape))[: len(chosen)]
         return repeats, jnp.where(jnp.isfinite(named).all(), nearest(named), -1)
@@ -181,14 +182,6 @@ def _groups(labels: Array) -> Array:
     if jnp.issubdtype(labels.dtype, jnp.inexact):
         labels = labels > labels.mean()
     return 2 * labels.astype(jnp.float32)
-
-
-def unravelled(numbers: Array, like: Any) -> Any:
-    """A tree like one with leaves `[rounds, ...]`, of its numbers side by side."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
-    parts = zip(jnp.split(numbers, ends, 1), leaves, strict=True)
-    return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in parts])
 
 
 def to_spacing(numbers: Array, spacing: Array) -> Array:
