@@ -13,6 +13,7 @@ I)^-1`: without noise it whitens, and with much it keeps the directions in which
 Cosines of images are such products, each update counting alike.
 """
 
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, Num
 
+from attacks.fit import UncheckedWarning
+from attacks.fixed_draws import fixed_key
 from jaxfl import _check
 from jaxfl.domains import NotNegative, Positive, checked
 
@@ -27,6 +30,8 @@ Array = jax.Array
 NOISES = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 """Among which `fit_filter_noise` chooses: from a filter that whitens to one that all but ignores
 C's part of the noise."""
+EXCHANGED = 19
+"""Orders in which each round's senders are exchanged, none of which may separate as well."""
 NEGLIGIBLE = 1e-6
 """Part of the largest eigenvalue, below which an eigenvalue is rounding."""
 
@@ -78,6 +83,11 @@ def fit_filter_noise(
       senders: who sent each `[rounds, participants]`.
       gradients, ridge: as those of `matched_filter`.
 
+    Warns:
+      UncheckedWarning: if one of `EXCHANGED` orders in which each round's senders are exchanged
+        separates as well: updates do not tell these senders apart, and the noise chosen says
+        nothing.
+
     Raises:
       ValueError: if shapes do not go together, a round has one participant or a client twice, no
         client took part in two rounds, all updates are of one client, or there is one gradient.
@@ -92,7 +102,21 @@ def fit_filter_noise(
         _check_senders(np.asarray(senders))
     with jax.default_matmul_precision("highest"):
         arrays = _of_size_one(_floating(vectors)), jnp.asarray(senders), _floating(gradients)
-        return _fit_filter_noise(*arrays, ridge)
+        noise, separated = _fit_filter_noise(*arrays, ridge)
+    _warn_of_exchanged(separated)
+    return noise
+
+
+def _warn_of_exchanged(separated: Array) -> None:
+    """Warn where the senders, the first, are told apart no better than exchanged ones."""
+    if not _check.is_unseen(separated) and separated[0] <= separated[1:].max():
+        warnings.warn(
+            f"fit_filter_noise: one of {EXCHANGED} orders of exchanged senders separates the "
+            "updates as well: are senders those of these updates, in their order? If so, nothing "
+            "here tells which noise is best",
+            UncheckedWarning,
+            stacklevel=4,
+        )
 
 
 def _check_senders(senders: np.ndarray) -> None:
@@ -185,28 +209,40 @@ def _pairs(senders: Array) -> tuple[Array, Array]:
 
 
 @jax.jit
-def _fit_filter_noise(vectors: Array, senders: Array, gradients: Array, ridge: Array) -> Array:
+def _fit_filter_noise(
+    vectors: Array, senders: Array, gradients: Array, ridge: Array
+) -> tuple[Array, Array]:
+    """The noise; and how far apart senders are at best, and exchanged ones `[1 + EXCHANGED]`."""
     spread = _spread(gradients)
     centred = vectors - vectors.mean(1, keepdims=True)
     inside, outside = _split(centred.reshape(senders.size, -1), spread)
     products = outside @ outside.T
     least = 1 / _pairs(senders)[0].sum()  # variances of few similarities may be 0
+    keys = jax.random.split(fixed_key(), EXCHANGED)
+    exchanged = jax.vmap(
+        lambda key: jax.random.permutation(key, senders, axis=1, independent=True)
+    )(keys)
 
-    def separation(noise: Array) -> Array:
+    def separations(noise: Array) -> Array:
         weights = _weights(spread.values, spread, noise, ridge) ** 2
         alone = _weights(jnp.zeros(()), spread, noise, ridge) ** 2
         all_products = (inside * weights) @ inside.T + alone * products
         lengths = jnp.sqrt(jnp.maximum(jnp.diag(all_products), jnp.finfo(vectors.dtype).tiny))
         cosines = all_products / lengths[:, None] / lengths
-        (same, same_variance), (other, other_variance) = (
-            _moments(cosines, pairs) for pairs in _pairs(senders)
-        )
-        return (same - other) / jnp.sqrt((same_variance + other_variance) / 2 + least)
+
+        def of(senders: Array) -> Array:
+            (same, same_variance), (other, other_variance) = (
+                _moments(cosines, pairs) for pairs in _pairs(senders)
+            )
+            return (same - other) / jnp.sqrt((same_variance + other_variance) / 2 + least)
+
+        return jax.lax.map(of, jnp.concatenate([senders[None], exchanged]))
 
     noises = jnp.asarray(NOISES, vectors.dtype)
-    separations = jax.lax.map(separation, noises)
+    separated = jax.lax.map(separations, noises)
     finite = jnp.isfinite(vectors).all() & jnp.isfinite(gradients).all()
-    return jnp.where(finite, noises[jnp.nanargmax(separations)], jnp.nan)
+    best = jnp.where(finite, noises[jnp.nanargmax(separated[:, 0])], jnp.nan)
+    return best, jnp.where(finite, jnp.nanmax(separated, axis=0), jnp.nan)
 
 
 def _moments(values: Array, chosen: Array) -> tuple[Array, Array]:

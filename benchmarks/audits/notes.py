@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.audits.findings import DOUBTS, Finding, Rows, Whole, margin_of, mean
-from benchmarks.audits.sentences import listed, of_hundred, protection
+from benchmarks.audits.sentences import (
+    WHICH_UPDATES,
+    WHO_IS_THERE,
+    WHOSE,
+    listed,
+    of_hundred,
+    protection,
+)
 from benchmarks.harness.intervals import accuracy_interval, wilson_interval
 from benchmarks.harness.report import GUESSES
 
@@ -76,13 +83,9 @@ def answered_beside(rows: Rows) -> list[str]:
     """What else leaks without protection, in words."""
     members = [row for row in rows if row["table"] == "membership"]
     asked = {
-        "whether a known person is among a client's records": _scored(
-            members, "closed_form", "accuracy"
-        ),
-        "whose a record is": _scored(rows, "decode_sources", "source_accuracy"),
-        "which updates without names are of one client": _scored(
-            rows, "matched_filter", "precision"
-        ),
+        WHO_IS_THERE: _scored(members, "closed_form", "accuracy"),
+        WHOSE: _scored(rows, "decode_sources", "source_accuracy"),
+        WHICH_UPDATES: _scored(rows, "matched_filter", "precision"),
     }
     return [what for what, mine in asked.items() if _beats_chance(mine)]
 
@@ -158,12 +161,17 @@ def _sourced(rows: Rows) -> list[str]:
         f"{of_hundred(mean([row['value'] for row in mine]))} people {_with(epsilon)}"
         for epsilon, mine in by_epsilon
     )
-    return [
+    clients, chance = told[0]["settings"]["attacked"], mean([row["chance"] for row in told])
+    return [of_sources(clients, outcomes, chance) + _doubted(by_epsilon, "updates")]
+
+
+def of_sources(clients: int, outcomes: str, chance: float) -> str:
+    """For how many people the right one of so many clients is named, in words."""
+    return (
         "Someone who sees what every client sends, and has all people's records but not whose "
-        f"they are, named the right one of {told[0]['settings']['attacked']} clients for "
-        f"{outcomes}; by chance {of_hundred(mean([row['chance'] for row in told]))}."
-        f"{_doubted(by_epsilon, 'updates')}"
-    ]
+        f"they are, named the right one of {clients} clients for {outcomes}; by chance "
+        f"{of_hundred(chance)}."
+    )
 
 
 def _doubted(by_epsilon: Sequence[tuple[float, Rows]], by: str) -> str:
@@ -183,12 +191,17 @@ def _linked(rows: Rows) -> list[str]:
         f"{of_hundred(mean([row['value'] for row in mine]))} {_with(epsilon)}"
         for epsilon, mine in _by_protection(told, "epsilon")
     )
-    return [
-        f"Where updates of {told[0]['settings']['clients']} clients come without names (shuffled "
-        "in every round), the one that is most like an update of the next round was of the same "
-        f"client for {outcomes}; by chance {of_hundred(mean([row['chance'] for row in told]))}."
-        f"{_clustered(rows)}"
-    ]
+    clients, chance = told[0]["settings"]["clients"], mean([row["chance"] for row in told])
+    return [of_links(clients, outcomes, chance) + _clustered(rows)]
+
+
+def of_links(clients: int, outcomes: str, chance: float) -> str:
+    """How many updates are linked to their client's next one, in words."""
+    return (
+        f"Where updates of {clients} clients come without names (shuffled in every round), the one "
+        f"that is most like an update of the next round was of the same client for {outcomes}; by "
+        f"chance {of_hundred(chance)}."
+    )
 
 
 def _clustered(rows: Rows) -> str:
@@ -293,9 +306,14 @@ def _by_epsilon(rows: Rows, metric: str) -> list[tuple[float, list[float]]]:
 
 
 def _membership(epsilon: float, values: Sequence[float]) -> str:
+    return of_members(f"{of_hundred(mean(values))} people {_with(epsilon)}", 0.5)
+
+
+def of_members(outcomes: str, chance: float) -> str:
+    """Of how many people it is told whether they are there, in words."""
     return (
-        "Whether a known person is among a client's records was named rightly for "
-        f"{of_hundred(mean(values))} people (protection: {protection(epsilon)}; by chance 50)."
+        f"Whether a known person is among a client's records was named rightly for {outcomes}; by "
+        f"chance {of_hundred(chance)}."
     )
 
 

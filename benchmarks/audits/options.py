@@ -16,7 +16,7 @@ from jaxfl.models.architectures import Activation
 
 AS_NUMBERS = ("clients", "hidden", "seeds", "epsilon")
 """Texts that a file may hold as numbers."""
-ONLY_SIMULATED = ("records", "rounds", "epsilon", "questions", "seeds")
+ONLY_SIMULATED = ("records", "rounds", "epsilon", "seeds")
 ONLY_RECORDED = (
     "client",
     "sent",
@@ -34,6 +34,8 @@ ONLY_RECORDED = (
     "upload_noise",
     "unshuffled",
 )
+OF_RECORDED = ("attribute", "membership", "property", "source", "linkability")
+"""Questions that are asked of recorded runs."""
 DEFAULT_CLIENTS = "10"
 AS_OPTIONS = (
     "path",
@@ -124,10 +126,10 @@ class Arguments:
     epsilon: str = "none,10,3,1"
     """Private trainings to be tried, comma-separated; "none" is tried in any case."""
     questions: str = ",".join(QUESTIONS)
-    """What is asked of simulated clients: of a sensitive column (always), of whether a person is
-    there, of whole records; what updates show of the epsilon that is promised; which clients hold
-    many people with the column's rarer value, by sums alone; whose a record is; which updates
-    without names come from one client."""
+    """What is asked: a sensitive column (always); whether a person is there; whole records; what
+    updates show of the epsilon that is promised; which clients hold many people with the column's
+    rarer value, by sums alone; whose a record is; which updates without names come from one client.
+    Of recorded runs neither whole records nor epsilon."""
     seeds: str = "3"
     """How many clients are attacked, each in a run of its own (see `benchmarks.sweep`)."""
     messages: str | None = None
@@ -315,6 +317,20 @@ def questions(text: str) -> tuple[str, ...]:
         raise UsageError(
             f"--questions {text!r} must hold {QUESTIONS[0]}, and may hold "
             f"{', '.join(QUESTIONS[1:])}"
+        )
+    return asked
+
+
+def recorded_questions(text: str) -> tuple[str, ...]:
+    """Names of what is asked of a recorded run; by default all that can be."""
+    asked = questions(text)
+    if text == Arguments.questions:
+        return OF_RECORDED
+    simulated = [name for name in asked if name not in OF_RECORDED]
+    if simulated:
+        raise UsageError(
+            f"--questions {text!r} holds {simulated[0]}, which is asked of simulated clients; of "
+            f"recorded runs {', '.join(OF_RECORDED)} are"
         )
     return asked
 

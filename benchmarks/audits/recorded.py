@@ -48,7 +48,7 @@ def row_of_sums(attribute: str, value: float | None, majority: float) -> dict[st
     none = dict.fromkeys(COLUMNS)
     status = "diverged" if value is None else "ok"
     told = {"method": "gibbs", "value": value, "status": status, "majority": majority}
-    return {"client": SUMS, "attribute": attribute} | none | told
+    return {"client": SUMS, "question": "property", "attribute": attribute} | none | told
 
 
 class Read(NamedTuple):
@@ -84,7 +84,8 @@ def read(
         if row["method"] in OF_BATCHES:
             notes += recorded_notes.side_by_side(client, training, recipe)
         kept = {name: row[name] for name in COLUMNS}
-        done({"client": client.name, "attribute": attribute} | kept)
+        of = {"client": client.name, "question": "attribute", "attribute": attribute}
+        done(of | kept)
         if row["status"] not in ("ok", "unchecked"):
             doubted(client.name)
         notes += told()

@@ -89,7 +89,7 @@ def _together(
         return []
     if participation:  # a round in which nobody took part says nothing
         numbers = messages.rounds.tolist()
-        messages = messages.select([i for i, t in enumerate(numbers) if t in participation])
+        messages = messages.select([t for t in numbers if t in participation])
     (together,) = present
     records = _of_clients(table, together) if named else table
     count = len(together) or 1

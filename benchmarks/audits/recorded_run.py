@@ -2,9 +2,10 @@
 
 import csv
 import io
+import itertools
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from benchmarks.audits import (
 from benchmarks.audits.findings import Finding
 from benchmarks.audits.options import Arguments
 from benchmarks.audits.recorded_numbers import are_numbers, check_asked
+from benchmarks.audits.recorded_questions import QUESTIONS, Run
 from benchmarks.audits.recorded_sums import (
     Answer,
     Game,
@@ -41,6 +43,8 @@ from jaxfl.datasets import Inputs, read_inputs
 from jaxfl.recordings import OtherModelError, Recording, RecordingWarning, read_rounds
 
 TRANSPOSED = {"yes": True, "no": False, None: None}
+SUMS = "property"
+"""The question that sums answer."""
 NEW_PEOPLE = "those of the others; the model is the attacked client's, after its last round"
 NEW_PEOPLE_OF_ALL = "those who took no part; the model is the last global one"
 
@@ -53,7 +57,9 @@ class Asked(NamedTuple):
       training: what its clients are said to do.
       clients: whose records are asked for; nobody if no set of records is behind all messages.
       attributes: columns that stand for one, of each.
-      games: of sums, or what is missing for one, by attribute.
+      games: of sums, or what is missing for one, by attribute; none if they are not wanted.
+      questions: that are asked besides, by name.
+      untold: questions that cannot be asked, in words.
     """
 
     model: Model
@@ -61,12 +67,20 @@ class Asked(NamedTuple):
     clients: Sequence[recorded_clients.Client]
     attributes: Sequence[Sequence[str]]
     games: Sequence[Game | str]
+    questions: Sequence[str]
+    untold: Sequence[str]
+
+    @property
+    def run(self) -> Run:
+        """What further questions are asked of; of global models alone nobody is attacked."""
+        alone = [client for client in self.clients if client.name != recorded_clients.EVERYONE]
+        return Run(self.model, self.training, alone, self.attributes)
 
     @property
     def answers(self) -> int:
         """How many there will be."""
         games = sum(isinstance(game, Game) for game in self.games)
-        return len(self.clients) * len(self.attributes) + games
+        return len(self.clients) * len(self.attributes) + games + len(self.questions)
 
 
 class Told(NamedTuple):
@@ -75,11 +89,13 @@ class Told(NamedTuple):
     Attributes:
       findings: of every attribute, by clients' messages.
       sums: of every game.
+      beside: of every other question, in words.
       notes: what else a reader must know.
     """
 
     findings: Sequence[Finding]
     sums: Sequence[Answer]
+    beside: Mapping[str, notes.Told]
     notes: Sequence[str]
 
 
@@ -99,6 +115,7 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
         asked = _asked(arguments, run, table, model, training)
     request.keep_settings(arguments, folder)
     rows: list[dict[str, Any]] = []
+    answers = itertools.count(1)
 
     def say(text: str) -> None:
         console.print(text, style="dim", markup=False, highlight=False)
@@ -112,11 +129,14 @@ def audit_recorded(console: Console, arguments: Arguments) -> page.Audited:
     for text in of_files:
         say(text)
 
-    def keep(row: dict[str, Any]) -> None:
-        rows.append(row)
+    def keep(*added: dict[str, Any]) -> None:
+        rows.extend(added)
         write_whole(folder / "results.csv", _lines(rows))
-        of = f"{len(rows)} of {asked.answers}"
-        say(f"{of}: {row['client']}, {row['attribute']}: {row['status']}")
+        (who, *others), (row, *_) = [each["client"] for each in added], added
+        what = row["attribute"] or row["question"]
+        states = sentences.listed(dict.fromkeys(each["status"] for each in added))
+        of = f"{next(answers)} of {asked.answers}"
+        say(f"{of}: {'all clients' if others else who}, {what}: {states}")
 
     told = _told(asked, keep, say)
     layout = str(run.layout).replace("\n", "; ")
@@ -149,6 +169,7 @@ def _asked(
             raise UsageError(re.sub("^columns?=", "--sensitive ", str(error))) from None
         if clients and are_numbers(table, columns):
             check_asked(columns[0], training, clients)
+    wanted = options.recorded_questions(arguments.questions)
     games = [_game(run, table, columns, participation) for columns in attributes]
     missing = next((game for game in games if isinstance(game, str)), "")
     if not clients and all(isinstance(game, str) for game in games):
@@ -157,7 +178,11 @@ def _asked(
             "rounds, and asking for values of single people needs the same ones in every round. "
             f"Nor can be asked {missing}"
         )
-    return Asked(model, training, clients, attributes, games)
+    asked = Asked(model, training, clients, attributes, games if SUMS in wanted else (), (), ())
+    lacking = {n: q.missing(asked.run) for n, q in QUESTIONS.items() if n in wanted}
+    told = tuple(f"Not asked: {name}, {what}." for name, what in lacking.items() if what)
+    able = tuple(name for name, what in lacking.items() if not what)
+    return asked._replace(questions=able, untold=told)
 
 
 def _game(
@@ -184,18 +209,18 @@ def _whose_records(clients: Sequence[recorded_clients.Client]) -> list[str]:
     ]
 
 
-def _told(asked: Asked, keep: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> Told:
-    """Attack every client, and the sums."""
+def _told(asked: Asked, keep: Callable[..., None], say: Callable[[str], None]) -> Told:
+    """Attack every client, and the sums, and ask what else can be asked."""
     answers, sums, remarks = [], [], _whose_records(asked.clients)
 
     def doubted(client: str) -> None:
         say(f"{client}: its updates are not explained; they are asked why, which takes minutes")
 
-    for columns, game in zip(asked.attributes, asked.games, strict=True):
-        if asked.clients:
-            read = recorded.read(asked.model, asked.clients, columns, asked.training, keep, doubted)
-            answers.append(read.finding)
-            remarks += [*notes.of_the_few(read.finding), *read.notes]
+    for columns in asked.attributes if asked.clients else ():
+        read = recorded.read(asked.model, asked.clients, columns, asked.training, keep, doubted)
+        answers.append(read.finding)
+        remarks += [*notes.of_the_few(read.finding), *read.notes]
+    for game in asked.games:
         if isinstance(game, str):
             remarks.append(f"Not asked: {game}.")
             continue
@@ -203,7 +228,12 @@ def _told(asked: Asked, keep: Callable[[dict[str, Any]], None], say: Callable[[s
         keep(recorded.row_of_sums(game.attribute, answer.value, answer.majority))
         sums.append(answer)
         remarks += [answer.told.note] if asked.clients else []  # else it leads
-    return Told(answers, sums, list(dict.fromkeys(remarks)))
+    beside = {}
+    for name in asked.questions:
+        rows, beside[name] = QUESTIONS[name].ask(asked.run)
+        keep(*rows)
+    remarks += [*(told.note for told in beside.values()), *asked.untold]
+    return Told(answers, sums, beside, list(dict.fromkeys(remarks)))
 
 
 def _recording(arguments: Arguments, model: Model, table: Inputs) -> Recording:
@@ -250,7 +280,8 @@ def _page(arguments: Arguments, asked: Asked, told: Told, alone: bool) -> page.P
         rounds = max(len(client.messages) for client in clients)
         source = (sentences.of_global_models if alone else sentences.of_clients)(rounds)
         who, has = ", ".join(client.name for client in clients), source.has
-        beside = [sentences.BY_SUMS] if leaks else []
+        beside = [QUESTIONS[name].about for name, said in told.beside.items() if said.leaks]
+        beside += [sentences.BY_SUMS] if leaks else []
         answer = sentences.answer(told.findings, (), source, beside)
     else:
         games = [game for game in asked.games if isinstance(game, Game)]

@@ -25,6 +25,9 @@ def listed(names: Iterable[str]) -> str:
 
 
 BY_SUMS = "which clients hold many people with a value, by sums alone"
+WHO_IS_THERE = "whether a known person is among a client's records"
+WHOSE = "whose a record is"
+WHICH_UPDATES = "which updates without names are of one client"
 HOW_CLIENTS_TRAIN = "The model, and how clients train."
 
 

@@ -78,6 +78,7 @@ def test_the_two_ways_to_the_normal_equations_agree():
 
 @pytest.mark.parametrize("hidden", [(128,), (64, 32)])
 @pytest.mark.parametrize("column", [None, ONE_HOT, SCALAR], ids=["binary", "onehot", "scalar"])
+@pytest.mark.very_slow
 def test_exact_at_every_width_and_coding(hidden, column):
     model = mlp(D, hidden, 3)
     x, y, truth, messages = make_victim(model, column=column, rounds=10)

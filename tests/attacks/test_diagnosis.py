@@ -65,7 +65,7 @@ def test_the_cause_is_named_first_where_batches_were_told(kind):
     assert diagnose(model, messages, known, told).findings[0].cause == FIRST[kind]
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_numbers_are_told_as_they_are():
     for kind, said in (
         ("decay", "0.01 of it a step"),

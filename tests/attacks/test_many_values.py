@@ -101,7 +101,7 @@ def test_the_order_of_values_does_not_matter():
     np.testing.assert_array_equal(order[np.asarray(answer.values[0])], truth)
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_too_few_equations_are_no_misfit():
     """A value that is not listed may explain what those on the list do not."""
     for seed in range(4):

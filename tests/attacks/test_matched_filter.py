@@ -2,6 +2,8 @@
 noise that it learns, and clients linked where privacy hides them from other descriptors; nobody is
 linked who holds what others hold."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from attacks import (
     unit,
     updates_as_vectors,
 )
+from attacks.fit import UncheckedWarning
 from attacks.metrics import detection
 from attacks.users.matched_filter import NOISES
 from jaxfl import DPSGD, Federated, LocalTraining, mlp, simulate, stack_clients
@@ -160,9 +163,25 @@ def test_what_is_not_finite_fits_no_noise_and_one_client_is_refused():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_two_clients_of_two_rounds_fit_some_noise(seed):
-    """Too few to choose well; a sweep goes on."""
+    """Too few to choose well, which is said; a sweep goes on."""
     own, senders, gradients = gaussian(np.random.default_rng(seed), 1.0, clients=2, rounds=2)
-    assert float(fit_filter_noise(own, senders, gradients)) in [pytest.approx(n) for n in NOISES]
+    with pytest.warns(UncheckedWarning, match="orders of exchanged senders"):
+        fitted = float(fit_filter_noise(own, senders, gradients))
+    assert fitted in [pytest.approx(n) for n in NOISES]
+
+
+def test_senders_of_other_updates_are_told():
+    """Senders of which updates say nothing, or who are named in another order in every round."""
+    told = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        own, senders, gradients = gaussian(rng, 1.0)
+        others = jnp.asarray(rng.permuted(np.asarray(senders), axis=1))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            fit_filter_noise(own, others, gradients)
+        told += [warning.category for warning in said] == [UncheckedWarning]
+    assert told >= 17  # of 20; by chance one of twenty exchanged orders is the best of them
 
 
 @pytest.mark.parametrize("size", [1e-25, 1e25])

@@ -64,6 +64,7 @@ def decoded(model, messages, knowledge, training, **settings):
         pytest.param(BATCHES, "relu", 0.2, id="batches", marks=pytest.mark.very_slow),
     ],
 )
+@pytest.mark.very_slow
 def test_numbers_are_told_and_so_is_by_how_much_they_are_off(training, activation, most):
     model = mlp(FEATURES, (64,), 2, activation=activation)
     messages, knowledge, numbers = client(model, training)
@@ -86,7 +87,7 @@ def test_another_clients_messages_are_no_answer():
     assert rmse(answer, numbers) > 0.8 * numbers.std()
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_where_another_clients_messages_are_no_misfit_the_error_is_large():
     """Numbers may bend gradients to another client's."""
     model = mlp(FEATURES, (64,), 2)
@@ -98,7 +99,7 @@ def test_where_another_clients_messages_are_no_misfit_the_error_is_large():
     assert answer.error > numbers.std()
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_a_column_that_does_not_enter_the_model_is_said_to_be_unknown():
     inner = mlp(FEATURES, (16,), 2)
 
@@ -130,6 +131,7 @@ def test_what_stands_in_the_column_changes_nothing():
 @pytest.mark.parametrize(
     "bounds", [pytest.param((LOWER, UPPER), marks=pytest.mark.very_slow), (-10.0, 0.3)]
 )
+@pytest.mark.very_slow
 def test_numbers_heaped_on_a_bound_are_told_and_are_no_misfit(bounds):
     """Windows close at either bound, whatever rounding makes of its sum with their width."""
     heaped = np.where(np.arange(RECORDS) % 8, bounds[1], sum(bounds) / 2)

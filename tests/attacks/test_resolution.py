@@ -106,6 +106,7 @@ def test_a_rate_whose_steps_rounding_hides_is_told():
 
 @pytest.mark.parametrize("solver", ["direct", "cg"])
 @pytest.mark.parametrize(("bits", "rate"), [(16, 1e-2), (32, 1e-6)])
+@pytest.mark.very_slow
 def test_rounding_that_repeats_itself_hides_as_much_as_is_said(bits, rate, solver):
     """Models that hardly move are rounded the same way in every round."""
     kind = Kind(LocalTraining(rate), bits=bits)
@@ -209,7 +210,7 @@ def test_models_are_rounded_as_numbers_are(kind):
     assert to_spacing(jnp.zeros(1), jnp.asarray(0.1)) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_adam_whose_steps_rounding_hides_is_told():
     kind = Kind(LocalTraining(1e-6, optimizer=optax.adam), records=300)
     model, messages, known, truth = client_of(kind, 0)

@@ -51,6 +51,7 @@ def read(training, messages, known, model):
     [*SGD, pytest.param(WEIGHTED, marks=pytest.mark.slow)],
     ids=["plain", "momentum", "class weights"],
 )
+@pytest.mark.very_slow
 def test_two_rounds_say_every_value(training):
     """But for those of records that `drop_last` leaves out."""
     model = mlp(D, (16,), 3)
@@ -63,7 +64,7 @@ def test_two_rounds_say_every_value(training):
     assert float(answer.objective) < 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_several_columns_and_labels_are_read_together():
     model = mlp(D, (16,), 3)
     x, y, truth, messages = make_victim(model, rounds=6, training=UNSHUFFLED)
@@ -148,6 +149,7 @@ def test_several_full_batch_steps_of_adam_are_read():
         pytest.param(True, False, DRAWN, "gls", marks=pytest.mark.very_slow),
     ],
 )
+@pytest.mark.very_slow
 def test_a_diagnosis_says_whether_batches_are_drawn(trained, told, cause, attack):
     model = mlp(D, (16,), 3)
     recipes = [dataclasses.replace(UNSHUFFLED, shuffle=each) for each in (trained, told)]

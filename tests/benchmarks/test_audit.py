@@ -22,7 +22,7 @@ from jaxfl.recordings import read_rounds
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 RECORDED = ["--csv", str(RECORDINGS / "records.csv"), "--target", "default", "--clients", "client"]
-RECORDED += ["--hidden", "12", "--sensitive", "smoker"]
+RECORDED += ["--hidden", "12", "--sensitive", "smoker", "--questions", "attribute,property"]
 SMALL = ["--target", "default", "--sensitive", "smoker", "--hidden", "16", "--rounds", "6"]
 SMALL += ["--clients", "2", "--records", "40", "--batch-size", "0", "--questions", "attribute"]
 

@@ -83,6 +83,7 @@ def page(folder: Path) -> str:
     return " ".join((folder / "audit/report.html").read_text().split())
 
 
+@pytest.mark.very_slow
 def test_sums_of_a_recorded_run_tell_who_holds_many(tmp_path: Path) -> None:
     shares = [MANY if number % 2 else FEW for number in range(CLIENTS)]
     assert audit.main(recorded(tmp_path, shares, nobody=600)) == 0
@@ -189,6 +190,7 @@ def test_nothing_is_asked_where_clients_are_absent_and_nobody_is_public(
     assert not (tmp_path / "audit").exists()
 
 
+@pytest.mark.very_slow
 def test_those_who_took_part_in_every_round_are_one_client(tmp_path: Path) -> None:
     """Others of whom the table has records do not count, and guesses are learned from them."""
     words = recorded(tmp_path, [MANY, FEW] * (CLIENTS // 2), nobody=0, per_round=None)

@@ -328,6 +328,7 @@ ADAM = ["--optimizer", "adam", "--learning-rate", "0.01"]
         pytest.param("unshuffled_adam", [*ADAM, "--unshuffled"], marks=LAST),
     ],
 )
+@pytest.mark.very_slow
 def test_batches_in_the_order_of_the_table_are_read_exactly(
     folder: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

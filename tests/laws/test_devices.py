@@ -73,7 +73,7 @@ def test_two_and_four_devices_equal_one():
     assert told(printed) == [*shared_out.PLAIN, *ALWAYS, "gone on", "victims"]
 
 
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_two_processes_equal_one():
     address = f"localhost:{free_port()}"
     processes = [started([address, str(rank)], 2) for rank in (0, 1)]

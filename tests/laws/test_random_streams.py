@@ -205,7 +205,7 @@ def test_gls_simulates_every_order_of_every_round_from_a_stream_of_its_own(told)
 
 
 @pytest.mark.parametrize("orders", [1, 3])
-@pytest.mark.slow
+@pytest.mark.very_slow
 def test_cos_draws_new_batches_in_every_step_round_and_order(told, orders):
     model, messages, known = attacked(LocalTraining(0.1, batch_size=4))
     virtual = Virtual("unrolled", recipe(), orders=orders)

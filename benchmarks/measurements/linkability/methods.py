@@ -6,6 +6,7 @@ epochs, `[asked epochs, ...]`, and its loss `[epochs]`. It is given what the ser
 (`benchmarks.scenarios.anonymous.View`) and what methods share, and not who sent the clients'.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attacks import fit_filter_noise, matched_filter
+from attacks.fit import FitWarning
 from attacks.users import linkability as link
 from attacks.users import siamese as networks
 from benchmarks.harness.experiment import Method, Metric
@@ -38,7 +40,9 @@ def _siamese_updates(linking: Linking, rule: Rule) -> Descriptors:
 def _matched_filter(linking: Linking, rule: Rule) -> Descriptors:
     mine, other = (link.updates_as_vectors(side.pseudo_gradient) for side in linking.sides)
     gradients = linking.gradients()
-    noise = fit_filter_noise(other, linking.view.senders, gradients)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # the row tells it
+        noise = fit_filter_noise(other, linking.view.senders, gradients)
     known = jnp.isfinite(noise)  # else a federation has diverged
     both = jnp.concatenate([mine, other])
     filtered = matched_filter(both, gradients, jnp.where(known, noise, 0))

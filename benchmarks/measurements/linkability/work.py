@@ -110,7 +110,7 @@ class Linking:
         """Gradients of `known` records `[records, parameters]`, at models of all observed rounds by
         turns."""
         rounds = jnp.arange(len(self.known[1])) % self.settings.window
-        return _record_gradients(self.view.model, self.view.clients.received, *self.known, rounds)
+        return record_gradients(self.view.model, self.view.clients.received, *self.known, rounds)
 
     def counts(self, place: int) -> Array:
         """How many representatives of each class `[rounds, participants, classes]` the server asks
@@ -171,7 +171,7 @@ class Linking:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: Array) -> Array:
+def record_gradients(model: Model, received: Any, x: Array, y: Array, rounds: Array) -> Array:
     """Gradients of single records `[records, parameters]`, each at the model of its round."""
 
     def one(arguments: Any) -> Array:
