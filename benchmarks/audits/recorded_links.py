@@ -1,7 +1,7 @@
 """Which updates of a recorded run come from one client, where they come without names.
 
-The server is granted the clients' recipe and, where the table has them, records of nobody (rows
-that name no client), on which it runs a federation of its own."""
+The server is granted the clients' recipe, how many records they hold and, where the table has them,
+records of nobody (rows that name no client), on which it runs a federation of its own."""
 
 import itertools
 import warnings

@@ -170,15 +170,17 @@ def _asked(
         if clients and are_numbers(table, columns):
             check_asked(columns[0], training, clients)
     wanted = options.recorded_questions(arguments.questions)
-    games = [_game(run, table, columns, participation) for columns in attributes]
-    missing = next((game for game in games if isinstance(game, str)), "")
+    asked_of_sums = attributes if SUMS in wanted else ()
+    games = [_game(run, table, columns, participation) for columns in asked_of_sums]
+    left_out = f"what sums tell, which --questions {arguments.questions!r} leaves out"
+    missing = next((game for game in games if isinstance(game, str)), left_out)
     if not clients and all(isinstance(game, str) for game in games):
         raise UsageError(
             f"--participation {arguments.participation!r} says that clients were absent from "
             "rounds, and asking for values of single people needs the same ones in every round. "
             f"Nor can be asked {missing}"
         )
-    asked = Asked(model, training, clients, attributes, games if SUMS in wanted else (), (), ())
+    asked = Asked(model, training, clients, attributes, games, (), ())
     lacking = {n: q.missing(asked.run) for n, q in QUESTIONS.items() if n in wanted}
     told = tuple(f"Not asked: {name}, {what}." for name, what in lacking.items() if what)
     able = tuple(name for name, what in lacking.items() if not what)
@@ -230,7 +232,11 @@ def _told(asked: Asked, keep: Callable[..., None], say: Callable[[str], None]) -
         remarks += [answer.told.note] if asked.clients else []  # else it leads
     beside = {}
     for name in asked.questions:
-        rows, beside[name] = QUESTIONS[name].ask(asked.run)
+        try:
+            rows, beside[name] = QUESTIONS[name].ask(asked.run)
+        except ValueError as error:  # what was read before stays, and the page is written
+            remarks.append(f"Not answered: {name} ({error}).")
+            continue
         keep(*rows)
     remarks += [*(told.note for told in beside.values()), *asked.untold]
     return Told(answers, sums, beside, list(dict.fromkeys(remarks)))

@@ -187,6 +187,9 @@ def test_nothing_is_asked_where_clients_are_absent_and_nobody_is_public(
     said = " ".join(capsys.readouterr().err.split())
     assert "says that clients were absent from rounds" in said
     assert "needs 120 records of nobody" in said
+    alone = [*global_models(words, participants(tmp_path)), "--questions", "attribute"]
+    assert audit.main(alone) == 2
+    assert "--questions 'attribute' leaves out" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "audit").exists()
 
 

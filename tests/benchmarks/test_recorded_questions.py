@@ -11,11 +11,12 @@ import optax
 import pytest
 
 from benchmarks import audit
-from benchmarks.audits.recorded_clients import Client
+from benchmarks.audits.recorded_clients import Client, clients_of
 from benchmarks.audits.recorded_links import links_of
 from benchmarks.audits.recorded_questions import QUESTIONS, Run
 from jaxfl import Federated, LocalTraining, Messages, mlp, simulate, stack_clients
-from jaxfl.datasets import Inputs
+from jaxfl.datasets import Inputs, read_inputs
+from jaxfl.recordings import read_rounds
 from tests.benchmarks.test_audit import RECORDED, RECORDINGS, answer, without
 
 pytestmark = pytest.mark.slow
@@ -150,6 +151,28 @@ def test_a_recorded_run_of_pytorch_is_asked_all(
     page = " ".join((tmp_path / "report.html").read_text().split())
     assert "Whether a known person is among a client&#39;s records was named rightly for" in page
     assert "Not asked: which clients hold many people of one kind" in page
+
+
+def test_a_question_that_fails_leaves_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(run: Run) -> None:
+        raise ValueError("messages[1] are messages[0]")
+
+    monkeypatch.setitem(QUESTIONS, "source", dataclasses.replace(QUESTIONS["source"], ask=ask))
+    words = ["--messages", str(RECORDINGS / "pytorch"), *without(RECORDED, ["--questions"])]
+    words += ["--questions", "attribute,source", "--batch-size", "0", "--out", str(tmp_path)]
+    assert audit.main(words) == 0
+    assert "Not answered: source (messages[1] are" in (tmp_path / "report.html").read_text()
+
+
+def test_rounds_in_which_nobody_took_part_are_left_out_by_number() -> None:
+    table = read_inputs(RECORDINGS / "records.csv", "default", "client")
+    run = read_rounds(RECORDINGS / "pytorch", mlp(8, (12,), 2), returned=None)
+    numbers = run.checkpoints().rounds.tolist()
+    present = dict.fromkeys(numbers[1:], ("ana", "ben", "eve"))
+    (everyone,) = clients_of(run, table, (), present)
+    assert everyone.messages.rounds.tolist() == numbers[1:]
 
 
 def test_questions_of_simulated_clients_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
